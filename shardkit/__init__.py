@@ -1,0 +1,90 @@
+"""shardkit: convert datasets for machine learning into fast shards, and read them.
+
+>>> import shardkit
+>>> report = shardkit.convert("sample_data/images", to="wds", out=tmp / "shards")
+>>> ds = shardkit.open(tmp / "shards")
+>>> sorted(ds[0])
+['__key__', 'image', 'label', 'text']
+
+Importing this package loads nothing: each name below is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardkit.conversion.create import DatasetWriter as create
+    from shardkit.conversion.run import ConvertResult as ConvertResult
+    from shardkit.conversion.run import convert as convert
+    from shardkit.dataset import Dataset as Dataset
+    from shardkit.dataset import open_dataset as open
+    from shardkit.errors import DamagedError as DamagedError
+    from shardkit.errors import FormatError as FormatError
+    from shardkit.errors import NotFoundError as NotFoundError
+    from shardkit.errors import OutputError as OutputError
+    from shardkit.errors import SampleError as SampleError
+    from shardkit.errors import ShardkitError as ShardkitError
+    from shardkit.errors import ShardkitWarning as ShardkitWarning
+    from shardkit.errors import SourceError as SourceError
+    from shardkit.errors import StorageError as StorageError
+    from shardkit.errors import UsageError as UsageError
+    from shardkit.errors import WorkerError as WorkerError
+    from shardkit.options import ConvertOptions as ConvertOptions
+    from shardkit.schema import Array as Array
+    from shardkit.schema import Bool as Bool
+    from shardkit.schema import Bytes as Bytes
+    from shardkit.schema import Float as Float
+    from shardkit.schema import Image as Image
+    from shardkit.schema import Int as Int
+    from shardkit.schema import Json as Json
+    from shardkit.schema import Schema as Schema
+    from shardkit.schema import Text as Text
+    from shardkit.version import __version__ as __version__
+
+# Public name -> module, and the name there if it is another.
+_PLACES = {
+    "convert": "conversion.run",
+    "ConvertResult": "conversion.run",
+    "ConvertOptions": "options",
+    "create": "conversion.create:DatasetWriter",
+    "open": "dataset:open_dataset",
+    "Dataset": "dataset",
+    **dict.fromkeys(
+        ("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Image", "Array"), "schema"
+    ),
+    **dict.fromkeys(
+        (
+            "ShardkitError",
+            "UsageError",
+            "NotFoundError",
+            "OutputError",
+            "FormatError",
+            "SourceError",
+            "SampleError",
+            "DamagedError",
+            "StorageError",
+            "WorkerError",
+            "ShardkitWarning",
+        ),
+        "errors",
+    ),
+    "__version__": "version",
+}
+
+__all__ = sorted(_PLACES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
+    module, _, other = place.partition(":")
+    value = getattr(importlib.import_module(f"shardkit.{module}"), other or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

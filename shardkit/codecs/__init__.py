@@ -1,0 +1,1 @@
+"""Codecs: what encoded values are, and how they are decoded and encoded."""

@@ -1,0 +1,125 @@
+"""`create`: a dataset from a user's own samples, one by one; whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardkit import storage
+from shardkit.conversion.partial import Partial, check_output
+from shardkit.conversion.publish import make_manifest, move_shard
+from shardkit.conversion.shards import ShardSequence
+from shardkit.errors import OutputError, SampleError
+from shardkit.formats import get_format
+from shardkit.options import ConvertOptions
+from shardkit.schema import FieldType, Schema
+
+_JOB = {"create": True}
+
+
+class DatasetWriter:
+    """Takes samples with `write`; `close()` publishes, leaving the `with` block by an error discards.
+
+    Made by `shardkit.create`.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        to: str,
+        schema: Mapping[str, FieldType],
+        *,
+        classes: Sequence[str] | None = None,
+        shard_size: int | str | None = None,
+        shard_samples: int | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        options = ConvertOptions(shard_size=shard_size, shard_samples=shard_samples)
+        self._format = get_format(to)
+        self._schema = Schema(schema)
+        self._layout = self._format.layout(self._schema)
+        self._classes = None if classes is None else tuple(classes)
+        self._partial = _begin(Path(out), overwrite)
+        self._folder = self._partial.task_folder(0)
+        storage.make_folder(self._folder)
+        self._shards = ShardSequence(
+            self._folder, self._format, self._schema, options.max_bytes(), options.shard_samples
+        )
+        self._keys: set[str] = set()
+        self._open = True
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Add one sample: its fields, and its `__key__` (a number where there is none).
+
+        Raises SampleError for a value that does not fit the schema, or a key that was used before;
+        the dataset goes on without that sample.
+        """
+        if not self._open:
+            raise ValueError("the dataset is closed")
+        numbered = {"__key__": f"{len(self._keys):09d}", **sample}
+        checked = self._schema.check(numbered)
+        key = checked["__key__"]
+        if not isinstance(key, str) or not key:
+            raise SampleError("the key of a sample is no text", found=repr(key))
+        if key in self._keys:
+            raise SampleError(
+                "two samples have the same key", key=key, fix="give every sample a key of its own"
+            )
+        self._shards.write(checked)
+        self._keys.add(key)
+
+    def close(self) -> None:
+        """Publish the dataset. A second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._shards.close()
+        folder = self._partial.dataset
+        storage.make_folder(folder)
+        moved = [move_shard(asdict(s), self._folder, folder, s.file.name) for s in self._shards.shards]
+        stats = self._shards.stats
+        make_manifest(self._format.name, self._layout, moved, stats, self._classes).write(folder)
+        self._partial.publish()
+
+    def discard(self) -> None:
+        """Remove everything that was written; the output stays as it was."""
+        if self._open:
+            self._open = False
+            self._shards.abandon()
+            self._partial.discard()
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _begin(out: Path, overwrite: bool) -> Partial:
+    check_output(out, None)
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise OutputError(
+            "the output exists", path=out, fix="give another folder, or pass overwrite=True"
+        )
+    partial = Partial(out)
+    job = partial.job() if partial.exists() else None
+    if job not in (None, _JOB) and not overwrite:
+        raise OutputError(
+            "there is an unfinished conversion to this output",
+            path=partial.path,
+            fix="finish it by its own command, or pass overwrite=True",
+        )
+    partial.begin(_JOB, go_on=False)
+    return partial

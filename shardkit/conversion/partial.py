@@ -1,0 +1,181 @@
+"""OUT.partial: where a conversion works until it is whole, and from where it continues.
+
+    job.json          what identifies the run
+    lock              held by the run that is at work
+    tasks/000012/     a finished task: its shards and result.json
+    tasks/000013.…    one in the making, removed when a run begins
+    dataset/          what becomes OUT, filled when all tasks are there
+    replaced/         the old OUT, between the two renames of --overwrite
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.conversion.work import UNFINISHED, is_finished
+from shardkit.errors import OutputError, ShardkitError
+
+JOB = "job.json"
+_LOCK = "lock"
+_OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced"}
+
+
+class Partial:
+    """The working folder of one output."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.path = out.with_name(out.name + ".partial")
+        self.tasks = self.path / "tasks"
+        self.dataset = self.path / "dataset"
+        self._lock: int | None = None
+
+    def task_folder(self, number: int) -> Path:
+        return self.tasks / f"{number:06d}"
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def job(self) -> dict[str, Any] | None:
+        """What the unfinished run was; None if it did not come so far as to say."""
+        try:
+            job = json.loads(storage.read(self.path / JOB))
+        except (ShardkitError, ValueError):
+            return None
+        return job if isinstance(job, dict) else None
+
+    def begin(self, identity: dict[str, Any], *, go_on: bool) -> None:
+        """Make and lock the folder; what is finished in it counts if we `go_on`."""
+        if self.path.exists():
+            self._refuse_strangers()
+        storage.make_folder(self.path)
+        self.lock()
+        if not (go_on and self.job() == identity):
+            self._clear()
+            storage.write_file(self.path / (JOB + UNFINISHED), _dump(identity))
+            storage.rename(self.path / (JOB + UNFINISHED), self.path / JOB)
+            storage.sync(self.path)
+            storage.sync(self.path.parent)
+        storage.make_folder(self.tasks)
+        for entry in sorted(self.tasks.iterdir()):
+            if not is_finished(entry):
+                storage.remove(entry)
+
+    def lock(self) -> None:
+        """Keep other runs out of this folder for as long as this process lives."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return
+        handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise OutputError(
+                "another run is working on this output",
+                path=self.path,
+                fix="wait for it, or give another output with -o",
+            ) from None
+        self._lock = handle
+
+    def release(self) -> None:
+        """Let others in again; what is done stays for a later run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def finished(self, tasks: int) -> list[int]:
+        """Numbers of the tasks that are done."""
+        return [n for n in range(tasks) if is_finished(self.task_folder(n))]
+
+    def publish(self) -> None:
+        """`dataset/` becomes OUT, in one rename unless there is an old one to put aside first."""
+        storage.sync(self.dataset)
+        if self.dataset.exists():
+            if self.out.exists():
+                storage.rename(self.out, self.path / "replaced")
+            storage.rename(self.dataset, self.out)
+        storage.sync(self.out.parent)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the whole folder, the job last: without it, nothing in here counts."""
+        self.release()
+        for name in ("tasks", "dataset", "replaced"):
+            storage.remove(self.path / name)
+        storage.remove(self.path)
+
+    def _clear(self) -> None:
+        for name in sorted(_OURS - {_LOCK, "replaced"}):
+            storage.remove(self.path / name)
+
+    def _refuse_strangers(self) -> None:
+        strangers = sorted({p.name for p in self.path.iterdir()} - _OURS)
+        if strangers:
+            raise OutputError(
+                "the folder for unfinished work holds something else",
+                path=self.path,
+                found=", ".join(strangers[:3]),
+                fix="move it away, or give another output with -o",
+            )
+
+
+def check_output(out: Path, source: Path | None) -> None:
+    """Raise OutputError where the output would lie in the source, or replace what is not ours."""
+    if source is not None:
+        real, real_source = Path(os.path.realpath(out)), Path(os.path.realpath(source))
+        if real == real_source or real_source in real.parents or real in real_source.parents:
+            raise OutputError(
+                "the output and the source must not lie inside one another",
+                path=out,
+                found=f"source {source}",
+                fix="give another folder with -o",
+            )
+    if not out.parent.is_dir():
+        raise OutputError("the folder that would hold the output does not exist", path=out.parent)
+    if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
+        raise OutputError(
+            "the output folder holds something that is no dataset of ours",
+            path=out,
+            found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
+            fix="give another folder with -o, or empty this one; --overwrite replaces datasets only",
+        )
+    if out.exists() and not out.is_dir():
+        raise OutputError("the output is a file", path=out, fix="give a folder with -o")
+
+
+def is_complete(out: Path, identity: dict[str, Any]) -> bool:
+    """Whether `out` already holds the dataset that this run would make."""
+    if not manifests.has_manifest(out):
+        return False
+    manifest = manifests.load_any(out)
+    stored = {"format": identity["format"], "source": manifest.source, "options": manifest.options}
+    return all(identity[name] == value for name, value in stored.items()) and (
+        None not in identity["source"].values()
+    )
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What two runs do not have in common, in words."""
+    words = []
+    for name in sorted(old.keys() | new.keys()):
+        before, now = old.get(name), new.get(name)
+        if before == now:
+            continue
+        if name == "options" and isinstance(before, dict) and isinstance(now, dict):
+            words.append(differences(before, now))
+        elif name in ("source", "times"):
+            words.append("the source has changed")
+        else:
+            words.append(f"{name} was {before}, is {now}")
+    return "; ".join(dict.fromkeys(words))
+
+
+def _dump(identity: dict[str, Any]) -> bytes:
+    return json.dumps(identity, indent=1).encode() + b"\n"

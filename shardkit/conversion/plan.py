@@ -1,0 +1,172 @@
+"""Source and options -> tasks: which samples each makes shards of, fixed before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkit.errors import ShardkitError, SourceError
+from shardkit.formats import get_format
+from shardkit.formats.base import Format
+from shardkit.options import ConvertOptions, parse_split
+from shardkit.order import permutation
+from shardkit.schema import Schema
+from shardkit.sources.base import Indices, Source
+from shardkit.version import __version__
+
+_TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset of the output: a split's name ("" for the only one), and its samples in order."""
+
+    name: str
+    source: Source
+    order: Indices
+    problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
+
+    def schema(self, rename: dict[str, str]) -> Schema:
+        return self.source.schema.renamed(rename)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A slice of a part's order that becomes 0 to n shards."""
+
+    number: int
+    part: Part
+    start: int
+    stop: int
+
+    def source(self) -> Source:
+        return self.part.source.select(self.part.order[self.start : self.stop])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be done. `identity` says whether two runs make the same dataset."""
+
+    format: Format
+    options: ConvertOptions
+    parts: list[Part]
+    tasks: list[Task]
+    sizes: list[int]  # payload bytes per task
+    identity: dict[str, Any]
+    resumable: bool
+
+    @property
+    def samples(self) -> int:
+        return sum(len(part.order) for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes)
+
+    def describe(self) -> dict[str, Any]:
+        """For `--plan`: what would be done."""
+        return {
+            "format": self.format.name,
+            "samples": self.samples,
+            "bytes": self.bytes,
+            "tasks": len(self.tasks),
+            "parts": [
+                {
+                    "split": part.name or None,
+                    "samples": len(part.order),
+                    "schema": part.schema(self.options.rename).to_json(),
+                    "classes": None if part.source.classes is None else len(part.source.classes),
+                    "ignored": part.source.ignored,
+                }
+                for part in self.parts
+            ],
+            "problems": [str(p) for part in self.parts for p in part.problems],
+            "options": self.options.shaping(),
+        }
+
+
+def make_plan(sources: dict[str, Source], to: str, options: ConvertOptions) -> Plan:
+    """Cut the sources into tasks.
+
+    Raises UsageError or FormatError for options that do not fit them, SourceError for no samples.
+    """
+    format = get_format(to)
+    for source in sources.values():
+        format.layout(source.schema.renamed(options.rename))
+    parts = [part for name, source in sources.items() for part in _parts(name, source, options)]
+    tasks: list[Task] = []
+    sizes: list[int] = []
+    for part in parts:
+        payload = part.source.sizes()[part.order]
+        for start, stop in _cuts(payload, len(part.source.schema), format, options):
+            tasks.append(Task(len(tasks), part, start, stop))
+            sizes.append(int(payload[start:stop].sum()))
+    if not tasks:
+        raise SourceError("there are no samples to convert")
+    fingerprints = {name: source.fingerprint() for name, source in sources.items()}
+    identity = {
+        "shardkit": __version__,
+        "format": to,
+        "source": {name: (f or {}).get("files") for name, f in fingerprints.items()},
+        "times": {name: (f or {}).get("times") for name, f in fingerprints.items()},
+        "options": options.shaping(),
+    }
+    resumable = None not in fingerprints.values()
+    return Plan(format, options, parts, tasks, sizes, identity, resumable)
+
+
+def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]:
+    shares = parse_split(options.split)
+    members_of = _by_hash(source, shares) if shares else {name: np.arange(len(source))}
+    problems = tuple(source.problems)
+    for split, members in members_of.items():
+        if options.shuffle:
+            members = members[permutation(len(members), options.seed)]
+        yield Part(split, source, members[: options.limit], problems)
+        problems = ()  # listed once
+
+
+def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
+    """Samples by the hash of their keys: a sample stays in its split whatever is added later."""
+    hashes = np.empty(len(source), np.float64)
+    for index in range(len(source)):
+        key = source.key(index)
+        if key is None:
+            key = source[index]["__key__"]
+        hashes[index] = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
+    ends = np.cumsum(list(shares.values()))
+    ends[-1] = 1.0
+    number = np.searchsorted(ends, hashes, side="right")
+    number = np.minimum(number, len(shares) - 1)
+    return {name: np.flatnonzero(number == n) for n, name in enumerate(shares)}
+
+
+def _cuts(
+    payload: npt.NDArray[np.int64], fields: int, format: Format, options: ConvertOptions
+) -> Iterator[tuple[int, int]]:
+    """Where the tasks begin and end: about one shard each, and evenly filled."""
+    bounds = format.bound(payload, fields)
+    limit = options.max_bytes()
+    if limit is None:
+        samples = options.shard_samples or 1
+        mean = int(bounds.mean()) + 1 if len(bounds) else 1
+        step = samples * max(1, _TASK_BYTES // (mean * samples))
+        for start in range(0, len(bounds), step):
+            yield start, min(start + step, len(bounds))
+        return
+    ends = np.concatenate([[0], np.cumsum(bounds)])
+    start = 0
+    while start < len(bounds):
+        left = int(ends[-1] - ends[start])
+        share = -(-left // -(-left // limit))  # of what is left, in as few equal shards as it needs
+        stop = int(np.searchsorted(ends, ends[start] + share, side="right")) - 1
+        stop = max(stop, start + 1)
+        yield start, stop
+        start = stop
+
+

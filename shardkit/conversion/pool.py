@@ -1,0 +1,229 @@
+"""Worker processes: each gets one task at a time through a pipe, and its death is noticed at once.
+
+Why not `multiprocessing`: its spawn imports the caller's `__main__` again, which runs a training
+script a second time where it has no guard, and its workers outlive a parent that is killed. Ours
+are plain interpreters that read tasks from stdin: when the parent dies in any way, stdin ends, and
+so do they. When a worker dies, its stdout ends, and the parent gives the task to a new one, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from shardkit import storage
+from shardkit.conversion.work import UNFINISHED, Progress, Report, Work, run_task
+from shardkit.errors import ShardkitError, WorkerError
+
+_START = (
+    "import sys, pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    "from shardkit.conversion.pool import serve; serve()"
+)
+
+
+def run_here(works: Iterator[Work], report: Report) -> None:
+    """Do all tasks in this process, one after the other."""
+    for work in works:
+        run_task(work, report)
+
+
+def run_in_workers(works: Iterator[Work], workers: int, report: Report) -> None:
+    """Do all tasks in `workers` processes; `report` is called in this thread.
+
+    Raises the first error that a task raises; WorkerError if one task kills two workers. Whatever
+    ends it, no worker is left running.
+    """
+    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    pool = [_Worker(events) for _ in range(workers)]
+    try:
+        _distribute(works, pool, events, report)
+    finally:
+        for worker in pool:
+            worker.kill()
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What a worker says of the task it has. `content`: Progress, an error, or the exit code."""
+
+    worker: _Worker
+    work: Work
+    kind: str  # "progress", "done", "failed", "died"
+    content: Any = None
+
+
+def _distribute(
+    works: Iterator[Work],
+    pool: list[_Worker],
+    events: queue.SimpleQueue[_Event],
+    report: Report,
+) -> None:
+    done_of: dict[int, list[Progress]] = {}
+    died: set[int] = set()
+    busy = sum(worker.give(next(works, None)) for worker in pool)
+    while busy:
+        event = events.get()
+        number = event.work.number
+        if event.kind == "progress":
+            done_of.setdefault(number, []).append(event.content)
+            report(event.content)
+        elif event.kind == "done":
+            done_of.pop(number, None)
+            busy += event.worker.give(next(works, None)) - 1
+        elif event.kind == "failed":
+            raise event.content
+        else:
+            if number in died:
+                raise _died_twice(event)
+            died.add(number)
+            for progress in done_of.pop(number, []):
+                report(Progress(-progress.samples, -progress.bytes, -progress.errors))
+            remove_unfinished(event.work)
+            event.worker.give(event.work)
+
+
+def remove_unfinished(work: Work) -> None:
+    """Remove what a dead worker left of a task."""
+    for path in work.folder.parent.glob(f"{work.folder.name}.*{UNFINISHED}"):
+        storage.remove(path)
+
+
+def _died_twice(event: _Event) -> WorkerError:
+    code = event.content
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return WorkerError(
+        f"two workers died on the same task; the last {how}",
+        found=f"task {event.work.number}: {len(event.work.source)} samples from"
+        f" {event.work.source.name(0)!r} on",
+        fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
+        " it continues where it was",
+    )
+
+
+class _Worker:
+    """One process, and the thread of ours that talks to it."""
+
+    def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
+        self._events = events
+        self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        threading.Thread(target=self._drive, daemon=True).start()
+
+    def give(self, work: Work | None) -> bool:
+        """Hand over a task; False if there is none left."""
+        if work is not None:
+            self._inbox.put(work)
+        return work is not None
+
+    def kill(self) -> None:
+        """End the process at once: a task that is cut short leaves nothing that looks done."""
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)  # one that hangs in the disk must not hang us
+
+    def _drive(self) -> None:
+        if hasattr(signal, "pthread_sigmask"):
+            # A child inherits the mask: Ctrl-C reaches the whole group, and is for the parent alone.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._start()
+        while not self._stopped:
+            work = self._inbox.get()
+            if self._process is None:
+                self._start()
+            try:
+                self._talk(work)
+            except (EOFError, OSError, pickle.UnpicklingError):
+                process, self._process = self._process, None
+                assert process is not None
+                self._events.put(_Event(self, work, "died", process.wait()))
+            except Exception as error:  # the task cannot be pickled: the user's own source
+                self._events.put(_Event(self, work, "failed", _not_picklable(error)))
+
+    def _start(self) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._process = process
+        if self._stopped:
+            process.kill()
+        with contextlib.suppress(OSError):  # one that dies now is noticed with its first task
+            _send(process.stdin, sys.path)
+
+    def _talk(self, work: Work) -> None:
+        assert self._process is not None
+        _send(self._process.stdin, pickle.dumps(work))
+        while True:
+            kind, content = pickle.load(self._process.stdout)  # type: ignore[arg-type]
+            self._events.put(_Event(self, work, kind, content))
+            if kind != "progress":
+                return
+
+
+def _send(pipe: Any, message: Any) -> None:
+    pickle.dump(message, pipe)
+    pipe.flush()
+
+
+def _not_picklable(error: Exception) -> WorkerError:
+    return WorkerError(
+        "the source cannot be sent to worker processes",
+        found=f"{type(error).__name__}: {error}",
+        fix="use workers=0, or define the source's class in a module that can be imported",
+    )
+
+
+# --- in the worker -------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Do the tasks that arrive on stdin, until it ends."""
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the user's code prints must not run into the channel
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
+    while True:
+        task = inbox.get()
+        try:
+            work = pickle.loads(task)
+        except Exception as error:  # the user's class is not to be found from here
+            _send(channel, ("failed", _not_picklable(error)))
+            continue
+        try:
+            run_task(work, lambda progress: _send(channel, ("progress", progress)))
+        except ShardkitError as error:
+            _send(channel, ("failed", error))
+        except Exception as error:  # a bug, ours or in the user's code: say where
+            _send(channel, ("failed", _unexpected(error, work)))
+        else:
+            _send(channel, ("done", None))
+
+
+def _listen(stdin: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            inbox.put(pickle.load(stdin))
+    except (EOFError, OSError):
+        os._exit(0)  # the parent is gone or done: stop in the middle, nothing half-done counts
+
+
+def _unexpected(error: Exception, work: Work) -> WorkerError:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return WorkerError(
+        f"a worker met an unexpected {type(error).__name__}: {error}",
+        found=f"in {frame.name}, {frame.filename}:{frame.lineno}, task {work.number}",
+        fix="please report this, with the traceback that --workers 0 gives",
+    )

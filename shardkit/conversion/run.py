@@ -1,0 +1,282 @@
+"""`convert`: plan, work, publish."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardkit import storage
+from shardkit.conversion import pool
+from shardkit.conversion.partial import Partial, check_output, differences, is_complete
+from shardkit.conversion.plan import Plan, make_plan
+from shardkit.conversion.publish import assemble
+from shardkit.conversion.work import Progress, Work, read_result
+from shardkit.errors import OutputError, SourceError, UsageError
+from shardkit.formats import FORMATS
+from shardkit.manifest import FieldStats, Manifest, Splits, load_any
+from shardkit.options import ConvertOptions
+from shardkit.sources import open_sources
+from shardkit.sources.sequence import SequenceSource
+
+
+class Monitor(Protocol):
+    """Who wants to know how a conversion goes on; called in the caller's thread."""
+
+    def start(self, plan: Plan, finished: int) -> None:
+        """Work begins; `finished` tasks were done by an earlier run."""
+
+    def advance(self, progress: Progress) -> None:
+        """Samples were written or dropped. Negative after a worker died: its task begins again."""
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """One dataset that was made."""
+
+    path: str
+    samples: int
+    bytes: int  # of the shards
+    shards: int
+    errors: int  # samples that were dropped
+    classes: int | None
+    fields: dict[str, FieldStats]
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What a conversion made. `splits` has one entry, named "", where there are none."""
+
+    out: str
+    format: str
+    splits: dict[str, SplitResult]
+    source_bytes: int
+    ignored: dict[str, int]  # files passed over, by reason
+    seconds: float
+    already_complete: bool = False  # an earlier run of the same command had made it
+
+    @property
+    def samples(self) -> int:
+        return sum(split.samples for split in self.splits.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(split.bytes for split in self.splits.values())
+
+    @property
+    def errors(self) -> int:
+        return sum(split.errors for split in self.splits.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        totals = {"samples": self.samples, "bytes": self.bytes, "errors": self.errors}
+        return {**asdict(self), **totals}
+
+
+def convert(
+    source: str | os.PathLike[str] | Sequence[Any],
+    to: str,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    monitor: Monitor | None = None,
+    **options: Any,
+) -> ConvertResult:
+    """Convert a folder of pictures, a dataset of any format, or a Python sequence of samples.
+
+    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make; without
+    it the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
+    `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
+
+    Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
+    DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
+    After any of them, the same call continues where this one stopped.
+    """
+    return run(prepare(source, to, schema=schema, **options), source, out, monitor)
+
+
+def prepare(
+    source: str | os.PathLike[str] | Sequence[Any],
+    to: str,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan of a conversion: everything is looked at, nothing is done."""
+    checked = ConvertOptions.of(**options)
+    split = "none" if checked.split not in ("auto", "none") else checked.split
+    sources = open_sources(source, split=split, classes=checked.classes, schema=schema)
+    return make_plan(sources, to, checked)
+
+
+def run(
+    plan: Plan,
+    source: str | os.PathLike[str] | Sequence[Any],
+    out: str | os.PathLike[str] | None = None,
+    monitor: Monitor | None = None,
+) -> ConvertResult:
+    """Carry out a plan made of `source`."""
+    began = time.monotonic()
+    source_path = Path(source) if isinstance(source, str | os.PathLike) else None
+    target = Path(out) if out is not None else default_output(source_path, plan.format.name)
+    check_output(target, source_path)
+    partial = Partial(target)
+    if _is_done(plan, target, partial):
+        return _result(plan, target, began, already_complete=True)
+    _refuse_problems(plan)
+    partial.begin(plan.identity, go_on=plan.resumable)
+    try:
+        finished = partial.finished(len(plan.tasks))
+        _work(plan, partial, set(finished), monitor)
+        storage.remove(target) if _is_empty(target) else None
+        assemble(plan, partial)
+        partial.publish()
+    finally:
+        partial.release()
+    return _result(plan, target, began)
+
+
+def default_output(source: Path | None, format: str) -> Path:
+    """`<name>-<format>` beside the source."""
+    if source is None:
+        raise UsageError("a sequence needs an output folder", fix="pass out=")
+    if source.name in ("", "..", "."):
+        source = source.resolve()
+    name = source.name
+    for suffix in FORMATS[format].suffixes:
+        name = name.removesuffix(suffix)
+    return source.parent / f"{name}-{format}"
+
+
+def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
+    """Whether the dataset is there already; raises OutputError where it must not be replaced."""
+    job = partial.job() if partial.exists() else None
+    overwrite = plan.options.overwrite
+    complete = is_complete(out, plan.identity)
+    if complete and (job == plan.identity or not overwrite):
+        if job == plan.identity:  # the last run was killed between publishing and cleaning up
+            partial.begin(plan.identity, go_on=True)
+            partial.discard()
+        return True
+    if job is not None and job != plan.identity and not overwrite:
+        raise OutputError(
+            "there is an unfinished conversion to this output, of other options or another source",
+            path=partial.path,
+            found=differences(job, plan.identity),
+            fix="repeat it with its own options to finish it, or start again with --overwrite",
+        )
+    if out.is_dir() and not _is_empty(out) and not overwrite:
+        raise OutputError(
+            "the output exists and holds another dataset",
+            path=out,
+            found=differences(_made_with(out), {n: plan.identity[n] for n in _made_with(out)}),
+            fix="give another folder with -o, or replace this one with --overwrite",
+        )
+    return False
+
+
+def _made_with(out: Path) -> dict[str, Any]:
+    manifest = load_any(out)
+    made = {"source": manifest.source, "options": manifest.options}
+    return {"format": manifest.format, **made}
+
+
+def _is_empty(out: Path) -> bool:
+    return out.is_dir() and not any(out.iterdir())
+
+
+def _refuse_problems(plan: Plan) -> None:
+    problems = [problem for part in plan.parts for problem in part.problems]
+    if problems and plan.options.on_error == "fail":
+        raise problems[0]
+    if len(problems) > plan.options.max_errors:
+        raise _too_many(plan.options.max_errors, str(problems[0]))
+
+
+def _too_many(allowed: int, last: str = "") -> SourceError:
+    return SourceError(
+        f"more than {allowed:,} samples are bad",
+        found=last or None,
+        fix="look at them one by one with --on-error fail, or allow more with --max-errors",
+    )
+
+
+def _work(plan: Plan, partial: Partial, finished: set[int], monitor: Monitor | None) -> None:
+    if monitor is not None:
+        monitor.start(plan, len(finished))
+    bad = sum(len(part.problems) for part in plan.parts) + _errors_of(partial, finished)
+
+    def report(progress: Progress) -> None:
+        nonlocal bad
+        bad += progress.errors
+        if bad > plan.options.max_errors:
+            raise _too_many(plan.options.max_errors)
+        if monitor is not None:
+            monitor.advance(progress)
+
+    works = _works(plan, partial, finished)
+    workers = plan.options.workers
+    if workers is None:
+        in_memory = any(isinstance(part.source, SequenceSource) for part in plan.parts)
+        workers = 0 if in_memory else os.cpu_count() or 1
+    workers = min(workers, len(plan.tasks) - len(finished))
+    if plan.options.workers == 0 or workers == 0:
+        pool.run_here(works, report)
+    else:
+        pool.run_in_workers(works, workers, report)
+
+
+def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
+    options = plan.options
+    for task in plan.tasks:
+        if task.number not in finished:
+            yield Work(
+                number=task.number,
+                folder=partial.task_folder(task.number),
+                source=task.source(),
+                format=plan.format.name,
+                max_bytes=options.max_bytes(),
+                max_samples=options.shard_samples,
+                rename=options.rename,
+                skip_errors=options.on_error == "skip",
+            )
+
+
+def _errors_of(partial: Partial, finished: set[int]) -> int:
+    return sum(read_result(partial.task_folder(number))["errors"] for number in finished)
+
+
+def _result(
+    plan: Plan, out: Path, began: float, *, already_complete: bool = False
+) -> ConvertResult:
+    made = load_any(out)
+    folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
+    ignored: dict[str, int] = {}
+    for source in {id(part.source): part.source for part in plan.parts}.values():
+        for what, count in source.ignored.items():
+            ignored[what] = ignored.get(what, 0) + count
+    return ConvertResult(
+        out=os.fspath(out),
+        format=plan.format.name,
+        splits={name: _split_result(folder) for name, folder in folders.items()},
+        source_bytes=plan.bytes,
+        ignored=ignored,
+        seconds=round(time.monotonic() - began, 3),
+        already_complete=already_complete,
+    )
+
+
+def _split_result(folder: Path) -> SplitResult:
+    manifest = load_any(folder)
+    assert isinstance(manifest, Manifest)
+    return SplitResult(
+        path=os.fspath(folder),
+        samples=manifest.samples,
+        bytes=manifest.bytes,
+        shards=len(manifest.shards),
+        errors=manifest.errors,
+        classes=None if manifest.classes is None else len(manifest.classes),
+        fields=manifest.fields,
+    )

@@ -1,0 +1,206 @@
+"""Samples -> shards in a folder, closed at their limit; with what the manifest says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.formats import FORMATS
+from shardkit.formats.base import Format, ShardWriter
+from shardkit.manifest import FieldStats, File, Shard
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Bool, Bytes, FieldType, Float, Int, Json, Schema, Text
+
+_FIXED = {Int: 8, Float: 8, Bool: 1}
+_FLUSH = 1 << 16  # sizes kept before they are counted
+
+
+def shard_name(number: int, format: str) -> str:
+    """`shard-000000.tar` and so on, so that brace patterns work everywhere."""
+    return f"shard-{number:06d}{FORMATS[format].suffixes[0]}"
+
+
+class ShardSequence:
+    """Writes samples into `folder`: shard 0, 1, ... as their limits demand."""
+
+    def __init__(
+        self,
+        folder: Path,
+        format: Format,
+        schema: Schema,
+        max_bytes: int | None,
+        max_samples: int | None,
+    ) -> None:
+        self._folder = folder
+        self._format = format
+        self._schema = schema
+        self._max_bytes = max_bytes
+        self._max_samples = max_samples
+        self._writer: ShardWriter | None = None
+        self._samples = 0  # in the open shard
+        self.shards: list[Shard] = []
+        self.stats = Stats()
+
+    def write(self, sample: Sample) -> None:
+        """Add a checked sample; after a SampleError the sequence goes on without it."""
+        if self._samples == self._max_samples:
+            self._close_shard()
+        if self._writer is None:
+            self._open_shard()
+        if not self._written(sample):
+            self._close_shard()
+            self._open_shard()
+            self._written(sample)
+        self._samples += 1
+        self.stats.add(sample, self._schema)
+
+    def close(self) -> None:
+        """Complete the last shard. All files are on the disk when this returns."""
+        if self._writer is not None:
+            self._close_shard()
+        self.stats.flush()
+
+    def abandon(self) -> None:
+        """Let go of the open shard; whoever owns the folder removes what is in it."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / shard_name(len(self.shards), self._format.name)
+
+    def _written(self, sample: Sample) -> bool:
+        assert self._writer is not None
+        return self._writer.write(sample)
+
+    def _open_shard(self) -> None:
+        self._writer = self._format.create(self._path, self._schema, self._max_bytes)
+
+    def _close_shard(self) -> None:
+        writer, self._writer = self._writer, None
+        assert writer is not None
+        writer.close()
+        path = self._path
+        stem = path.name.removesuffix(FORMATS[self._format.name].suffixes[0])
+        names = sorted(p.name for p in self._folder.iterdir() if p.name.startswith(stem))
+        if self._samples:
+            files = {name: _finished(self._folder / name) for name in names}
+            own = files.pop(path.name)
+            self.shards.append(Shard(own, self._samples, tuple(files.values())))
+        else:
+            for name in names:
+                storage.remove(self._folder / name)
+        self._samples = 0
+
+
+def _finished(path: Path) -> File:
+    storage.sync(path)
+    return File(path.name, path.stat().st_size, storage.checksum(path))
+
+
+@dataclass
+class FieldSizes:
+    """How long a field's values are: exact ends, and a histogram with buckets of 1 % and less."""
+
+    count: int = 0
+    bytes: int = 0
+    min: int = 0
+    max: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)  # smallest size in it -> values
+
+    def add(self, sizes: list[int]) -> None:
+        values = np.array(sizes, np.int64)
+        # A bucket is the 7 bits behind a number's first: frexp gives the place of that.
+        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 8, 0)
+        starts, counts = np.unique(values >> shift << shift, return_counts=True)
+        buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))
+        self.merge(
+            FieldSizes(
+                len(sizes), int(values.sum()), int(values.min()), int(values.max()), buckets
+            )
+        )
+
+    def merge(self, other: FieldSizes) -> None:
+        self.min = min(self.min, other.min) if self.count else other.min
+        self.max = max(self.max, other.max)
+        self.count += other.count
+        self.bytes += other.bytes
+        for start, count in other.buckets.items():
+            self.buckets[start] = self.buckets.get(start, 0) + count
+
+    def summary(self) -> FieldStats:
+        passed, median = 0, 0
+        for start in sorted(self.buckets):
+            passed += self.buckets[start]
+            if 2 * passed >= self.count:
+                width = 1 << max(start.bit_length() - 8, 0)
+                median = min(max(start + width // 2, self.min), self.max)
+                break
+        return FieldStats(self.count, self.bytes, self.min, median, self.max)
+
+
+class Stats:
+    """Counts over samples: sizes per field, samples per label. Merged, they do not depend on order."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, FieldSizes] = {}
+        self.labels: Counter[int] = Counter()
+        self._pending: dict[str, list[int]] = {}
+
+    def add(self, sample: Sample, schema: Schema) -> None:
+        for name, kind in schema.items():
+            if name in sample:
+                pending = self._pending.setdefault(name, [])
+                pending.append(stored_size(kind, sample[name]))
+                if len(pending) >= _FLUSH:
+                    self.flush()
+        label = sample.get("label")
+        if isinstance(label, int):
+            self.labels[label] += 1
+
+    def flush(self) -> None:
+        """Count what was added since; the counts are whole only after this."""
+        for name, sizes in self._pending.items():
+            self.fields.setdefault(name, FieldSizes()).add(sizes)
+        self._pending = {}
+
+    def merge(self, other: Stats) -> None:
+        for name, sizes in other.fields.items():
+            self.fields.setdefault(name, FieldSizes()).merge(sizes)
+        self.labels.update(other.labels)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fields": {name: asdict(sizes) for name, sizes in self.fields.items()},
+            "labels": {str(label): count for label, count in sorted(self.labels.items())},
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Stats:
+        stats = cls()
+        for name, sizes in data["fields"].items():
+            buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
+            stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
+        stats.labels.update({int(label): count for label, count in data["labels"].items()})
+        return stats
+
+    def label_counts(self, classes: int) -> tuple[int, ...]:
+        return tuple(self.labels[label] for label in range(classes))
+
+
+def stored_size(kind: FieldType, value: Any) -> int:
+    """Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes."""
+    if isinstance(kind, Bytes):
+        return len(value)
+    if isinstance(kind, Text):
+        return len(value.encode())
+    if isinstance(kind, Json):
+        return len(JsonText.of(value).encode())
+    fixed = _FIXED.get(type(kind))
+    return int(value.nbytes) if fixed is None else fixed

@@ -1,0 +1,210 @@
+"""One task: read its samples, check them, write shards, and leave a folder that says it is done.
+
+A task works in a folder of its own name with an ending; when every file in it is on the disk, one
+rename takes the ending off. The journal of a run is the set of folders without an ending.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit import storage
+from shardkit.conversion.shards import ShardSequence, stored_size
+from shardkit.errors import SampleError, ShardkitError
+from shardkit.formats import get_format
+from shardkit.sample import Sample
+from shardkit.sources.base import Source
+
+RESULT = "result.json"
+ERRORS = "errors.jsonl"
+KEYS = "keys.jsonl"
+UNFINISHED = ".tmp"
+
+# Threads that read ahead inside a task, and how much at a time.
+THREADS = 2
+_CHUNK_SAMPLES = 64
+_CHUNK_BYTES = 4 << 20
+_REPORT_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task as a worker gets it. `folder` is where its result must be in the end."""
+
+    number: int
+    folder: Path
+    source: Source
+    format: str
+    max_bytes: int | None
+    max_samples: int | None
+    rename: dict[str, str]
+    skip_errors: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What was done since the last report: samples written or dropped, payload bytes, dropped."""
+
+    samples: int
+    bytes: int
+    errors: int
+
+
+Report = Callable[[Progress], None]
+
+
+def run_task(work: Work, report: Report) -> None:
+    """Do the task and publish its folder. Raises ShardkitError and leaves nothing, if it fails."""
+    unfinished = work.folder.with_name(f"{work.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+    storage.make_folder(unfinished)
+    try:
+        _write(work, unfinished, report)
+        storage.sync(unfinished)
+        storage.rename(unfinished, work.folder)
+        storage.sync(work.folder.parent)
+    except BaseException:
+        # Best effort: what is left is removed when the run goes on.
+        try:
+            storage.remove(unfinished)
+        except ShardkitError:
+            pass
+        raise
+
+
+def _write(work: Work, folder: Path, report: Report) -> None:
+    schema = work.source.schema.renamed(work.rename)
+    shards = ShardSequence(
+        folder, get_format(work.format), schema, work.max_bytes, work.max_samples
+    )
+    reporter = _Reporter(report)
+    errors: list[bytes] = []
+    keys: list[bytes] = []
+    try:
+        for index, sample in read_in_order(work.source):
+            try:
+                if isinstance(sample, SampleError):
+                    raise sample
+                if work.rename:
+                    sample = {work.rename.get(name, name): value for name, value in sample.items()}
+                shards.write(sample)
+            except SampleError as error:
+                if not work.skip_errors:
+                    raise error.located(path=work.source.name(index)) from None
+                errors.append(error_line(work.source.name(index), error))
+                reporter.add(0, 1)
+                continue
+            original = work.source.original(index)
+            if original is not None:
+                keys.append(_line({"key": sample["__key__"], "path": original}))
+            reporter.add(sum(stored_size(schema[n], sample[n]) for n in schema if n in sample), 0)
+        shards.close()
+    except BaseException:
+        shards.abandon()
+        raise
+    reporter.flush()
+    for name, lines in ((ERRORS, errors), (KEYS, keys)):
+        if lines:
+            storage.write_file(folder / name, b"".join(lines))
+    result = {
+        "shards": [asdict(shard) for shard in shards.shards],
+        "errors": len(errors),
+        "stats": shards.stats.to_json(),
+    }
+    storage.write_file(folder / RESULT, json.dumps(result).encode())
+
+
+def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:
+    """All samples in order, read by a few threads ahead; a sample that is bad comes as its error."""
+
+    def read(first: int, last: int) -> list[Sample | SampleError]:
+        samples: list[Sample | SampleError] = []
+        for index in range(first, last):
+            try:
+                samples.append(source[index])
+            except SampleError as error:
+                samples.append(error)
+        return samples
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        pending: deque[tuple[int, Future[list[Sample | SampleError]]]] = deque()
+        try:
+            for first, last in _chunks(source.sizes()):
+                pending.append((first, threads.submit(read, first, last)))
+                if len(pending) > THREADS:
+                    yield from _numbered(*pending.popleft())
+            while pending:
+                yield from _numbered(*pending.popleft())
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+def _numbered(
+    first: int, samples: Future[list[Sample | SampleError]]
+) -> Iterator[tuple[int, Sample | SampleError]]:
+    return iter(enumerate(samples.result(), first))
+
+
+def _chunks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of samples that one thread reads at a time, bounded in number and bytes."""
+    first, gathered = 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if index - first == _CHUNK_SAMPLES or (index > first and gathered + size > _CHUNK_BYTES):
+            yield first, index
+            first, gathered = index, 0
+        gathered += size
+    if len(sizes):
+        yield first, len(sizes)
+
+
+class _Reporter:
+    """Gathers progress and passes it on a few times a second."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._samples = self._bytes = self._errors = 0
+        self._next = time.monotonic() + _REPORT_SECONDS
+
+    def add(self, size: int, errors: int) -> None:
+        self._samples += 1
+        self._bytes += size
+        self._errors += errors
+        if errors or time.monotonic() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        self._report(Progress(self._samples, self._bytes, self._errors))
+        self._samples = self._bytes = self._errors = 0
+        self._next = time.monotonic() + _REPORT_SECONDS
+
+
+def error_line(source: str | None, error: ShardkitError) -> bytes:
+    """A line of errors.jsonl: no absolute path, so that it is the same wherever the source lies."""
+    parts = error.to_dict()
+    path = parts.pop("path", None)
+    return _line({"source": source or Path(str(path)).name, **parts})
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    # A file name that is not Unicode becomes an escape that JSON reads back.
+    return json.dumps(entry, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What a finished task says of itself: shards, errors, stats."""
+    result: dict[str, Any] = json.loads(storage.read(folder / RESULT))
+    return result
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT).is_file()

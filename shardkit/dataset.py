@@ -1,0 +1,239 @@
+"""`shardkit.open`: a dataset of any format as one list of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import stat
+from bisect import bisect_right
+from collections import deque
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.formats import format_of, get_format, unknown_format
+from shardkit.formats.base import ShardReader
+from shardkit.manifest import Manifest
+from shardkit.schema import Schema
+
+# Each open shard holds two mapped files, and a process may often hold 1,024 files.
+_OPEN_SHARDS = 128
+
+
+class Dataset:
+    """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`.
+
+    Works in any thread and any process: at most 128 shards are open at a time, a pickle carries
+    paths only, and nothing is read before the first sample. Made by `shardkit.open`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        shards: list[tuple[str, int | None, int | None]],
+        manifest: Manifest | None,
+    ) -> None:
+        """`shards` has name, samples and bytes of each; None where only opening it can tell."""
+        self.path = path
+        self.format = format
+        self.manifest = manifest
+        self._names = [name for name, _, _ in shards]
+        self._bytes = [size for _, _, size in shards]
+        self._format = get_format(format)
+        self._readers: dict[int, ShardReader] = {}
+        self._opened: deque[int] = deque()  # oldest first
+        self._layouts = [manifest.layout if manifest else None for _ in shards]
+        if manifest is None:
+            lengths_and_schemas = [
+                (len(reader), reader.schema)
+                for reader in map(self._look_into, range(len(shards)))
+            ]
+            counts = [length for length, _ in lengths_and_schemas]
+            self.schema = _common_schema([schema for _, schema in lengths_and_schemas])
+        else:
+            counts = [samples or 0 for _, samples, _ in shards]
+            self.schema = manifest.schema
+        self._ends = list(accumulate(counts))
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names in the order of their labels; None where they are not known."""
+        return self.manifest.classes if self.manifest else None
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The sample with the global number `index`; negative ones count from the end."""
+        try:
+            shard, position = self.locate(index)
+            reader = self._readers.get(shard)
+            if reader is None:
+                reader = self.reader(shard)
+            return reader[position]
+        except ShardkitError as error:
+            raise error.located(path=self.path) from None
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Number of the shard that holds a sample, and the sample's position in it."""
+        index = operator.index(index)
+        ends = self._ends
+        if index < 0:
+            index += len(self)
+        shard = bisect_right(ends, index)
+        if index < 0 or shard == len(ends):
+            raise IndexError(f"{self.path} has {len(self)} samples")
+        return shard, index - ends[shard - 1] if shard else index
+
+    def extent(self, shard: int) -> tuple[int, int]:
+        """Samples and bytes of one shard."""
+        start = self._ends[shard - 1] if shard else 0
+        return self._ends[shard] - start, self._bytes[shard] or 0
+
+    def shard_path(self, shard: int) -> Path:
+        return self.path / self._names[shard]
+
+    def reader(self, shard: int) -> ShardReader:
+        """The open reader of one shard. It stays ours: do not close it.
+
+        There is no lock that a fork in another thread could leave held: two threads may open the
+        same shard at once, and one of the two readers is dropped.
+        """
+        reader = self._readers.get(shard)
+        if reader is not None:
+            return reader
+        path = self.shard_path(shard)
+        if self._bytes[shard] is not None:
+            _check_size(path, self._bytes[shard])
+        opened = self._format.open(path, self._layouts[shard])
+        reader = self._readers.setdefault(shard, opened)
+        if reader is opened:
+            self._opened.append(shard)
+            if len(self._opened) > _OPEN_SHARDS:
+                self._readers.pop(self._opened.popleft(), None)
+        return reader
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return len(self._names)
+
+    def close(self) -> None:
+        """Drop all open shards; the next access opens them again."""
+        self._readers.clear()
+        self._opened.clear()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": {}, "_opened": deque()}
+
+    def __repr__(self) -> str:
+        fields = ", ".join(self.schema)
+        return f"<Dataset {self.path} ({self.format}): {len(self)} samples of {fields}>"
+
+    def _look_into(self, shard: int) -> ShardReader:
+        """Open a foreign shard for the first time, and keep what it took to find its samples."""
+        reader = self.reader(shard)
+        self._layouts[shard] = reader.layout
+        self._bytes[shard] = self.shard_path(shard).stat().st_size
+        return reader
+
+
+def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
+
+    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise storage.explain(error, "open", path) from None
+    if stat.S_ISDIR(mode):
+        return _open_folder(path)
+    return _open_file(path)
+
+
+def _open_folder(folder: Path) -> Dataset:
+    if folder.name.endswith(".partial") or (folder / "job.json").is_file():
+        raise FormatError(
+            "this is an unfinished conversion, not a dataset",
+            path=folder,
+            fix="run the command that was interrupted again: it continues where it was",
+        )
+    if manifests.has_manifest(folder):
+        manifest = manifests.load(folder)
+        shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
+        return Dataset(folder, manifest.format, [*shards], manifest)
+    with storage.explained("list", folder):
+        names = sorted(p.name for p in folder.iterdir() if p.is_file())
+    found = {name: format for name in names if (format := format_of(Path(name)))}
+    if not found:
+        raise unknown_format(folder)
+    formats = sorted(set(found.values()))
+    if len(formats) > 1:
+        raise FormatError(
+            "the folder holds shards of several formats", path=folder, found=", ".join(formats)
+        )
+    return Dataset(folder, formats[0], [(name, None, None) for name in found], None)
+
+
+def _open_file(path: Path) -> Dataset:
+    folder = path.parent
+    if manifests.has_manifest(folder):
+        manifest = manifests.load_any(folder)
+        shards = manifest.shards if isinstance(manifest, Manifest) else ()
+        for shard in shards:
+            if shard.file.name == path.name and isinstance(manifest, Manifest):
+                entry = (path.name, shard.samples, shard.file.bytes)
+                return Dataset(folder, manifest.format, [entry], manifest)
+    format = format_of(path)
+    if format is None:
+        raise unknown_format(path)
+    return Dataset(folder, format, [(path.name, None, None)], None)
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise storage.explain(error, "open the shard", path) from None
+    if found != expected:
+        raise DamagedError(
+            "the shard is not as long as its manifest says",
+            path=path,
+            expected=f"{expected:,} bytes",
+            found=f"{found:,} bytes",
+            fix="copy the shard again, or convert again",
+        )
+
+
+def _common_schema(schemas: list[Schema]) -> Schema:
+    """One schema for shards that nobody promised to be alike; fields that some lack are optional."""
+    fields = {}
+    for name in dict.fromkeys(name for schema in schemas for name in schema):
+        kinds = {dataclasses.replace(s[name], optional=False) for s in schemas if name in s}
+        if len(kinds) > 1:
+            raise FormatError(
+                f"the shards disagree about the type of the field {name!r}",
+                found=" and ".join(sorted(map(repr, kinds))),
+            )
+        optional = any(name not in s or s[name].optional for s in schemas if len(s))
+        fields[name] = dataclasses.replace(kinds.pop(), optional=optional)
+    return Schema(fields)

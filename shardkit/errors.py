@@ -1,0 +1,128 @@
+"""Every error a user can meet: what happened, where, what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The places an error can name, in the order they are printed.
+_PLACES = ("path", "shard", "position", "key", "field", "offset")
+
+
+class ShardkitError(Exception):
+    """Base of all errors that shardkit raises on purpose.
+
+    `what` is one sentence; `where` takes any of path, shard, position (number inside the shard),
+    key, field, offset (bytes from the start of the file). `expected`, `found` and `fix` complete it.
+    """
+
+    exit_code = 1  # the data are at fault
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: str | None = None,
+        found: str | None = None,
+        fix: str | None = None,
+        **where: Any,
+    ) -> None:
+        unknown = where.keys() - set(_PLACES)
+        if unknown:
+            raise TypeError(f"unknown places in an error: {sorted(unknown)}")
+        super().__init__(what)
+        self.what = what
+        self.expected = expected
+        self.found = found
+        self.fix = fix
+        self.where: dict[str, Any] = {
+            place: where[place] for place in _PLACES if where.get(place) is not None
+        }
+
+    def located(self, **where: Any) -> ShardkitError:
+        """The same error with more places filled in; those it has already stay as they are."""
+        return type(self)(
+            self.what,
+            expected=self.expected,
+            found=self.found,
+            fix=self.fix,
+            **{**where, **self.where},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and `errors.jsonl`: the parts, without those that are empty."""
+        parts = {"expected": self.expected, "found": self.found, "fix": self.fix}
+        where = {k: v if isinstance(v, int) else str(v) for k, v in self.where.items()}
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            **where,
+            **{name: text for name, text in parts.items() if text is not None},
+        }
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append("  where: " + ", ".join(_place(k, v) for k, v in self.where.items()))
+        for name in ("expected", "found", "fix"):
+            text = getattr(self, name)
+            if text is not None:
+                lines.append(f"  {name}: {text}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = {"expected": self.expected, "found": self.found, "fix": self.fix, **self.where}
+        return _rebuild, (type(self), self.what, parts)
+
+
+def _rebuild(cls: type[ShardkitError], what: str, parts: dict[str, Any]) -> ShardkitError:
+    return cls(what, **parts)
+
+
+def _place(name: str, value: Any) -> str:
+    if name == "offset":
+        return f"byte {value}"
+    if name == "path":
+        return str(value)
+    return f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+
+
+class UsageError(ShardkitError):
+    """The command line or the arguments are at fault: nothing was started."""
+
+    exit_code = 2
+
+
+class NotFoundError(UsageError, FileNotFoundError):
+    """A path that was asked for does not exist."""
+
+
+class OutputError(UsageError):
+    """The output cannot be used: it exists, is unfinished, or lies inside the source."""
+
+
+class FormatError(ShardkitError):
+    """A path is of no known format, or a format cannot do what was asked."""
+
+
+class SourceError(ShardkitError):
+    """A source as a whole cannot be used: an empty folder, a loop of links."""
+
+
+class SampleError(ShardkitError):
+    """One sample is bad; `on_error="skip"` drops samples that raise this."""
+
+
+class DamagedError(ShardkitError):
+    """A file is truncated or its bytes contradict its format or its manifest."""
+
+
+class StorageError(ShardkitError):
+    """Reading or writing failed below us: disk full, no permission, device error."""
+
+
+class WorkerError(ShardkitError):
+    """A worker process died, or raised something that is not one of our errors."""
+
+
+class ShardkitWarning(UserWarning):
+    """Something works, but not as well as it could, or as one might assume."""

@@ -1,0 +1,60 @@
+"""The table of formats. A format is imported on first use; a new one is a module and a row here."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardkit.errors import FormatError, UsageError
+from shardkit.formats.base import Format
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a format lives, and what its shards are called."""
+
+    module: str
+    suffixes: tuple[str, ...]  # the first is the one we write
+    summary: str
+
+
+FORMATS: dict[str, Row] = {
+    "wds": Row(
+        "shardkit.formats.wds",
+        (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
+        "TAR shards as WebDataset reads them, with an index for random access",
+    ),
+}
+
+
+def get_format(name: str) -> Format:
+    """The format called `name`; raises UsageError that lists the known ones."""
+    row = FORMATS.get(name)
+    if row is None:
+        raise UsageError(
+            f"there is no format {name!r}",
+            expected="one of " + ", ".join(sorted(FORMATS)),
+        )
+    format: Format = importlib.import_module(row.module).FORMAT
+    return format
+
+
+def format_of(path: Path) -> str | None:
+    """The name of the format that a file's name says it is of; None for a name of no format."""
+    name = path.name.lower()
+    for format, row in FORMATS.items():
+        if name.endswith(row.suffixes):
+            return format
+    return None
+
+
+def unknown_format(path: Path) -> FormatError:
+    """The error for a path that none of the formats claims."""
+    suffixes = sorted(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    return FormatError(
+        "this is no dataset, shard or folder of pictures that shardkit knows",
+        path=path,
+        expected=f"a folder with shardkit.json, a file or folder of {', '.join(suffixes)}",
+        fix="`shardkit formats` lists what can be read",
+    )

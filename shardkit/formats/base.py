@@ -1,0 +1,103 @@
+"""The whole contract of a format: a reader of one shard, a writer of one shard.
+
+To add a format, write one module with these three classes, export `FORMAT`, add a row to the table
+in `shardkit.formats`, and run `shardkit.testing.FormatContract` on it (docs/adding-a-format.md).
+
+Reader. `len(reader)` samples; `reader[i]` for 0 <= i < len gives a dict with `__key__` and the
+fields of `reader.schema`. The caller owns the values; their Python types are those that
+`shardkit.schema` names, the same in every format. A field that a sample does not have is absent,
+not None. Readers are thread-safe and deterministic, may be pickled (a pickle carries the path,
+never an open file) and used after a fork. `close()` may be called twice and drops our references
+only: a value that was given out stays good. Reading a closed reader raises ValueError.
+
+Writer. It is given a path that does not exist, in a folder that does, and creates that file and, if
+it likes, others whose names begin with the path's stem. `write(sample)` takes samples that
+`Schema.check` has passed and returns False, having written nothing, if the sample would take the
+shard over `max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer
+knows nothing of final names, syncing, retries, checksums or progress: the engine does all that,
+and removes what a failed writer leaves. The same calls give the same bytes.
+
+Errors are ours (`shardkit.errors`) and name the key; the engine adds path and shard.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.sample import Sample
+from shardkit.schema import Schema
+
+
+class ShardReader(ABC):
+    """One shard, open for reading.
+
+    `layout` is what `Format.open` takes to open the shard again without searching it.
+    """
+
+    schema: Schema
+    layout: dict[str, Any]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, position: int) -> Sample: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class ShardWriter(ABC):
+    """One shard, being written."""
+
+    @abstractmethod
+    def write(self, sample: Sample) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class KnowsSizes(Protocol):
+    """A reader that knows how long its values are without reading them."""
+
+    def sizes(self, field: str) -> npt.NDArray[np.int64]:
+        """Stored bytes of the field in each sample that has it, in order."""
+
+
+@runtime_checkable
+class KeepsJsonText(Protocol):
+    """A reader that can give JSON as the text that is stored, so that it passes through unchanged."""
+
+    def stored(self, position: int) -> Sample:
+        """The sample as `reader[position]` gives it, with JSON values as `JsonText`."""
+
+
+class Format(ABC):
+    """What the engines ask of a format."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
+        """Open one shard. `layout` is what `layout()` gave for the dataset; None for foreign data."""
+
+    @abstractmethod
+    def create(self, path: Path, schema: Schema, max_bytes: int | None = None) -> ShardWriter:
+        """Begin one shard at `path`; `max_bytes` bounds its size, None leaves it open."""
+
+    @abstractmethod
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        """What a reader needs beside the bytes, for the manifest: at least the schema, as JSON.
+
+        Raises FormatError for a schema that the format cannot carry.
+        """
+
+    @abstractmethod
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        """Upper bounds in bytes of samples with `payload` bytes in up to `fields` fields each."""

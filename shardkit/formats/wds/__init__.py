@@ -1,0 +1,40 @@
+"""TAR shards, as the WebDataset library writes and reads them.
+
+    names.py    which member is which field of which sample
+    layout.py   the bytes of a TAR file: headers out, members in
+    reader.py   random access through an index
+    writer.py   a shard and its index
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.formats.base import Format
+from shardkit.formats.wds import layout, names
+from shardkit.formats.wds.reader import WdsReader
+from shardkit.formats.wds.writer import WdsWriter
+from shardkit.schema import Schema
+
+
+class Wds(Format):
+    name = "wds"
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
+        return WdsReader(path, layout)
+
+    def create(self, path: Path, schema: Schema, max_bytes: int | None = None) -> WdsWriter:
+        return WdsWriter(path, schema, max_bytes)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        return {"schema": schema.to_json(), "extensions": names.extensions(schema)}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        return payload + fields * layout.MEMBER_OVERHEAD
+
+
+FORMAT = Wds()

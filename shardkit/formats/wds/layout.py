@@ -1,0 +1,257 @@
+"""The bytes of a TAR file: headers out, members in, and the index that stands beside a shard.
+
+Layout: POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), and GNU tar's manual, "Basic Tar Format". What
+we write is ustar with GNU's long-name member where a name is over 100 bytes, which GNU tar, Python's
+tarfile, webdataset and DALI's index tool all read. What we read is ustar, GNU, pax and old V7.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit.errors import DamagedError, ShardkitWarning
+from shardkit.schema import Image, Schema
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+# At most: header, padding, and for a name over 100 bytes two blocks and the name's own.
+MEMBER_OVERHEAD = BLOCK + (BLOCK - 1)
+
+# 1980-01-01: GNU tar calls an older time stamp implausible.
+_MTIME = 315532800
+_NAME = 100  # bytes of a ustar name
+_LONG_NAME = b"././@LongLink"
+_BETWEEN = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
+_MAGIC = b"ustar\00000"
+_BLANK_CHECKSUM = b" " * 8
+_ADLER = 65521  # adler32's low half is 1 + the sum of the bytes, modulo this
+
+
+def header(name: bytes, size: int) -> bytes:
+    """All header blocks of a regular file: one, or for a name over 100 bytes those of GNU tar."""
+    if len(name) <= _NAME:
+        return _header(name, size, b"0")
+    long = name + b"\0"
+    return b"".join(
+        (
+            _header(_LONG_NAME, len(long), b"L"),
+            long,
+            padding(len(long)),
+            _header(name[:_NAME], size, b"0"),
+        )
+    )
+
+
+def _header(name: bytes, size: int, kind: bytes) -> bytes:
+    # 11 octal digits hold 8 GiB; beyond that GNU's base-256 form.
+    number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    before = name.ljust(_NAME, b"\0") + _BETWEEN + number + b"%011o\0" % _MTIME
+    after = (kind + bytes(100) + _MAGIC).ljust(BLOCK - len(before) - 8, b"\0")
+    # 100 name bytes and these numbers sum to far less than _ADLER, so the low half is exact.
+    total = (zlib.adler32(before + _BLANK_CHECKSUM + after) & 0xFFFF) - 1
+    return before + b"%06o\0 " % total + after
+
+
+def padding(size: int) -> bytes:
+    """The zeros that fill a payload's last block."""
+    return bytes(-size % BLOCK)
+
+
+class Member(NamedTuple):
+    """A regular file in a TAR: offsets in bytes from the start of the file.
+
+    `name_offset` is where the name stands in one piece, 0 where it does not.
+    """
+
+    name: str
+    offset: int
+    size: int
+    name_offset: int
+
+
+def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
+    """The regular files of a TAR in order; links, folders and devices are passed over.
+
+    Raises DamagedError at the byte where the file is cut or contradicts itself. As in all readers,
+    the first zero block ends the archive; anything else than zeros behind it brings a warning.
+    """
+    at, end = 0, len(data)
+    if not end:
+        raise DamagedError("the TAR file is empty", path=path, expected="at least 1,024 bytes")
+    following: dict[str, str] = {}  # what pax and GNU headers say of the next member
+    everywhere: dict[str, str] = {}  # and of all that follow
+    name_offset = 0
+    while at < end:
+        block = data[at : at + BLOCK]
+        if len(block) < BLOCK:
+            raise _cut("inside a header", path, at, BLOCK, end)
+        if block == END[:BLOCK]:
+            _look_behind(data, path, at)
+            return
+        kind, size = _check_header(block, path, at)
+        payload = at + BLOCK
+        if kind in b"xXgLK":
+            text = data[payload : payload + size]
+            if len(text) < size:
+                raise _cut("inside an extended header", path, payload, size, end)
+            if kind == b"L":
+                following["path"] = _text(text)
+                name_offset = payload
+            elif kind in b"xX":
+                records = _pax(text, path, payload)
+                following.update({key: value for key, (value, _) in records.items()})
+                name_offset = payload + records["path"][1] if "path" in records else name_offset
+            elif kind == b"g":
+                everywhere.update({k: v for k, (v, _) in _pax(text, path, payload).items()})
+            at = payload + _blocks(size)
+            continue
+        said = {**everywhere, **following}
+        following = {}
+        if "size" in said:
+            size = _decimal(said["size"], path, at)
+        if kind == b"S" or any(key.startswith("GNU.sparse") for key in said):
+            raise DamagedError(
+                "the TAR holds a sparse member, which shardkit does not read",
+                path=path,
+                offset=at,
+                fix="pack it again with GNU tar without --sparse",
+            )
+        name = said.get("path")
+        if name is None:
+            name, name_offset = _short_name(block, at)
+        if kind in b"0\x007":
+            if payload + size > end:
+                raise _cut(f"inside the member {name!r}", path, payload, size, end)
+            if not (kind == b"\0" and name.endswith("/")):  # V7's way to say folder
+                yield Member(name, payload, size, name_offset)
+        elif kind in b"123456":  # links, devices, folders, pipes have no payload
+            size = 0
+        name_offset = 0
+        at = payload + _blocks(size)
+        if at > end:
+            raise _cut("inside the padding of a member", path, payload + size, at - payload - size, end)
+    warnings.warn(
+        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short",
+        ShardkitWarning,
+        stacklevel=2,
+    )
+
+
+def _check_header(block: bytes, path: Path, at: int) -> tuple[bytes, int]:
+    """Type and size of a header block, once its checksum holds."""
+    field = block[148:156]
+    try:
+        stored = int(field.split(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        stored = -1
+    # The sum counts the checksum field as blanks. Some old writers summed signed bytes.
+    unsigned = ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 0x20) % _ADLER
+    if stored % _ADLER != unsigned and stored != _signed_sum(block):
+        raise DamagedError(
+            "a TAR header is damaged",
+            path=path,
+            offset=at,
+            expected=f"checksum {unsigned:o} (octal)",
+            found=repr(field.rstrip(b"\0 ").decode("ascii", "replace")),
+            fix="copy the file again, or repair it where it was made",
+        )
+    number = block[124:136]
+    if number[0] & 0x80:
+        return block[156:157], int.from_bytes(number[1:], "big")
+    try:
+        return block[156:157], int(number.split(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        raise DamagedError(
+            "a TAR header has a size that is no number", path=path, offset=at, found=repr(number)
+        ) from None
+
+
+def _signed_sum(block: bytes) -> int:
+    signed = np.frombuffer(block, np.int8).astype(np.int64)
+    return int(signed[:148].sum() + signed[156:].sum()) + 8 * 0x20
+
+
+def _short_name(block: bytes, at: int) -> tuple[str, int]:
+    name = _text(block[:_NAME])
+    prefix = _text(block[345:500])
+    if prefix and block[257:265] == _MAGIC:  # GNU and V7 headers have other things there
+        return f"{prefix}/{name}", 0
+    return name, at
+
+
+def _pax(text: bytes, path: Path, at: int) -> dict[str, tuple[str, int]]:
+    """The records of a pax header: name -> (value, where the value begins in `text`)."""
+    records: dict[str, tuple[str, int]] = {}
+    start = 0
+    while start < len(text) and text[start]:
+        blank = text.find(b" ", start)
+        equals = text.find(b"=", blank)
+        digits = text[start:blank]
+        length = int(digits) if digits.isdigit() and blank > 0 < equals else 0
+        if not length or text[start + length - 1 : start + length] != b"\n":
+            raise DamagedError("a pax header is damaged", path=path, offset=at + start)
+        name = text[blank + 1 : equals].decode("utf-8", "surrogateescape")
+        value = text[equals + 1 : start + length - 1].decode("utf-8", "surrogateescape")
+        records[name] = (value, equals + 1)
+        start += length
+    return records
+
+
+def _decimal(text: str, path: Path, at: int) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise DamagedError("a pax header has a size that is no number", path=path, offset=at, found=text)
+    return int(text)
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _cut(where: str, path: Path, at: int, size: int, end: int) -> DamagedError:
+    return DamagedError(
+        f"the TAR file is truncated {where}",
+        path=path,
+        offset=at,
+        expected=f"{size:,} bytes from here",
+        found=f"{max(end - at, 0):,} bytes, then the end of the file",
+        fix="copy or make the file again",
+    )
+
+
+def _look_behind(data: mmap.mmap | bytes, path: Path, at: int) -> None:
+    """Warn if something follows the zero block that ends the archive at `at`."""
+    rest = data[at : at + (1 << 20)]
+    if rest.count(0) != len(rest):
+        warnings.warn(
+            f"{path} goes on behind its end mark at byte {at}; what follows is not read"
+            " (archives joined with `cat` are not one archive)",
+            ShardkitWarning,
+            stacklevel=3,
+        )
+
+
+def index_path(shard: Path) -> Path:
+    """Where a shard's index stands: `shard-000000.tar` has `shard-000000.index.npy`."""
+    return shard.with_name(shard.name.removesuffix(".tar") + ".index.npy")
+
+
+def index_dtype(schema: Schema) -> np.dtype[np.void]:
+    """A row of the index: where the key and each field's payload stand, in bytes of the file.
+
+    `offset` 0 says that the sample has no such field. Images have their width and height in pixels.
+    """
+    place = [("offset", "<u8"), ("size", "<u8")]
+    picture = [*place, ("width", "<u4"), ("height", "<u4")]
+    fields = [(name, picture if isinstance(t, Image) else place) for name, t in schema.items()]
+    return np.dtype([("__key__", place), *fields])

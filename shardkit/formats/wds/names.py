@@ -1,0 +1,97 @@
+"""Which member of a TAR is which field of which sample: WebDataset's rules, and our field names.
+
+A member `KEY.EXTENSION` is split at the first dot of its base name. Members with the same key that
+stand next to each other are one sample, whose fields are the extensions in lower case. Source:
+webdataset 1.0, `tariterators.py`; tests/formats/test_wds_names.py asks that library itself.
+
+Our own datasets give fields names of their own (`image`, `label`), and the manifest keeps the map
+from field to extensions. An image's extension says what its bytes are, so it has several.
+"""
+
+from __future__ import annotations
+
+import re
+
+from shardkit.codecs.image import SUFFIXES
+from shardkit.errors import FormatError
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+
+_SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_META = re.compile(r"__[^/]*__($|/)")
+
+# What WebDataset decodes an extension to, as far as that needs no pickle.
+_DECODED: dict[str, type[FieldType]] = {
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), Int),
+    **dict.fromkeys(("txt", "text", "transcript"), Text),
+    **dict.fromkeys(("json", "jsn"), Json),
+    "npy": Array,
+    **dict.fromkeys(SUFFIXES, Image),
+}
+# Fields with an extension that WebDataset users expect, which is not the field's own name.
+_EXPECTED = {"label": (Int, "cls"), "text": (Text, "txt")}
+_DEFAULT: dict[type[FieldType], str] = {
+    **dict.fromkeys((Int, Float, Bool, Json), "json"),
+    Text: "txt",
+    Bytes: "bin",
+    Array: "npy",
+}
+
+
+def split(member: str) -> tuple[str, str] | None:
+    """Key and field of a member; None for one that WebDataset passes over.
+
+    >>> split("a/b.seg.PNG")
+    ('a/b', 'seg.png')
+    """
+    if _META.match(member):
+        return None
+    match = _SPLIT.match(member)
+    return (match[1], match[2].lower()) if match else None
+
+
+def decoded_type(field: str) -> type[FieldType]:
+    """The type that a foreign field's last extension stands for; Bytes for an unknown one."""
+    return _DECODED.get(field.rpartition(".")[2], Bytes)
+
+
+def extensions(schema: Schema) -> dict[str, list[str]]:
+    """The extensions that each field may have in a TAR; several for an image.
+
+    Raises FormatError where names cannot be members of a TAR or would meet in one.
+    """
+    result: dict[str, list[str]] = {}
+    for field, kind in schema.items():
+        if field != field.lower() or "/" in field or "\0" in field:
+            raise FormatError(
+                f"a TAR member cannot be named after the field {field!r}",
+                expected="lower case without '/': WebDataset reads extensions in lower case",
+                fix=f"rename it: --rename {field}=...",
+            )
+        result[field] = _extensions(field, kind)
+    _refuse_meeting(result)
+    return result
+
+
+def _extensions(field: str, kind: FieldType) -> list[str]:
+    stored = type(kind)
+    expected_type, extension = _EXPECTED.get(field, (None, ""))
+    if expected_type is stored:
+        return [extension]
+    if decoded_type(field) is stored:
+        return [field]
+    if stored is Image:
+        prefix = "" if field == "image" else field + "."
+        return [prefix + suffix for suffix in SUFFIXES]
+    return [f"{field}.{_DEFAULT[stored]}"]
+
+
+def _refuse_meeting(extensions: dict[str, list[str]]) -> None:
+    owner: dict[str, str] = {}
+    for field, names in extensions.items():
+        for name in names:
+            if name in owner:
+                raise FormatError(
+                    f"the fields {owner[name]!r} and {field!r} would both be stored as .{name}",
+                    fix=f"rename one of them: --rename {field}=...",
+                )
+            owner[name] = field

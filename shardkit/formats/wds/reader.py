@@ -1,0 +1,321 @@
+"""Reads a TAR shard at random: one row of the index says where a sample's values stand.
+
+Our own shards have that index beside them. For others it is built in memory from the headers.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import mmap
+import shutil
+import struct
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit import storage
+from shardkit.errors import DamagedError, SampleError, ShardkitWarning
+from shardkit.formats.base import ShardReader
+from shardkit.formats.wds import names
+from shardkit.formats.wds.layout import Member, index_dtype, index_path, members
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+
+_Index = npt.NDArray[np.void]
+_Decoder = Callable[[bytes], Any]
+
+
+class WdsReader(ShardReader):
+    """One TAR shard. Values are copies; the file itself is mapped, never read whole."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        self._path = path
+        self._map: mmap.mmap | bytes | None = _mapped(path)
+        self.layout = _scan(self._map, path) if layout is None else layout
+        self.schema = Schema.from_json(self.layout["schema"])
+        self._odd_keys: dict[int, str] = self.layout.get("odd_keys", {})
+        index = self.layout.get("index")
+        if index is None:
+            index = _load_index(path, self.schema)
+        self._index: _Index = index
+        self._length = len(index)
+        # One call unpacks a row: numpy would take longer than the read itself.
+        self._unpack = struct.Struct(_struct_format(index.dtype)).unpack_from
+        self._row_size = index.dtype.itemsize
+        self._rows = memoryview(index.view(np.uint8))
+        self._columns = _columns(self.schema, _DECODERS)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, position: int) -> Sample:
+        return self._read(position, self._columns)
+
+    def stored(self, position: int) -> Sample:
+        """The sample with JSON values as the text that is stored."""
+        return self._read(position, _columns(self.schema, {**_DECODERS, Json: _json_text}))
+
+    def sizes(self, field: str) -> npt.NDArray[np.int64]:
+        """Stored bytes of the field in each sample that has it, in order."""
+        column = self._index[field]
+        return cast("npt.NDArray[np.int64]", column["size"][column["offset"] != 0].astype(np.int64))
+
+    def close(self) -> None:
+        self._map = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WdsReader, (self._path, self.layout)
+
+    def _read(self, position: int, columns: list[tuple[str, int, _Decoder | None]]) -> Sample:
+        data = self._map
+        if data is None:
+            raise ValueError(f"{self._path} is closed")
+        if not 0 <= position < self._length:
+            raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
+        row = self._unpack(self._rows, position * self._row_size)
+        start = row[0]
+        key = data[start : start + row[1]].decode() if start else self._odd_keys[position]
+        sample: Sample = {"__key__": key}
+        name = ""
+        try:
+            for name, column, decode in columns:
+                start = row[column]
+                if start:
+                    value = data[start : start + row[column + 1]]
+                    sample[name] = value if decode is None else decode(value)
+        except (ValueError, RecursionError) as error:
+            raise SampleError(
+                f"a value is damaged: {error}",
+                path=self._path,
+                position=position,
+                key=key,
+                field=name,
+                offset=start,
+                expected=self.schema[name].python,
+            ) from None
+        return sample
+
+
+def _load_index(path: Path, schema: Schema) -> _Index:
+    """The index beside a shard of ours, mapped."""
+    place = index_path(path)
+    try:
+        with storage.explained("read", place):
+            index = np.load(place, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:  # numpy's word for anything but a whole .npy
+        raise DamagedError(f"the index of a shard is damaged: {error}", path=place) from None
+    if index.dtype != index_dtype(schema) or index.ndim != 1:
+        raise DamagedError(
+            "the index of a shard does not fit its manifest",
+            path=place,
+            expected=str(index_dtype(schema)),
+            found=str(index.dtype),
+        )
+    return cast(_Index, np.asarray(index))
+
+
+def _struct_format(dtype: np.dtype[np.void]) -> str:
+    """The index's row as `struct` has it; all numbers are little-endian and side by side."""
+    columns = [dtype[name] for name in dtype.names or ()]
+    return "<" + "".join("QQII" if len(column.names or ()) == 4 else "QQ" for column in columns)
+
+
+def _columns(
+    schema: Schema, decoders: dict[type[FieldType], _Decoder | None]
+) -> list[tuple[str, int, _Decoder | None]]:
+    """Per field its name, where its offset is in an unpacked row, and what decodes its payload."""
+    columns = []
+    at = 2  # after the key's offset and size
+    for name, kind in schema.items():
+        columns.append((name, at, decoders[type(kind)]))
+        at += 4 if isinstance(kind, Image) else 2
+    return columns
+
+
+# --- foreign shards ------------------------------------------------------------------------------
+
+
+def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
+    """The layout of a foreign TAR from its headers: schema, index, and odd keys.
+
+    Odd are the keys that do not stand in one piece in the file, or are not Unicode.
+    """
+    keys: list[tuple[str, int]] = []
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for key, name_offset, fields in _samples(data, path):
+        for field, member in fields.items():
+            found.setdefault(field, []).append((len(keys), member.offset, member.size))
+        keys.append((key, name_offset))
+    schema = Schema(
+        {f: _foreign_type(f, places, data, len(keys)) for f, places in found.items()}
+    )
+    index = np.zeros(len(keys), index_dtype(schema))
+    for field, places in found.items():
+        positions, offsets, sizes = np.array(places, np.int64).T
+        index[field]["offset"][positions] = offsets
+        index[field]["size"][positions] = sizes
+    odd = {}
+    for position, (key, name_offset) in enumerate(keys):
+        encoded = key.encode("utf-8", "surrogateescape")
+        if name_offset and encoded == key.encode("utf-8", "replace"):
+            index[position]["__key__"] = (name_offset, len(encoded))
+        else:
+            odd[position] = key
+    return {"schema": schema.to_json(), "index": index, "odd_keys": odd}
+
+
+def _samples(data: mmap.mmap | bytes, path: Path) -> list[tuple[str, int, dict[str, Member]]]:
+    """Members grouped as WebDataset groups them: those with one key that stand side by side."""
+    samples: list[tuple[str, int, dict[str, Member]]] = []
+    first_with: dict[str, int] = {}
+    current = None
+    for member in members(data, path):
+        split = names.split(member.name)
+        if split is None:
+            continue
+        key, field = split
+        if key != current:
+            if key in first_with:
+                raise _key_again(path, member, key, field, samples[first_with[key]][2])
+            first_with[key] = len(samples)
+            samples.append((key, member.name_offset, {}))
+            current = key
+        fields = samples[-1][2]
+        if field in fields or field in ("__key__", "__url__"):
+            raise DamagedError(
+                f"a sample has two members for its field {field!r}",
+                path=path,
+                key=key,
+                offset=member.offset,
+                expected="every extension once per sample; letter case does not count",
+                fix="rename one of the members and pack the TAR again",
+            )
+        fields[field] = member
+    # A member x.__bad__ that is not empty marks a sample which WebDataset drops.
+    return [s for s in samples if not ("__bad__" in s[2] and s[2].pop("__bad__").size)]
+
+
+def _key_again(
+    path: Path, member: Member, key: str, field: str, earlier: dict[str, Member]
+) -> DamagedError:
+    first = next(iter(earlier.values()))
+    if field in earlier:
+        what = "two samples of the TAR have the same key"
+        fix = "give them different names, or keep one, and pack the TAR again"
+    else:
+        what = "the members of a sample do not stand side by side in the TAR"
+        fix = "pack it again in order of names: tar --sort=name -cf new.tar folder"
+    return DamagedError(
+        what,
+        path=path,
+        key=key,
+        offset=member.offset,
+        expected="all members of a key in one run",
+        found=f"{member.name!r} here, {first.name!r} at byte {first.offset}, other keys between",
+        fix=fix,
+    )
+
+
+def _foreign_type(
+    field: str, places: list[tuple[int, int, int]], data: mmap.mmap | bytes, samples: int
+) -> FieldType:
+    """The type of the extension; plain bytes where the first value of the field is not of it."""
+    kind = names.decoded_type(field)
+    decode = _DECODERS[kind]
+    if decode is not None:
+        _, offset, size = places[0]
+        try:
+            decode(data[offset : offset + size])
+        except (ValueError, RecursionError):
+            kind = Bytes
+    return kind(optional=len(places) < samples)
+
+
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    with storage.explained("open", path), open(path, "rb") as file:
+        unpack = _unpacker(file.read(6))
+        file.seek(0)
+        if unpack is None:
+            return _map_file(file)
+        warnings.warn(
+            f"{path} is compressed and was unpacked to a temporary file; for fast random access"
+            " convert it once: shardkit convert ... --to wds",
+            ShardkitWarning,
+            stacklevel=4,
+        )
+        with tempfile.TemporaryFile() as plain:
+            try:
+                with unpack(file) as source:
+                    shutil.copyfileobj(source, plain, 1 << 20)
+            except Exception as error:  # each library has errors of its own
+                if isinstance(error, OSError) and error.errno:
+                    raise
+                raise DamagedError(
+                    f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
+                ) from None
+            plain.flush()
+            return _map_file(plain)
+
+
+def _map_file(file: Any) -> mmap.mmap | bytes:
+    size = file.seek(0, io.SEEK_END)
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+
+
+def _unpacker(magic: bytes) -> Callable[[BinaryIO], Any] | None:
+    """What unpacks a file that begins like this; None for one that is not compressed."""
+    if magic.startswith(b"\x1f\x8b"):
+        return lambda file: gzip.GzipFile(fileobj=file)
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File
+    if magic.startswith(b"\xfd7zXZ\0"):
+        return lzma.LZMAFile
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        import zstandard
+
+        return lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return None
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _json_text(data: bytes) -> JsonText:
+    text = data.decode()
+    json.loads(text)
+    return JsonText(text)
+
+
+def _bool(data: bytes) -> bool:
+    value = json.loads(data)
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def _array(data: bytes) -> npt.NDArray[Any]:
+    try:
+        return cast("npt.NDArray[Any]", np.load(io.BytesIO(data), allow_pickle=False))
+    except EOFError as error:
+        raise ValueError(str(error)) from None
+
+
+_DECODERS: dict[type[FieldType], _Decoder | None] = {
+    Bytes: None,
+    Image: None,
+    Int: int,
+    Float: float,
+    Bool: _bool,
+    Text: bytes.decode,
+    Json: json.loads,
+    Array: _array,
+}

@@ -1,0 +1,150 @@
+"""The manifest, `shardkit.json`: what a dataset holds, so that opening it reads nothing else.
+
+No times, no absolute paths, no worker counts: the same source and options give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardkit import storage
+from shardkit.errors import DamagedError, FormatError
+from shardkit.schema import Schema
+
+NAME = "shardkit.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a dataset: name inside its folder, bytes, and xxh3-128 in hex."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard: its own file, and those that stand beside it (a TAR's index)."""
+
+    file: File
+    samples: int
+    beside: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True)
+class FieldStats:
+    """Sizes of one field's values in bytes. `median` is within 1 % of the true one."""
+
+    count: int
+    bytes: int
+    min: int
+    median: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One dataset."""
+
+    format: str
+    layout: dict[str, Any]  # what the format's reader needs: the schema and, say, a field map
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...] | None = None
+    label_counts: tuple[int, ...] | None = None
+    fields: dict[str, FieldStats] = field(default_factory=dict)
+    errors: int = 0  # samples that were dropped, listed in errors.jsonl
+    files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl
+    source: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.from_json(self.layout["schema"])
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Of the shards, without indexes."""
+        return sum(shard.file.bytes for shard in self.shards)
+
+    def write(self, folder: Path) -> None:
+        data = {"shardkit": VERSION, "checksum": storage.CHECKSUM, **asdict(self)}
+        storage.write_file(folder / NAME, _dump(data))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The manifest of a folder that holds one dataset per split."""
+
+    format: str
+    splits: dict[str, int]  # name of the folder -> samples
+    source: dict[str, Any]
+    options: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        storage.write_file(folder / NAME, _dump({"shardkit": VERSION, **asdict(self)}))
+
+
+def has_manifest(folder: Path) -> bool:
+    return (folder / NAME).is_file()
+
+
+def load_any(folder: Path) -> Manifest | Splits:
+    """The manifest of a folder; raises DamagedError or FormatError that says what is wrong."""
+    path = folder / NAME
+    try:
+        data = json.loads(storage.read(path))
+        version = data.pop("shardkit")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise DamagedError(f"the manifest is damaged: {error}", path=path) from None
+    if version != VERSION:
+        raise FormatError(
+            "the manifest is of another version",
+            path=path,
+            expected=f"version {VERSION}",
+            found=f"version {version!r}",
+            fix="use the shardkit that wrote it, or a newer one",
+        )
+    try:
+        if "splits" in data:
+            return Splits(**data)
+        del data["checksum"]
+        return _from_json(data)
+    except (KeyError, TypeError) as error:
+        raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from None
+
+
+def load(folder: Path) -> Manifest:
+    """The manifest of one dataset; raises FormatError for a folder of splits."""
+    manifest = load_any(folder)
+    if isinstance(manifest, Splits):
+        names = ", ".join(str(folder / name) for name in manifest.splits)
+        raise FormatError(
+            "this folder holds one dataset per split", path=folder, fix=f"open one of them: {names}"
+        )
+    return manifest
+
+
+def _from_json(data: dict[str, Any]) -> Manifest:
+    data["shards"] = tuple(
+        Shard(File(**s["file"]), s["samples"], tuple(File(**f) for f in s["beside"]))
+        for s in data["shards"]
+    )
+    data["fields"] = {name: FieldStats(**stats) for name, stats in data["fields"].items()}
+    data["files"] = tuple(File(**f) for f in data["files"])
+    for name in ("classes", "label_counts"):
+        data[name] = None if data[name] is None else tuple(data[name])
+    return Manifest(**data)
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n"

@@ -1,0 +1,53 @@
+"""Sample: a dict of fields with a string `__key__`; and the rule that makes keys from file names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+Sample = dict[str, Any]
+
+
+class JsonText(str):
+    """The original text of a JSON value.
+
+    Sources hand it to writers, so that JSON is stored as it was written; readers give parsed values.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any) -> JsonText:
+        """The text of any JSON value; text that is one already stays as it is."""
+        if isinstance(value, JsonText):
+            return value
+        return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def key_of(stem: str) -> str:
+    """The key of a file from its relative path without suffix: dots in the base name become `_`.
+
+    WebDataset ends a key at the first dot of the base name, so a dot there would cut it.
+
+    >>> key_of("v1.0/cat.02")
+    'v1.0/cat_02'
+    """
+    folder, slash, base = stem.rpartition("/")
+    return folder + slash + base.replace(".", "_")
+
+
+def unique_key(key: str, suffix: str, taken: Collection[str]) -> str:
+    """`key`, or the first of `key~suffix`, `key~2`, `key~3`, ... that is not taken.
+
+    >>> unique_key("cat/1", "png", {"cat/1"})
+    'cat/1~png'
+    """
+    if key not in taken:
+        return key
+    candidate = f"{key}~{suffix}"
+    number = 2
+    while candidate in taken:
+        candidate = f"{key}~{number}"
+        number += 1
+    return candidate

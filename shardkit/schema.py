@@ -1,0 +1,295 @@
+"""Schema: which fields a sample has, and of which type. It travels with the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shardkit.errors import FormatError, SampleError, UsageError
+from shardkit.sample import Sample
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """Base of the eight types. `optional` fields may be absent from a sample (never None)."""
+
+    optional: bool = False
+
+    python: ClassVar[str]  # what a sample holds, in words
+
+    def check(self, value: Any) -> Any:
+        """The value as every format stores it; raises TypeError if it is of another type."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        return {"type": type(self).__name__, **changed}
+
+
+@dataclass(frozen=True)
+class Int(FieldType):
+    """A whole number that fits 64 bits, signed."""
+
+    python = "int"
+
+    def check(self, value: Any) -> int:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+            raise TypeError
+        number = int(value)
+        if not -(2**63) <= number < 2**63:
+            raise TypeError
+        return number
+
+
+@dataclass(frozen=True)
+class Float(FieldType):
+    """A 64-bit floating point number."""
+
+    python = "float"
+
+    def check(self, value: Any) -> float:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+            raise TypeError
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Bool(FieldType):
+    """True or False."""
+
+    python = "bool"
+
+    def check(self, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError
+        return bool(value)
+
+
+@dataclass(frozen=True)
+class Text(FieldType):
+    """Unicode text."""
+
+    python = "str"
+
+    def check(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        return value
+
+
+@dataclass(frozen=True)
+class Bytes(FieldType):
+    """Any bytes, stored as they are."""
+
+    python = "bytes"
+
+    def check(self, value: Any) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError
+        return bytes(value)
+
+
+@dataclass(frozen=True)
+class Image(Bytes):
+    """An encoded picture (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
+
+    python = "bytes of an encoded picture"
+
+
+@dataclass(frozen=True)
+class Json(FieldType):
+    """Any JSON value: dict, list, str, int, float, bool or None."""
+
+    python = "JSON value"
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, dict | list | str | int | float | None):
+            raise TypeError
+        return value
+
+
+@dataclass(frozen=True)
+class Array(FieldType):
+    """A numpy array. `dtype` and `shape` may be None where they vary, as may one entry of `shape`."""
+
+    dtype: str | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    python = "numpy.ndarray"
+
+    def check(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            raise TypeError
+        if self.dtype is not None and value.dtype != np.dtype(self.dtype):
+            raise TypeError
+        if self.shape is not None and not self._fits(value.shape):
+            raise TypeError
+        return value
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        expected = self.shape or ()
+        return len(shape) == len(expected) and all(
+            e is None or e == n for e, n in zip(expected, shape, strict=True)
+        )
+
+
+TYPES: dict[str, type[FieldType]] = {
+    t.__name__: t for t in (Int, Float, Bool, Text, Bytes, Json, Image, Array)
+}
+
+
+# Names that WebDataset, and so every sample, keeps for itself.
+RESERVED = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
+
+
+class Schema(Mapping[str, FieldType]):
+    """An ordered map of field name to type.
+
+    >>> schema = Schema({"image": Image(), "label": Int()})
+    >>> schema["label"]
+    Int(optional=False)
+    """
+
+    def __init__(self, fields: Mapping[str, FieldType]) -> None:
+        for name, kind in fields.items():
+            _check_name(name, kind)
+        self._fields = dict(fields)
+
+    def __getitem__(self, name: str) -> FieldType:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Schema({self._fields})"
+
+    def check(self, sample: Sample) -> Sample:
+        """The sample with its fields in schema order and every value of its field's type.
+
+        Raises SampleError for a missing or an additional field and for a value of another type.
+        """
+        checked: Sample = {"__key__": sample["__key__"]}
+        for name, kind in self._fields.items():
+            if name in sample:
+                try:
+                    checked[name] = kind.check(sample[name])
+                except TypeError:
+                    raise _wrong_type(sample, name, kind) from None
+            elif not kind.optional:
+                raise SampleError(
+                    f"the sample has no field {name!r}",
+                    key=sample["__key__"],
+                    expected=", ".join(self._fields),
+                    found=", ".join(n for n in sample if n != "__key__") or "no fields",
+                    fix="fill the field in, or declare it with optional=True",
+                )
+        if len(checked) != len(sample):
+            extra = sorted(sample.keys() - checked.keys())
+            raise SampleError(
+                f"the sample has a field that the schema does not name: {extra[0]!r}",
+                key=sample["__key__"],
+                expected=", ".join(self._fields),
+                fix=f"add {extra[0]!r} to the schema (optional=True if only some samples have it)",
+            )
+        return checked
+
+    def renamed(self, names: Mapping[str, str]) -> Schema:
+        """The schema with fields renamed as `names` says (old: new)."""
+        unknown = names.keys() - self._fields.keys()
+        if unknown:
+            raise UsageError(
+                f"there is no field {sorted(unknown)[0]!r} to rename",
+                expected="one of " + ", ".join(self._fields),
+            )
+        fields = {names.get(name, name): kind for name, kind in self._fields.items()}
+        if len(fields) != len(self._fields):
+            raise UsageError("two fields would have the same name", found=str(dict(names)))
+        return Schema(fields)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: kind.to_json() for name, kind in self._fields.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schema:
+        return cls({name: _type_from_json(name, entry) for name, entry in data.items()})
+
+    @classmethod
+    def of(cls, sample: Sample) -> Schema:
+        """A schema guessed from one sample's values; encoded pictures are told from other bytes."""
+        return cls({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
+
+
+def _check_name(name: str, kind: FieldType) -> None:
+    if not isinstance(kind, FieldType):
+        raise UsageError(
+            f"field {name!r} has no type",
+            expected="one of " + ", ".join(f"shardkit.{t}()" for t in TYPES),
+            found=repr(kind),
+        )
+    if name in RESERVED:
+        raise UsageError(
+            f"{name!r} cannot be the name of a field",
+            expected="any name but " + ", ".join(sorted(RESERVED)),
+        )
+
+
+def _wrong_type(sample: Sample, name: str, kind: FieldType) -> SampleError:
+    value = sample[name]
+    found = f"{type(value).__name__} {value!r:.60}"
+    if isinstance(value, np.ndarray):
+        found = f"an array of {value.dtype} {value.shape}"
+    return SampleError(
+        "a value is not of its field's type",
+        key=sample["__key__"],
+        field=name,
+        expected=f"{kind.python} for {kind}",
+        found=found,
+    )
+
+
+def _type_from_json(name: str, entry: Mapping[str, Any]) -> FieldType:
+    options = dict(entry)
+    kind = TYPES.get(options.pop("type", ""))
+    if kind is None:
+        raise FormatError(
+            f"field {name!r} is of a type that this version does not know",
+            found=str(entry.get("type")),
+            expected="one of " + ", ".join(TYPES),
+        )
+    if isinstance(options.get("shape"), list):
+        options["shape"] = tuple(options["shape"])
+    return kind(**options)
+
+
+def _guess(name: str, value: Any) -> FieldType:
+    from shardkit.codecs.image import is_image
+
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Image() if is_image(bytes(value[:64])) else Bytes()
+    if isinstance(value, np.ndarray):
+        return Array(value.dtype.str)
+    for kind in (Bool(), Int(), Float(), Text(), Json()):
+        try:
+            kind.check(value)
+        except TypeError:
+            continue
+        return kind
+    raise SampleError(
+        "a value is of a type that no field can hold",
+        field=name,
+        expected=", ".join(kind.python for kind in TYPES.values()),
+        found=type(value).__name__,
+    )

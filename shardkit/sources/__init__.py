@@ -1,0 +1,66 @@
+"""Sources: what a conversion reads. `open_sources` finds out which one a path is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardkit import storage
+from shardkit.errors import UsageError
+from shardkit.formats import format_of
+from shardkit.manifest import Splits, has_manifest, load_any
+from shardkit.schema import Schema
+from shardkit.sources.base import Source
+
+# The name of the only dataset of a conversion without splits.
+WHOLE = ""
+
+
+def open_sources(
+    source: str | os.PathLike[str] | Sequence[Any],
+    *,
+    split: str = "auto",
+    classes: Sequence[str] | None = None,
+    schema: Mapping[str, Any] | None = None,
+) -> dict[str, Source]:
+    """The sources behind a path or a sequence, one per split; `{"": source}` without splits."""
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        try:
+            folder = path.is_dir()
+            path.stat()
+        except OSError as error:
+            raise storage.explain(error, "read the source", path) from None
+        if schema is not None:
+            raise UsageError("a schema is for Python sequences: a path has its own")
+        if not folder or _holds_shards(path):
+            if classes is not None:
+                raise UsageError("class names come from the dataset; --classes is for folders")
+            return _datasets(path, split)
+        from shardkit.sources.image_folder import scan_folder
+
+        return scan_folder(path, split=split, classes=classes)
+    from shardkit.sources.sequence import SequenceSource
+
+    return {WHOLE: SequenceSource(source, Schema(schema) if schema is not None else None, classes)}
+
+
+def _datasets(path: Path, split: str) -> dict[str, Source]:
+    from shardkit.dataset import open_dataset
+    from shardkit.sources.dataset import DatasetSource
+
+    if path.is_dir() and has_manifest(path) and split == "auto":
+        manifest = load_any(path)
+        if isinstance(manifest, Splits):
+            return {name: DatasetSource(open_dataset(path / name)) for name in manifest.splits}
+    return {WHOLE: DatasetSource(open_dataset(path))}
+
+
+def _holds_shards(folder: Path) -> bool:
+    """Whether a folder is a dataset: finished, unfinished, or shards that others made."""
+    with storage.explained("list", folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    marks = {"shardkit.json", "job.json"}
+    return any(name in marks or format_of(Path(name)) for name in names)

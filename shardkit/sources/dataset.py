@@ -1,0 +1,69 @@
+"""An existing dataset as a source: any to any, stored values pass through untouched."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkit import storage
+from shardkit.dataset import Dataset
+from shardkit.formats.base import KeepsJsonText
+from shardkit.manifest import NAME
+from shardkit.sample import Sample
+from shardkit.sources.base import Indices, Source
+
+
+class DatasetSource(Source):
+    """The samples of a dataset, or those at `indices` of it."""
+
+    def __init__(self, dataset: Dataset, indices: Indices | None = None) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._indices = indices
+        self.schema = dataset.schema
+        self.classes = dataset.classes
+
+    def __len__(self) -> int:
+        return len(self._dataset if self._indices is None else self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        shard, position = self._dataset.locate(self._global(index))
+        reader = self._dataset.reader(shard)
+        if isinstance(reader, KeepsJsonText):
+            return reader.stored(position)
+        return reader[position]
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        per_shard = []
+        for shard in range(self._dataset.shards):
+            samples, size = self._dataset.extent(shard)
+            per_shard.append(np.full(samples, size // max(samples, 1), np.int64))
+        every = np.concatenate(per_shard) if per_shard else np.zeros(0, np.int64)
+        return every if self._indices is None else cast("npt.NDArray[np.int64]", every[self._indices])
+
+    def select(self, indices: Indices) -> DatasetSource:
+        if self._indices is not None:
+            indices = self._indices[indices]
+        return DatasetSource(self._dataset, indices)
+
+    def fingerprint(self) -> dict[str, str]:
+        dataset = self._dataset
+        if dataset.manifest is not None:
+            return {"files": storage.checksum(dataset.path / NAME)}
+        files, times = xxhash.xxh3_128(), xxhash.xxh3_128()
+        for shard in range(dataset.shards):
+            path = dataset.shard_path(shard)
+            about = path.stat()
+            files.update(f"{path.name}\0{about.st_size}\0".encode())
+            times.update(f"{about.st_mtime_ns}\0".encode())
+        return {"files": files.hexdigest(), "times": times.hexdigest()}
+
+    def name(self, index: int) -> str:
+        shard, position = self._dataset.locate(self._global(index))
+        return f"{self._dataset.shard_path(shard).name}:{position}"
+
+    def _global(self, index: int) -> int:
+        return index if self._indices is None else int(self._indices[index])

@@ -1,0 +1,198 @@
+"""`metadata.csv` and `metadata.jsonl` beside pictures: the Hugging Face ImageFolder convention.
+
+Each row names a picture in its column `file_name`, relative to the metadata file; the other columns
+become fields. A column's type is the narrowest that gives every value back as it was written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
+
+FILES = ("metadata.csv", "metadata.jsonl")
+_NAME = "file_name"
+_MISSING = None  # a cell that is empty, null, or not there
+
+
+class Metadata:
+    """Columns of values, and for each picture the number of its row (-1 for none)."""
+
+    def __init__(
+        self, schema: Schema, columns: dict[str, list[Any]], rows: npt.NDArray[np.int64]
+    ) -> None:
+        self.schema = schema
+        self._columns = columns
+        self._rows = rows
+
+    def row(self, picture: int) -> dict[str, Any]:
+        """The fields of one picture; those without a value are left out."""
+        row = int(self._rows[picture])
+        if row < 0:
+            return {}
+        return {
+            name: column[row]
+            for name, column in self._columns.items()
+            if column[row] is not _MISSING
+        }
+
+    def select(self, pictures: npt.NDArray[np.int64]) -> Metadata:
+        rows = self._rows[pictures]
+        used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
+        renumbered = np.full(len(rows), -1, np.int64)
+        renumbered[rows >= 0] = inverse
+        columns = {name: [column[r] for r in used] for name, column in self._columns.items()}
+        return Metadata(self.schema, columns, renumbered)
+
+    def fingerprint(self) -> bytes:
+        digest = xxhash.xxh3_128(self._rows.data)
+        for name, column in self._columns.items():
+            digest.update((name + "\0" + json.dumps(column)).encode())
+        return digest.digest()
+
+
+def read_metadata(
+    root: Path, files: list[str], index: dict[str, int], problems: list[ShardkitError]
+) -> Metadata:
+    """Join the metadata files under `root` with the pictures; `index` has the pictures' numbers.
+
+    Rows that name no picture are added to `problems`. Raises SourceError for a damaged file.
+    """
+    rows: list[dict[str, Any]] = []
+    row_of = np.full(len(index), -1, np.int64)
+    for file in sorted(files):
+        path = root / file
+        folder = posixpath.dirname(file)
+        parse = _csv_rows if file.endswith(".csv") else _json_rows
+        for line, row in parse(path):
+            name = row.pop(_NAME, None)
+            if not isinstance(name, str):
+                raise SourceError(f"line {line} of the metadata has no {_NAME!r}", path=path)
+            picture = index.get(posixpath.normpath(posixpath.join(folder, name)))
+            if picture is None:
+                problems.append(_no_such_picture(path, line, name))
+            elif row_of[picture] >= 0:
+                raise SourceError(
+                    f"line {line} of the metadata names a picture a second time",
+                    path=path,
+                    found=name,
+                )
+            else:
+                row_of[picture] = len(rows)
+                rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    for name in names:
+        if name in RESERVED or not name:
+            raise SourceError(f"the metadata have a column {name!r}", path=root / files[0])
+    columns = {name: [row.get(name, _MISSING) for row in rows] for name in names}
+    typed = {name: _typed(column) for name, column in columns.items()}
+    complete = len(rows) == len(index)
+    schema = {}
+    for name, (kind, values) in typed.items():
+        schema[name] = type(kind)(optional=not complete or _MISSING in values)
+    return Metadata(Schema(schema), {name: values for name, (_, values) in typed.items()}, row_of)
+
+
+def _no_such_picture(path: Path, line: int, name: str) -> SampleError:
+    return SampleError(
+        f"line {line} of the metadata names a picture that is not there",
+        path=path,
+        found=name,
+        expected="a path relative to the metadata file",
+        fix="restore the picture or remove the line, or use --on-error skip",
+    )
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
+    try:
+        head = next(reader, [])
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(head):
+                raise SourceError(
+                    f"line {reader.line_num} of the metadata has another number of cells",
+                    path=path,
+                    expected=f"{len(head)}: {', '.join(head)}",
+                    found=str(len(cells)),
+                )
+            yield reader.line_num, dict(zip(head, (c or _MISSING for c in cells), strict=True))
+    except csv.Error as error:
+        raise SourceError(f"line {reader.line_num} is no CSV: {error}", path=path) from None
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(_decoded(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"line {line} is no JSON: {error}", path=path) from None
+        if not isinstance(row, dict):
+            raise SourceError(f"line {line} is no JSON object", path=path, found=text[:60])
+        yield line, row
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return storage.read(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            "the metadata are not UTF-8", path=path, offset=error.start, found=error.reason
+        ) from None
+
+
+def _typed(column: list[Any]) -> tuple[FieldType, list[Any]]:
+    """The type of a column and its values of that type.
+
+    JSON values have their types; of CSV's text, numbers are only what prints the same again, so that
+    `007` stays text.
+    """
+    present = [value for value in column if value is not _MISSING]
+    if all(isinstance(value, str) for value in present):
+        for kind, parse in ((Int(), _int), (Float(), _float)):
+            values = _parsed(column, parse)
+            if present and values is not None:
+                return kind, values
+        return Text(), column
+    if all(isinstance(value, bool) for value in present):
+        return Bool(), column
+    if all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63 for v in present):
+        return Int(), column
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        return Float(), [value if value is _MISSING else float(value) for value in column]
+    return Json(), column
+
+
+def _parsed(column: list[Any], parse: Callable[[str], Any]) -> list[Any] | None:
+    try:
+        return [value if value is _MISSING else parse(value) for value in column]
+    except ValueError:
+        return None
+
+
+def _int(text: str) -> int:
+    number = int(text)
+    if str(number) != text or abs(number) >= 2**63:
+        raise ValueError
+    return number
+
+
+def _float(text: str) -> float:
+    if not text.strip(" ") == text or "_" in text or text[:1] not in "-.0123456789":
+        raise ValueError
+    return float(text)

@@ -1,0 +1,103 @@
+"""Any Python sequence of samples as a source: a list of dicts, a torch map-style dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.sample import Sample
+from shardkit.schema import Schema
+from shardkit.sources.base import Indices, Source
+
+_PROBES = 32  # samples that are read to guess the size of all
+
+
+class SequenceSource(Source):
+    """Samples from `sequence[i]`: dicts, with a `__key__` or numbered where the first has none.
+
+    Without a `schema` the sequence's own (`sequence.schema`) or that of its first sample is taken.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence[Any],
+        schema: Schema | None = None,
+        classes: Sequence[str] | None = None,
+        indices: Indices | None = None,
+    ) -> None:
+        super().__init__()
+        if not len(sequence):
+            raise SourceError("the sequence has no samples")
+        self._sequence = sequence
+        self._indices = np.arange(len(sequence)) if indices is None else indices
+        self.classes = None if classes is None else tuple(classes)
+        if schema is None:
+            own = getattr(sequence, "schema", None)
+            schema = own if isinstance(own, Schema) else Schema.of(self._at(0))
+        self.schema = schema
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.schema.check(self._at(int(self._indices[index])))
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        step = max(1, len(self) // _PROBES)
+        probes = [self._size(i) for i in range(0, len(self), step)]
+        return np.full(len(self), sum(probes) // len(probes), np.int64)
+
+    def select(self, indices: Indices) -> SequenceSource:
+        chosen = self._indices[indices]
+        return SequenceSource(self._sequence, self.schema, self.classes, chosen)
+
+    def fingerprint(self) -> None:
+        return None  # nothing says whether a sequence is the same as in an earlier run
+
+    def name(self, index: int) -> str:
+        return f"sample {self._indices[index]}"
+
+    def _at(self, number: int) -> Sample:
+        try:
+            sample = self._sequence[number]
+        except ShardkitError:
+            raise
+        except Exception as error:  # it is the user's code: whatever it raises is about this sample
+            raise SampleError(
+                f"the sequence raised {type(error).__name__}: {error}", position=number
+            ) from error
+        if not isinstance(sample, dict):
+            raise SampleError(
+                "the sequence holds something that is no sample",
+                position=number,
+                expected="a dict of fields, such as {'__key__': 'a', 'image': b'...', 'label': 3}",
+                found=type(sample).__name__,
+            )
+        key = sample.get("__key__", f"{number:09d}")
+        if not isinstance(key, str) or not key:
+            raise SampleError(
+                "the key of a sample is no text",
+                position=number,
+                expected="a string that is not empty",
+                found=repr(key),
+            )
+        return {**sample, "__key__": key}
+
+    def _size(self, index: int) -> int:
+        try:
+            sample = self[index]
+        except SampleError:
+            return 0  # the conversion will meet it again, and say so
+        return sum(_stored_size(value) for value in sample.values())
+
+
+def _stored_size(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, bytes | str):
+        return len(value)
+    return len(str(value))

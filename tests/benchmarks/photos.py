@@ -1,0 +1,58 @@
+"""Make the photos that the benchmarks share: real ones, 256 px on the short side, about 28 kB each.
+
+    python tests/benchmarks/photos.py PHOTOS OUT --samples 50000
+
+PHOTOS is any folder of pictures. Each repeat of a photo is cut at another pixel, so that no store
+can fold repeats into one. Classes are folders, one per original photo.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import cv2
+
+SHORT_SIDE = 256
+QUALITY = 90
+STEP = 13  # cuts per axis: 13 x 13 = 169 different repeats
+
+
+def make_photos(photos: Path, out: Path, samples: int) -> int:
+    """Write `samples` JPEG files to `out/<class>/<repeat>.jpg`; returns their bytes."""
+    pictures = [_load(path) for path in sorted(photos.rglob("*")) if path.is_file()]
+    repeats = -(-samples // len(pictures))
+    if repeats > STEP * STEP:
+        raise SystemExit(f"{samples} samples need {repeats} repeats; at most {STEP * STEP} differ")
+    written = 0
+    for number in range(samples):
+        repeat, photo = divmod(number, len(pictures))
+        folder = out / f"{photo:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        cut = pictures[photo][repeat % STEP :, repeat // STEP :]
+        data = cv2.imencode(".jpg", cut, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+        (folder / f"{repeat:03d}.jpg").write_bytes(data)
+        written += len(data)
+    return written
+
+
+def _load(path: Path) -> cv2.typing.MatLike:
+    picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if picture is None:
+        raise SystemExit(f"{path} is no picture")
+    height, width = picture.shape[:2]
+    scale = SHORT_SIDE / min(height, width)
+    if scale >= 1:
+        return picture
+    size = (round(width * scale), round(height * scale))
+    return cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--samples", type=int, default=50_000)
+    options = parser.parse_args()
+    total = make_photos(options.photos, options.out, options.samples)
+    print(f"{options.samples} photos, {total / options.samples:.0f} bytes each, in {options.out}")
