@@ -51,8 +51,7 @@ class Dataset:
         self._layouts = [manifest.layout if manifest else None for _ in shards]
         if manifest is None:
             lengths_and_schemas = [
-                (len(reader), reader.schema)
-                for reader in map(self._look_into, range(len(shards)))
+                (len(reader), reader.schema) for reader in map(self._look_into, range(len(shards)))
             ]
             counts = [length for length, _ in lengths_and_schemas]
             self.schema = _common_schema([schema for _, schema in lengths_and_schemas])
@@ -109,8 +108,7 @@ class Dataset:
         if reader is not None:
             return reader
         path = self.shard_path(shard)
-        if self._bytes[shard] is not None:
-            _check_size(path, self._bytes[shard])
+        _check_size(path, self._bytes[shard])
         opened = self._format.open(path, self._layouts[shard])
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
@@ -209,12 +207,12 @@ def _open_file(path: Path) -> Dataset:
     return Dataset(folder, format, [(path.name, None, None)], None)
 
 
-def _check_size(path: Path, expected: int) -> None:
+def _check_size(path: Path, expected: int | None) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
         raise storage.explain(error, "open the shard", path) from None
-    if found != expected:
+    if expected not in (None, found):
         raise DamagedError(
             "the shard is not as long as its manifest says",
             path=path,

@@ -35,7 +35,9 @@ class ConvertOptions:
         for name, least in (("shard_samples", 1), ("limit", 1), ("workers", 0), ("max_errors", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} must be a whole number from {least} up", found=repr(value))
+                raise UsageError(
+                    f"{name} must be a whole number from {least} up", found=repr(value)
+                )
         if self.on_error not in ("fail", "skip"):
             raise UsageError("on_error must be 'fail' or 'skip'", found=repr(self.on_error))
         parse_split(self.split)
@@ -96,7 +98,12 @@ def parse_split(text: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     names_good = all(re.fullmatch(r"\w[\w.-]*", name) for name in shares)
-    if not shares or not names_good or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
+    if (
+        not shares
+        or not names_good
+        or min(shares.values()) <= 0
+        or abs(sum(shares.values()) - 1) > 1e-9
+    ):
         raise UsageError(
             "this is no way to split",
             found=repr(text),

@@ -1,4 +1,4 @@
-"""Sample: a dict of fields with a string `__key__`; and the rule that makes keys from file names."""
+"""Sample: a dict of fields with a string `__key__`; and the rule that makes keys of names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Sample = dict[str, Any]
 class JsonText(str):
     """The original text of a JSON value.
 
-    Sources hand it to writers, so that JSON is stored as it was written; readers give parsed values.
+    Sources hand it to writers, so that JSON is stored as it was; readers give parsed values.
     """
 
     __slots__ = ()

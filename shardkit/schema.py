@@ -119,7 +119,7 @@ class Json(FieldType):
 
 @dataclass(frozen=True)
 class Array(FieldType):
-    """A numpy array. `dtype` and `shape` may be None where they vary, as may one entry of `shape`."""
+    """A numpy array. `dtype`, `shape` and entries of `shape` may be None where they vary."""
 
     dtype: str | None = None
     shape: tuple[int | None, ...] | None = None

@@ -10,6 +10,8 @@ import io
 import struct
 from typing import NamedTuple
 
+from shardkit.errors import SampleError
+
 # File suffixes of pictures, with the format that each usually holds. The order is that of trust:
 # the first suffix of a format is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
 SUFFIXES = {
@@ -94,6 +96,21 @@ def probe(data: bytes) -> ImageInfo:
     if not (width and height):
         raise NotAnImageError(f"a {format} header that says {width} x {height} pixels")
     return ImageInfo(format, width, height)
+
+
+def checked(value: bytes, key: str, field: str) -> ImageInfo:
+    """What `probe` says of a field's value; raises SampleError if that is no picture."""
+    try:
+        return probe(value)
+    except NotAnImageError as error:
+        raise SampleError(
+            "the value is no picture",
+            key=key,
+            field=field,
+            expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
+            found=str(error),
+            fix="repair or remove it, or drop such samples with --on-error skip",
+        ) from None
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:

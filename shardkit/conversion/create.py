@@ -80,7 +80,9 @@ class DatasetWriter:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder)
-        moved = [move_shard(asdict(s), self._folder, folder, s.file.name) for s in self._shards.shards]
+        moved = [
+            move_shard(asdict(s), self._folder, folder, s.file.name) for s in self._shards.shards
+        ]
         stats = self._shards.stats
         make_manifest(self._format.name, self._layout, moved, stats, self._classes).write(folder)
         self._partial.publish()

@@ -1,11 +1,11 @@
 """OUT.partial: where a conversion works until it is whole, and from where it continues.
 
-    job.json          what identifies the run
-    lock              held by the run that is at work
-    tasks/000012/     a finished task: its shards and result.json
-    tasks/000013.…    one in the making, removed when a run begins
-    dataset/          what becomes OUT, filled when all tasks are there
-    replaced/         the old OUT, between the two renames of --overwrite
+job.json          what identifies the run
+lock              held by the run that is at work
+tasks/000012/     a finished task: its shards and result.json
+tasks/000013.…    one in the making, removed when a run begins
+dataset/          what becomes OUT, filled when all tasks are there
+replaced/         the old OUT, between the two renames of --overwrite
 """
 
 from __future__ import annotations

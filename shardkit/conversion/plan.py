@@ -168,5 +168,3 @@ def _cuts(
         stop = max(stop, start + 1)
         yield start, stop
         start = stop
-
-

@@ -33,7 +33,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial) -> Manifest:
     tasks = [partial.task_folder(t.number) for t in plan.tasks if t.part.name == part.name]
     results = [read_result(task) for task in tasks]
     shards: list[Shard] = []
-    stats = Stats()
+    stats = Stats(part.schema(plan.options.rename))
     for task, result in zip(tasks, results, strict=True):
         for entry in result["shards"]:
             name = shard_name(len(shards), plan.format.name)

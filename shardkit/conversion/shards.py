@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,8 @@ from shardkit.formats import FORMATS
 from shardkit.formats.base import Format, ShardWriter
 from shardkit.manifest import FieldStats, File, Shard
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Bool, Bytes, FieldType, Float, Int, Json, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
-_FIXED = {Int: 8, Float: 8, Bool: 1}
 _FLUSH = 1 << 16  # sizes kept before they are counted
 
 
@@ -44,10 +44,13 @@ class ShardSequence:
         self._writer: ShardWriter | None = None
         self._samples = 0  # in the open shard
         self.shards: list[Shard] = []
-        self.stats = Stats()
+        self.stats = Stats(schema)
 
-    def write(self, sample: Sample) -> None:
-        """Add a checked sample; after a SampleError the sequence goes on without it."""
+    def write(self, sample: Sample) -> int:
+        """Add a checked sample; returns its payload bytes.
+
+        After a SampleError the sequence goes on without that sample.
+        """
         if self._samples == self._max_samples:
             self._close_shard()
         if self._writer is None:
@@ -57,7 +60,7 @@ class ShardSequence:
             self._open_shard()
             self._written(sample)
         self._samples += 1
-        self.stats.add(sample, self._schema)
+        return self.stats.add(sample)
 
     def close(self) -> None:
         """Complete the last shard. All files are on the disk when this returns."""
@@ -121,9 +124,7 @@ class FieldSizes:
         starts, counts = np.unique(values >> shift << shift, return_counts=True)
         buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))
         self.merge(
-            FieldSizes(
-                len(sizes), int(values.sum()), int(values.min()), int(values.max()), buckets
-            )
+            FieldSizes(len(sizes), int(values.sum()), int(values.min()), int(values.max()), buckets)
         )
 
     def merge(self, other: FieldSizes) -> None:
@@ -148,27 +149,34 @@ class FieldSizes:
 class Stats:
     """Counts over samples: sizes per field, samples per label. Merged, they do not depend on order."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema) -> None:
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
-        self._pending: dict[str, list[int]] = {}
+        self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
+            (name, _SIZES[type(kind)], []) for name, kind in schema.items()
+        ]
 
-    def add(self, sample: Sample, schema: Schema) -> None:
-        for name, kind in schema.items():
+    def add(self, sample: Sample) -> int:
+        """Count one sample; returns its payload bytes."""
+        total = 0
+        for name, size_of, pending in self._pending:
             if name in sample:
-                pending = self._pending.setdefault(name, [])
-                pending.append(stored_size(kind, sample[name]))
+                size = size_of(sample[name])
+                total += size
+                pending.append(size)
                 if len(pending) >= _FLUSH:
                     self.flush()
         label = sample.get("label")
-        if isinstance(label, int):
+        if type(label) is int:
             self.labels[label] += 1
+        return total
 
     def flush(self) -> None:
         """Count what was added since; the counts are whole only after this."""
-        for name, sizes in self._pending.items():
-            self.fields.setdefault(name, FieldSizes()).add(sizes)
-        self._pending = {}
+        for name, _, sizes in self._pending:
+            if sizes:
+                self.fields.setdefault(name, FieldSizes()).add(sizes)
+                sizes.clear()
 
     def merge(self, other: Stats) -> None:
         for name, sizes in other.fields.items():
@@ -183,7 +191,7 @@ class Stats:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stats:
-        stats = cls()
+        stats = cls(Schema({}))
         for name, sizes in data["fields"].items():
             buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
             stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
@@ -194,13 +202,14 @@ class Stats:
         return tuple(self.labels[label] for label in range(classes))
 
 
-def stored_size(kind: FieldType, value: Any) -> int:
-    """Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes."""
-    if isinstance(kind, Bytes):
-        return len(value)
-    if isinstance(kind, Text):
-        return len(value.encode())
-    if isinstance(kind, Json):
-        return len(JsonText.of(value).encode())
-    fixed = _FIXED.get(type(kind))
-    return int(value.nbytes) if fixed is None else fixed
+# Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes.
+_SIZES: dict[type[FieldType], Callable[[Any], int]] = {
+    Int: lambda value: 8,
+    Float: lambda value: 8,
+    Bool: lambda value: 1,
+    Bytes: len,
+    Image: len,
+    Text: lambda value: len(value.encode()),
+    Json: lambda value: len(JsonText.of(value).encode()),
+    Array: lambda value: int(value.nbytes),
+}

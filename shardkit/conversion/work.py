@@ -6,6 +6,7 @@ rename takes the ending off. The journal of a run is the set of folders without 
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit import storage
-from shardkit.conversion.shards import ShardSequence, stored_size
+from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.sample import Sample
@@ -31,8 +32,9 @@ ERRORS = "errors.jsonl"
 KEYS = "keys.jsonl"
 UNFINISHED = ".tmp"
 
-# Threads that read ahead inside a task, and how much at a time.
-THREADS = 2
+# Threads that read ahead inside a task at most, and how much each reads at a time.
+_MAX_THREADS = 8
+_WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
 _CHUNK_SAMPLES = 64
 _CHUNK_BYTES = 4 << 20
 _REPORT_SECONDS = 0.1
@@ -97,7 +99,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
                     raise sample
                 if work.rename:
                     sample = {work.rename.get(name, name): value for name, value in sample.items()}
-                shards.write(sample)
+                size = shards.write(sample)
             except SampleError as error:
                 if not work.skip_errors:
                     raise error.located(path=work.source.name(index)) from None
@@ -107,7 +109,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
             original = work.source.original(index)
             if original is not None:
                 keys.append(_line({"key": sample["__key__"], "path": original}))
-            reporter.add(sum(stored_size(schema[n], sample[n]) for n in schema if n in sample), 0)
+            reporter.add(size, 0)
         shards.close()
     except BaseException:
         shards.abandon()
@@ -124,35 +126,51 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     storage.write_file(folder / RESULT, json.dumps(result).encode())
 
 
+class _Chunk(NamedTuple):
+    """Samples that were read together, and how far reading them was waiting."""
+
+    samples: list[Sample | SampleError]  # a bad sample is there as its error
+    waited: bool
+
+
 def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:
-    """All samples in order, read by a few threads ahead; a sample that is bad comes as its error."""
+    """All samples in order; one that is bad comes as its error.
 
-    def read(first: int, last: int) -> list[Sample | SampleError]:
-        samples: list[Sample | SampleError] = []
-        for index in range(first, last):
-            try:
-                samples.append(source[index])
-            except SampleError as error:
-                samples.append(error)
-        return samples
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        pending: deque[tuple[int, Future[list[Sample | SampleError]]]] = deque()
+    Files that are in memory are read best without any thread: more would only stand in each
+    other's way. Where reading waits for a disk or a network, more and more chunks are read ahead.
+    """
+    ahead = 0
+    with ThreadPoolExecutor(_MAX_THREADS) as threads:
+        pending: deque[tuple[int, Future[_Chunk]]] = deque()
+        chunks = _chunks(source.sizes())
         try:
-            for first, last in _chunks(source.sizes()):
-                pending.append((first, threads.submit(read, first, last)))
-                if len(pending) > THREADS:
-                    yield from _numbered(*pending.popleft())
-            while pending:
-                yield from _numbered(*pending.popleft())
+            while True:
+                for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
+                    pending.append((first, threads.submit(_read, source, first, last)))
+                if pending:
+                    number, future = pending.popleft()
+                    chunk = future.result()
+                else:
+                    number, last = next(chunks, (0, 0))
+                    if not last:
+                        return
+                    chunk = _read(source, number, last)
+                ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, 0)
+                yield from enumerate(chunk.samples, number)
         finally:
             threads.shutdown(cancel_futures=True)
 
 
-def _numbered(
-    first: int, samples: Future[list[Sample | SampleError]]
-) -> Iterator[tuple[int, Sample | SampleError]]:
-    return iter(enumerate(samples.result(), first))
+def _read(source: Source, first: int, last: int) -> _Chunk:
+    began, worked = time.perf_counter(), time.thread_time()
+    samples: list[Sample | SampleError] = []
+    for index in range(first, last):
+        try:
+            samples.append(source[index])
+        except SampleError as error:
+            samples.append(error)
+    waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
+    return _Chunk(samples, waited)
 
 
 def _chunks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -42,7 +40,7 @@ class DatasetSource(Source):
             samples, size = self._dataset.extent(shard)
             per_shard.append(np.full(samples, size // max(samples, 1), np.int64))
         every = np.concatenate(per_shard) if per_shard else np.zeros(0, np.int64)
-        return every if self._indices is None else cast("npt.NDArray[np.int64]", every[self._indices])
+        return every if self._indices is None else every[self._indices]
 
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
-from shardkit.codecs.image import SUFFIXES, NotAnImageError, probe
+from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.sample import JsonText, Sample, key_of, unique_key
 from shardkit.schema import Array, FieldType, Image, Int, Json, Schema, Text
@@ -67,7 +67,7 @@ class ImageFolder(Source):
         path = self._path(index)
         key = self.key(index)
         try:
-            sample: Sample = {"__key__": key, "image": _read_picture(path, int(files.sizes[index]))}
+            sample: Sample = {"__key__": key, "image": _read(path, int(files.sizes[index]))}
             if "label" in self.schema:
                 label = files.labels[files.folder_of[index]]
                 if label is not None:
@@ -162,21 +162,6 @@ class _Files:
 # --- reading one sample --------------------------------------------------------------------------
 
 
-def _read_picture(path: str, size: int) -> bytes:
-    data = _read(path, size)
-    try:
-        probe(data)
-    except NotAnImageError as error:
-        raise SampleError(
-            "the file is no picture",
-            path=path,
-            expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
-            found=str(error),
-            fix="remove or replace the file, or drop such files with --on-error skip",
-        ) from None
-    return data
-
-
 def _read(path: str, size: int | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
     try:
@@ -216,7 +201,6 @@ def _read_sidecar(path: str, sidecar: _Sidecar) -> Any:
     data = _read(path)
     try:
         if isinstance(sidecar.type, Image):
-            probe(data)
             return data
         if isinstance(sidecar.type, Array):
             return _load_array(data)
@@ -344,7 +328,7 @@ class _Folder(NamedTuple):
 
 
 class _Scan:
-    """One walk through a folder tree: the files in order, the class folders, what was passed over."""
+    """One walk through a folder tree: files in order, class folders, what was passed over."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -159,8 +159,8 @@ def _decoded(path: Path) -> str:
 def _typed(column: list[Any]) -> tuple[FieldType, list[Any]]:
     """The type of a column and its values of that type.
 
-    JSON values have their types; of CSV's text, numbers are only what prints the same again, so that
-    `007` stays text.
+    JSON values have their types. Of CSV's text, whole numbers are only what prints the same again,
+    so that `007` stays text.
     """
     present = [value for value in column if value is not _MISSING]
     if all(isinstance(value, str) for value in present):

@@ -1,9 +1,9 @@
 """TAR shards, as the WebDataset library writes and reads them.
 
-    names.py    which member is which field of which sample
-    layout.py   the bytes of a TAR file: headers out, members in
-    reader.py   random access through an index
-    writer.py   a shard and its index
+names.py    which member is which field of which sample
+layout.py   the bytes of a TAR file: headers out, members in
+reader.py   random access through an index
+writer.py   a shard and its index
 """
 
 from __future__ import annotations

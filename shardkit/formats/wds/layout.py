@@ -8,6 +8,7 @@ tarfile, webdataset and DALI's index tool all read. What we read is ustar, GNU, 
 from __future__ import annotations
 
 import mmap
+import struct
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -24,13 +25,13 @@ END = bytes(2 * BLOCK)
 # At most: header, padding, and for a name over 100 bytes two blocks and the name's own.
 MEMBER_OVERHEAD = BLOCK + (BLOCK - 1)
 
-# 1980-01-01: GNU tar calls an older time stamp implausible.
-_MTIME = 315532800
 _NAME = 100  # bytes of a ustar name
 _LONG_NAME = b"././@LongLink"
 _BETWEEN = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
+_TIME = b"%011o\0" % 315532800  # 1980-01-01: GNU tar calls an older time stamp implausible
 _MAGIC = b"ustar\00000"
-_BLANK_CHECKSUM = b" " * 8
+_AFTER = (bytes(100) + _MAGIC).ljust(BLOCK - 157, b"\0")  # what follows the type flag
+_SUM_AFTER = sum(_AFTER) + 8 * 0x20  # the checksum counts its own field as blanks
 _ADLER = 65521  # adler32's low half is 1 + the sum of the bytes, modulo this
 
 
@@ -52,16 +53,15 @@ def header(name: bytes, size: int) -> bytes:
 def _header(name: bytes, size: int, kind: bytes) -> bytes:
     # 11 octal digits hold 8 GiB; beyond that GNU's base-256 form.
     number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
-    before = name.ljust(_NAME, b"\0") + _BETWEEN + number + b"%011o\0" % _MTIME
-    after = (kind + bytes(100) + _MAGIC).ljust(BLOCK - len(before) - 8, b"\0")
+    before = name.ljust(_NAME, b"\0") + _BETWEEN + number + _TIME
     # 100 name bytes and these numbers sum to far less than _ADLER, so the low half is exact.
-    total = (zlib.adler32(before + _BLANK_CHECKSUM + after) & 0xFFFF) - 1
-    return before + b"%06o\0 " % total + after
+    total = (zlib.adler32(before) & 0xFFFF) - 1 + sum(kind) + _SUM_AFTER
+    return b"%b%06o\0 %b%b" % (before, total, kind, _AFTER)
 
 
 def padding(size: int) -> bytes:
     """The zeros that fill a payload's last block."""
-    return bytes(-size % BLOCK)
+    return END[: -size % BLOCK]
 
 
 class Member(NamedTuple):
@@ -136,7 +136,9 @@ def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
         name_offset = 0
         at = payload + _blocks(size)
         if at > end:
-            raise _cut("inside the padding of a member", path, payload + size, at - payload - size, end)
+            raise _cut(
+                "inside the padding of a member", path, payload + size, at - payload - size, end
+            )
     warnings.warn(
         f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short",
         ShardkitWarning,
@@ -206,7 +208,9 @@ def _pax(text: bytes, path: Path, at: int) -> dict[str, tuple[str, int]]:
 
 def _decimal(text: str, path: Path, at: int) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise DamagedError("a pax header has a size that is no number", path=path, offset=at, found=text)
+        raise DamagedError(
+            "a pax header has a size that is no number", path=path, offset=at, found=text
+        )
     return int(text)
 
 
@@ -255,3 +259,9 @@ def index_dtype(schema: Schema) -> np.dtype[np.void]:
     picture = [*place, ("width", "<u4"), ("height", "<u4")]
     fields = [(name, picture if isinstance(t, Image) else place) for name, t in schema.items()]
     return np.dtype([("__key__", place), *fields])
+
+
+def row_struct(schema: Schema) -> struct.Struct:
+    """A row of the index as `struct` has it: all numbers little-endian and side by side."""
+    pictures = "".join("QQII" if isinstance(t, Image) else "QQ" for t in schema.values())
+    return struct.Struct("<QQ" + pictures)

@@ -12,7 +12,6 @@ import json
 import lzma
 import mmap
 import shutil
-import struct
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from shardkit import storage
 from shardkit.errors import DamagedError, SampleError, ShardkitWarning
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
-from shardkit.formats.wds.layout import Member, index_dtype, index_path, members
+from shardkit.formats.wds.layout import Member, index_dtype, index_path, members, row_struct
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
@@ -49,9 +48,9 @@ class WdsReader(ShardReader):
         self._index: _Index = index
         self._length = len(index)
         # One call unpacks a row: numpy would take longer than the read itself.
-        self._unpack = struct.Struct(_struct_format(index.dtype)).unpack_from
+        self._unpack = row_struct(self.schema).unpack_from
         self._row_size = index.dtype.itemsize
-        self._rows = memoryview(index.view(np.uint8))
+        self._rows = memoryview(cast(Any, index.view(np.uint8)))
         self._columns = _columns(self.schema, _DECODERS)
 
     def __len__(self) -> int:
@@ -123,12 +122,6 @@ def _load_index(path: Path, schema: Schema) -> _Index:
     return cast(_Index, np.asarray(index))
 
 
-def _struct_format(dtype: np.dtype[np.void]) -> str:
-    """The index's row as `struct` has it; all numbers are little-endian and side by side."""
-    columns = [dtype[name] for name in dtype.names or ()]
-    return "<" + "".join("QQII" if len(column.names or ()) == 4 else "QQ" for column in columns)
-
-
 def _columns(
     schema: Schema, decoders: dict[type[FieldType], _Decoder | None]
 ) -> list[tuple[str, int, _Decoder | None]]:
@@ -155,9 +148,7 @@ def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
         for field, member in fields.items():
             found.setdefault(field, []).append((len(keys), member.offset, member.size))
         keys.append((key, name_offset))
-    schema = Schema(
-        {f: _foreign_type(f, places, data, len(keys)) for f, places in found.items()}
-    )
+    schema = Schema({f: _foreign_type(f, places, data, len(keys)) for f, places in found.items()})
     index = np.zeros(len(keys), index_dtype(schema))
     for field, places in found.items():
         positions, offsets, sizes = np.array(places, np.int64).T
@@ -282,7 +273,9 @@ def _unpacker(magic: bytes) -> Callable[[BinaryIO], Any] | None:
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
         import zstandard
 
-        return lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        return lambda file: zstandard.ZstdDecompressor().stream_reader(
+            file, read_across_frames=True
+        )
     return None
 
 

@@ -3,134 +3,170 @@
 from __future__ import annotations
 
 import io
-import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardkit import storage
-from shardkit.codecs.image import SUFFIX_OF, NotAnImageError, probe
+from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
 from shardkit.formats.wds import names
-from shardkit.formats.wds.layout import BLOCK, END, header, index_dtype, index_path, padding
+from shardkit.formats.wds.layout import (
+    BLOCK,
+    END,
+    header,
+    index_dtype,
+    index_path,
+    padding,
+    row_struct,
+)
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, FieldType, Image, Int, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
-_BUFFER = 4 << 20  # bytes gathered before a write
-_PLACE = struct.Struct("<QQ")
-_PIXELS = struct.Struct("<II")
+# Gathered before a write: few enough bytes to be in the processor's cache still, and no more
+# chunks than a system call takes (1,024) with those of one more sample.
+_BUFFER = 1 << 18
+_MAX_CHUNKS = 512
 
 
 class WdsWriter(ShardWriter):
     def __init__(self, path: Path, schema: Schema, max_bytes: int | None) -> None:
         self._path = path
-        self._schema = schema
-        self._extensions = names.extensions(schema)
         self._columns = index_dtype(schema)
+        self._pack = row_struct(schema).pack
+        self._fields = _fields(schema)
         self._max_bytes = max_bytes
         self._rows = bytearray()
         self._size = 0  # of the file, with what is still in the buffer
         self._buffer: list[bytes] = []
         self._buffered = 0
+        self._closed = False
         self._file = storage.create(path)
 
     def write(self, sample: Sample) -> bool:
-        key = _checked_key(sample["__key__"])
+        name = _member_name(sample["__key__"])
         start = at = self._size
         chunks: list[bytes] = []
         row = []
-        for field, kind in self._schema.items():
-            if field not in sample:
-                row.append(bytes(self._columns[field].itemsize))
+        for field in self._fields:
+            if field.name not in sample:
+                row += field.absent
                 continue
-            payload, extension, size = self._encode(field, kind, sample)
-            head = header(key + b"." + extension.encode(), len(payload))
+            payload = sample[field.name]
+            if field.encode is None:
+                info = checked(payload, sample["__key__"], field.name)
+                extension = field.extensions[info.format]
+                pixels: tuple[int, ...] = info[1:]
+            else:
+                payload = field.encode(payload)
+                extension = field.extensions[""]
+                pixels = ()
+            size = len(payload)
+            head = header(name + extension, size)
             at += len(head)
-            row.append(_PLACE.pack(at, len(payload)) + size)
-            chunks += (head, payload, padding(len(payload)))
-            at += len(payload) + -len(payload) % BLOCK
+            row += (at, size, *pixels)
+            chunks += (head, payload, padding(size))
+            at += size + -size % BLOCK
         if not chunks:
             raise SampleError("a TAR cannot hold a sample without fields", key=sample["__key__"])
         if self._max_bytes is not None and self._rows and at + len(END) > self._max_bytes:
             return False
         # A name over 100 bytes stands in one piece in the member before, one block in.
-        in_header = len(chunks[0]) == BLOCK
-        self._rows += _PLACE.pack(start if in_header else start + BLOCK, len(key)) + b"".join(row)
+        name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
+        self._rows += self._pack(name_at, len(name), *row)
         self._buffer += chunks
         self._buffered += at - start
         self._size = at
-        if self._buffered >= _BUFFER:
+        if self._buffered >= _BUFFER or len(self._buffer) > _MAX_CHUNKS:
             self._flush()
         return True
 
     def close(self) -> None:
-        if self._file.closed:
+        if self._closed:
             return
-        try:
+        self._closed = True
+        with self._file:
             self._buffer.append(END)
             self._flush()
-        finally:
-            self._file.close()
         index = io.BytesIO()
         np.save(index, np.frombuffer(self._rows, self._columns))
         with storage.create(index_path(self._path)) as file:
-            storage.write(file, index.getbuffer())
+            storage.write(file, [index.getvalue()])
 
     def _flush(self) -> None:
-        data = b"".join(self._buffer)
-        self._buffer, self._buffered = [], 0
-        storage.write(self._file, data)
-
-    def _encode(self, field: str, kind: FieldType, sample: Sample) -> tuple[bytes, str, bytes]:
-        """Payload, extension, and for a picture its width and height as the index has them."""
-        value = sample[field]
-        extensions = self._extensions[field]
-        if not isinstance(kind, Image):
-            return encode(kind, value), extensions[0], b""
-        try:
-            info = probe(value)
-        except NotAnImageError as error:
-            raise SampleError(
-                "the value is no picture",
-                key=sample["__key__"],
-                field=field,
-                expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
-                found=str(error),
-            ) from None
-        extension = extensions[0]
-        if len(extensions) > 1:
-            suffix = SUFFIX_OF[info.format]
-            extension = next(e for e in extensions if e.rpartition(".")[2] == suffix)
-        return value, extension, _PIXELS.pack(info.width, info.height)
+        chunks, self._buffer, self._buffered = self._buffer, [], 0
+        storage.write(self._file, chunks)
 
 
-def encode(kind: FieldType, value: Any) -> bytes:
-    """A value as the payload of a member."""
-    if isinstance(kind, Bytes):
-        return value  # type: ignore[no-any-return]
-    if isinstance(kind, Int):
-        return b"%d" % value
-    if isinstance(kind, Text):
-        return value.encode()  # type: ignore[no-any-return]
-    if isinstance(kind, Array):
-        file = io.BytesIO()
-        np.save(file, value, allow_pickle=False)
-        return file.getvalue()
+class _Field(NamedTuple):
+    """What is known of a field before any sample: all that the inner loop needs."""
+
+    name: str
+    encode: Callable[[Any], bytes] | None  # None for a picture, which is stored as it is
+    extensions: dict[str, bytes]  # by the picture's format; by "" for any other value
+    absent: tuple[int, ...]  # the field's part of an index row where a sample does not have it
+
+
+def _fields(schema: Schema) -> list[_Field]:
+    fields = []
+    for name, endings in names.extensions(schema).items():
+        kind = schema[name]
+        if isinstance(kind, Image):
+            by_format = {
+                format: _ending(endings, suffix) for format, suffix in SUFFIX_OF.items()
+            }
+            fields.append(_Field(name, None, by_format, (0, 0, 0, 0)))
+        else:
+            encode = _ENCODERS[type(kind)]
+            fields.append(_Field(name, encode, {"": b"." + endings[0].encode()}, (0, 0)))
+    return fields
+
+
+def _ending(endings: list[str], suffix: str) -> bytes:
+    """The extension for a picture's format; a field with one extension keeps it for all."""
+    if len(endings) == 1:
+        return b"." + endings[0].encode()
+    return b"." + next(e for e in endings if e.rpartition(".")[2] == suffix).encode()
+
+
+def _array(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, value, allow_pickle=False)
+    return file.getvalue()
+
+
+def _json(value: Any) -> bytes:
     return JsonText.of(value).encode()
 
 
-def _checked_key(key: str) -> bytes:
-    """The key as a member's name; raises SampleError where WebDataset would read another key."""
-    split = names.split(key + ".x")
-    if split is None or split[0] != key or "\0" in key:
-        raise SampleError(
-            "a TAR member cannot be named after this key",
-            key=key,
-            expected="a base name without dots, not of the form __name__, and no zero bytes",
-            fix="replace the dots in the key, for example with '_'",
-        )
+_ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
+    Bytes: bytes,
+    Int: b"%d".__mod__,
+    Text: str.encode,
+    Array: _array,
+    Float: _json,
+    Bool: _json,
+    Json: _json,
+}
+
+
+def _member_name(key: str) -> bytes:
+    """The key as the beginning of a member's name.
+
+    Raises SampleError where WebDataset would read another key from it, or none.
+    """
+    base = key[key.rfind("/") + 1 :]
+    if "." in base or key[:2] == "__" or key[-1:] in ("/", "") or "\0" in key:
+        if names.split(key + ".x") != (key, "x") or "\0" in key:
+            raise SampleError(
+                "a TAR member cannot be named after this key",
+                key=key,
+                expected="a base name without dots, not of the form __name__, and no zero bytes",
+                fix="replace the dots in the key, for example with '_'",
+            )
     try:
         return key.encode()
     except UnicodeEncodeError:
