@@ -15,7 +15,7 @@ from typing import Any
 
 from shardkit import manifest as manifests
 from shardkit import storage
-from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import Manifest
@@ -58,7 +58,7 @@ class Dataset:
         else:
             counts = [samples or 0 for _, samples, _ in shards]
             self.schema = manifest.schema
-        self._ends = list(accumulate(counts))
+        *self._starts, self._length = accumulate(counts, initial=0)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -66,34 +66,30 @@ class Dataset:
         return self.manifest.classes if self.manifest else None
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """The sample with the global number `index`; negative ones count from the end."""
-        try:
-            shard, position = self.locate(index)
-            reader = self._readers.get(shard)
-            if reader is None:
-                reader = self.reader(shard)
-            return reader[position]
-        except ShardkitError as error:
-            raise error.located(path=self.path) from None
+        shard, position = self.locate(index)
+        reader = self._readers.get(shard)
+        if reader is None:
+            reader = self.reader(shard)
+        return reader[position]
 
     def locate(self, index: int) -> tuple[int, int]:
         """Number of the shard that holds a sample, and the sample's position in it."""
         index = operator.index(index)
-        ends = self._ends
         if index < 0:
             index += len(self)
-        shard = bisect_right(ends, index)
-        if index < 0 or shard == len(ends):
+        shard = bisect_right(self._starts, index) - 1
+        if shard < 0 or index >= len(self):
             raise IndexError(f"{self.path} has {len(self)} samples")
-        return shard, index - ends[shard - 1] if shard else index
+        return shard, index - self._starts[shard]
 
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""
-        start = self._ends[shard - 1] if shard else 0
-        return self._ends[shard] - start, self._bytes[shard] or 0
+        stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
+        return stop - self._starts[shard], self._bytes[shard] or 0
 
     def shard_path(self, shard: int) -> Path:
         return self.path / self._names[shard]

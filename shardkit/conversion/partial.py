@@ -99,6 +99,7 @@ class Partial:
         storage.sync(self.dataset)
         if self.dataset.exists():
             if self.out.exists():
+                storage.remove(self.path / "replaced")
                 storage.rename(self.out, self.path / "replaced")
             storage.rename(self.dataset, self.out)
         storage.sync(self.out.parent)

@@ -26,8 +26,8 @@ from shardkit.sources.sequence import SequenceSource
 class Monitor(Protocol):
     """Who wants to know how a conversion goes on; called in the caller's thread."""
 
-    def start(self, plan: Plan, finished: int) -> None:
-        """Work begins; `finished` tasks were done by an earlier run."""
+    def start(self, plan: Plan, done: int) -> None:
+        """Work begins; an earlier run has `done` so many samples."""
 
     def advance(self, progress: Progress) -> None:
         """Samples were written or dropped. Negative after a worker died: its task begins again."""
@@ -130,7 +130,6 @@ def run(
     try:
         finished = partial.finished(len(plan.tasks))
         _work(plan, partial, set(finished), monitor)
-        storage.remove(target) if _is_empty(target) else None
         assemble(plan, partial)
         partial.publish()
     finally:
@@ -205,7 +204,8 @@ def _too_many(allowed: int, last: str = "") -> SourceError:
 
 def _work(plan: Plan, partial: Partial, finished: set[int], monitor: Monitor | None) -> None:
     if monitor is not None:
-        monitor.start(plan, len(finished))
+        done = sum(task.stop - task.start for task in plan.tasks if task.number in finished)
+        monitor.start(plan, done)
     bad = sum(len(part.problems) for part in plan.parts) + _errors_of(partial, finished)
 
     def report(progress: Progress) -> None:

@@ -24,6 +24,7 @@ Errors are ours (`shardkit.errors`) and name the key; the engine adds path and s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +73,14 @@ class KnowsSizes(Protocol):
 
 
 @runtime_checkable
+class ReadsFields(Protocol):
+    """A reader that can leave fields out, and the bytes of those unread."""
+
+    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
+        """The sample with its key and, of those it has, these fields alone."""
+
+
+@runtime_checkable
 class KeepsJsonText(Protocol):
     """A reader that can give JSON as the text that is stored, so that it passes through unchanged."""
 
@@ -83,6 +92,7 @@ class Format(ABC):
     """What the engines ask of a format."""
 
     name: str
+    abilities: tuple[str, ...]  # for people: what it reads, writes and carries
 
     @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:

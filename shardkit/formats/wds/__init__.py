@@ -23,6 +23,12 @@ from shardkit.schema import Schema
 
 class Wds(Format):
     name = "wds"
+    abilities = (
+        "write: ustar, one index beside each shard, all field types",
+        "read at random: its own shards by their index, others after one pass over their headers",
+        "read foreign TARs: ustar, GNU, pax and V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
+        "convert on with nothing decoded: values and JSON text pass through as they are",
+    )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
         return WdsReader(path, layout)

@@ -67,7 +67,7 @@ def padding(size: int) -> bytes:
 class Member(NamedTuple):
     """A regular file in a TAR: offsets in bytes from the start of the file.
 
-    `name_offset` is where the name stands in one piece, 0 where it does not.
+    `name_offset` is where the name stands in one piece, -1 where it does not.
     """
 
     name: str
@@ -87,7 +87,7 @@ def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
         raise DamagedError("the TAR file is empty", path=path, expected="at least 1,024 bytes")
     following: dict[str, str] = {}  # what pax and GNU headers say of the next member
     everywhere: dict[str, str] = {}  # and of all that follow
-    name_offset = 0
+    name_offset = -1
     while at < end:
         block = data[at : at + BLOCK]
         if len(block) < BLOCK:
@@ -133,7 +133,7 @@ def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
                 yield Member(name, payload, size, name_offset)
         elif kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
-        name_offset = 0
+        name_offset = -1
         at = payload + _blocks(size)
         if at > end:
             raise _cut(
@@ -184,7 +184,7 @@ def _short_name(block: bytes, at: int) -> tuple[str, int]:
     name = _text(block[:_NAME])
     prefix = _text(block[345:500])
     if prefix and block[257:265] == _MAGIC:  # GNU and V7 headers have other things there
-        return f"{prefix}/{name}", 0
+        return f"{prefix}/{name}", -1
     return name, at
 
 

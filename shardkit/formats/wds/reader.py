@@ -14,7 +14,7 @@ import mmap
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -31,6 +31,7 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Js
 
 _Index = npt.NDArray[np.void]
 _Decoder = Callable[[bytes], Any]
+_Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
 
 
 class WdsReader(ShardReader):
@@ -59,30 +60,15 @@ class WdsReader(ShardReader):
     def __getitem__(self, position: int) -> Sample:
         return self._read(position, self._columns)
 
-    def stored(self, position: int) -> Sample:
-        """The sample with JSON values as the text that is stored."""
-        return self._read(position, _columns(self.schema, {**_DECODERS, Json: _json_text}))
-
-    def sizes(self, field: str) -> npt.NDArray[np.int64]:
-        """Stored bytes of the field in each sample that has it, in order."""
-        column = self._index[field]
-        return cast("npt.NDArray[np.int64]", column["size"][column["offset"] != 0].astype(np.int64))
-
-    def close(self) -> None:
-        self._map = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WdsReader, (self._path, self.layout)
-
-    def _read(self, position: int, columns: list[tuple[str, int, _Decoder | None]]) -> Sample:
+    def _read(self, position: int, columns: list[_Column]) -> Sample:
         data = self._map
         if data is None:
             raise ValueError(f"{self._path} is closed")
         if not 0 <= position < self._length:
             raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
         row = self._unpack(self._rows, position * self._row_size)
-        start = row[0]
-        key = data[start : start + row[1]].decode() if start else self._odd_keys[position]
+        start, size = row[:2]
+        key = data[start : start + size].decode() if size else self._odd_keys[position]
         sample: Sample = {"__key__": key}
         name = ""
         try:
@@ -103,6 +89,25 @@ class WdsReader(ShardReader):
             ) from None
         return sample
 
+    def stored(self, position: int) -> Sample:
+        """The sample with JSON values as the text that is stored."""
+        return self._read(position, _columns(self.schema, {**_DECODERS, Json: _json_text}))
+
+    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
+        """The sample with these fields alone; the bytes of the others are not touched."""
+        return self._read(position, [column for column in self._columns if column[0] in fields])
+
+    def sizes(self, field: str) -> npt.NDArray[np.int64]:
+        """Stored bytes of the field in each sample that has it, in order."""
+        column = self._index[field]
+        return cast("npt.NDArray[np.int64]", column["size"][column["offset"] != 0].astype(np.int64))
+
+    def close(self) -> None:
+        self._map = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WdsReader, (self._path, self.layout)
+
 
 def _load_index(path: Path, schema: Schema) -> _Index:
     """The index beside a shard of ours, mapped."""
@@ -122,9 +127,7 @@ def _load_index(path: Path, schema: Schema) -> _Index:
     return cast(_Index, np.asarray(index))
 
 
-def _columns(
-    schema: Schema, decoders: dict[type[FieldType], _Decoder | None]
-) -> list[tuple[str, int, _Decoder | None]]:
+def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -> list[_Column]:
     """Per field its name, where its offset is in an unpacked row, and what decodes its payload."""
     columns = []
     at = 2  # after the key's offset and size
@@ -157,7 +160,7 @@ def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
     odd = {}
     for position, (key, name_offset) in enumerate(keys):
         encoded = key.encode("utf-8", "surrogateescape")
-        if name_offset and encoded == key.encode("utf-8", "replace"):
+        if name_offset >= 0 and encoded == key.encode("utf-8", "replace"):
             index[position]["__key__"] = (name_offset, len(encoded))
         else:
             odd[position] = key

@@ -50,7 +50,7 @@ class WdsWriter(ShardWriter):
         name = _member_name(sample["__key__"])
         start = at = self._size
         chunks: list[bytes] = []
-        row = []
+        row: list[int] = []
         for field in self._fields:
             if field.name not in sample:
                 row += field.absent
@@ -115,9 +115,7 @@ def _fields(schema: Schema) -> list[_Field]:
     for name, endings in names.extensions(schema).items():
         kind = schema[name]
         if isinstance(kind, Image):
-            by_format = {
-                format: _ending(endings, suffix) for format, suffix in SUFFIX_OF.items()
-            }
+            by_format = {format: _ending(endings, suffix) for format, suffix in SUFFIX_OF.items()}
             fields.append(_Field(name, None, by_format, (0, 0, 0, 0)))
         else:
             encode = _ENCODERS[type(kind)]

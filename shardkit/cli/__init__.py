@@ -1,0 +1,82 @@
+"""The command line: one thin file per command, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from shardkit.errors import ShardkitError
+from shardkit.version import __version__
+
+# Name -> what `shardkit --help` says of it.
+COMMANDS = {
+    "convert": "Convert a folder of pictures or a dataset into shards.",
+    "inspect": "Say what is in a dataset or a shard.",
+    "formats": "List the formats and what each can do.",
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are modules of this package."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"shardkit.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shardkit")
+def group() -> None:
+    """Convert datasets for machine learning into fast shards, and read them."""
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 1 the data are at fault, 2 the command line is."""
+    try:
+        group.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.exceptions.Exit, click.Abort, KeyboardInterrupt) as error:
+        code = _ended(error)
+    except ShardkitError as error:
+        _show(error)
+        code = error.exit_code
+    except BrokenPipeError:  # the reader of our output has seen enough
+        code = 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        code = 0
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _ended(error: BaseException) -> int:
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    click.echo("\nshardkit: interrupted; the same command run again continues", err=True)
+    return 130
+
+
+def _show(error: ShardkitError) -> None:
+    if "--json" in sys.argv:
+        print_json(error.to_dict())
+    click.echo(f"shardkit: {error}", err=True)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    click.echo(json.dumps(data, ensure_ascii=False, indent=1))

@@ -1,0 +1,101 @@
+"""`shardkit convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli import print_json
+from shardkit.formats import FORMATS
+
+
+def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if not all(old and new for old, _, new in pairs):
+        raise click.BadParameter("expected OLD=NEW")
+    return {old: new for old, _, new in pairs}
+
+
+def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:
+    if file is None:
+        return None
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{file} is not UTF-8 text") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+@click.command("convert", context_settings={"show_default": True})
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--to", required=True, type=click.Choice(sorted(FORMATS)), help="Format to make.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="Folder to make.  [default: SOURCE-FORMAT]"
+)
+@click.option(
+    "--shard-size", metavar="SIZE", help="Largest shard: 64MB, 1GiB, ...  [default: 256MB]"
+)
+@click.option("--shard-samples", type=int, metavar="N", help="Most samples in a shard, instead.")
+@click.option("--shuffle", is_flag=True, help="Shuffle all samples, once and for all.")
+@click.option("--seed", type=int, default=0, help="Another seed is another shuffle.")
+@click.option("--workers", type=int, metavar="N", help="Processes.  [default: all cores]")
+@click.option("--limit", type=int, metavar="N", help="Only so many samples of each split.")
+@click.option("--plan", "plan_only", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--split",
+    default="auto",
+    metavar="HOW",
+    help="auto: train/ val/ test/ become datasets; none; or shares: train=0.9,val=0.1",
+)
+@click.option(
+    "--classes",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=_names,
+    metavar="FILE",
+    help="Class names, one a line, in the order of their labels.",
+)
+@click.option(
+    "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    help="A bad sample stops the run, or is dropped and listed in errors.jsonl.",
+)
+@click.option("--max-errors", type=int, default=1000, help="With skip: stop when there are more.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing dataset, once this is done.")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def command(
+    source: Path,
+    to: str,
+    out: Path | None,
+    plan_only: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Convert SOURCE into shards: a folder of pictures, a dataset, or a single shard.
+
+    A run that was interrupted continues when the same command is given again.
+    """
+    from shardkit.cli.progress import make_monitor, show_plan, show_result
+    from shardkit.conversion import run
+
+    if plan_only:
+        plan = run.prepare(source, to, **options)
+        target = out or run.default_output(source, to)
+        if as_json:
+            print_json({"out": str(target), **plan.describe()})
+        else:
+            show_plan(plan, target)
+        return
+    with make_monitor(quiet) as monitor:
+        result = run.convert(source, to, out, monitor=monitor, **options)
+    if as_json:
+        print_json(result.to_dict())
+    elif not quiet:
+        show_result(result)

@@ -1,0 +1,93 @@
+"""`shardkit inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli import print_json
+from shardkit.cli.tables import counted, print_table, size, spread
+from shardkit.manifest import FieldStats
+
+_CLASSES = 20  # that are printed; --json has all
+
+
+@click.command("inspect", context_settings={"show_default": True})
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--samples", default=3, metavar="N", help="How many samples to show.")
+@click.option("--full", is_flag=True, help="Read every sample: picture formats and sizes as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(path: Path, samples: int, full: bool, as_json: bool) -> None:
+    """Say what is in PATH: a dataset or a shard, made by shardkit or by others."""
+    from shardkit.inspection import inspect
+
+    report = inspect(path, samples=samples, full=full)
+    if as_json:
+        print_json(report)
+    elif "splits" in report:
+        for split in report["splits"].values():
+            _show(split)
+    else:
+        _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    rows = [
+        ("format", report["format"] + ("" if report["manifest"] else ", made by others")),
+        ("samples", f"{report['samples']:,} in {counted(report['shards'], 'shard')}"),
+        ("bytes", size(report["bytes"])),
+    ]
+    if report["errors"]:
+        rows.append(("dropped", f"{report['errors']:,} bad samples, listed in errors.jsonl"))
+    print_table(str(report["path"]), rows)
+    print_table("Fields", [_field_row(*item) for item in report["fields"].items()])
+    if report["classes"]:
+        _show_classes(report["classes"])
+    if report["pictures"]:
+        print_table("Pictures", _picture_rows(report["pictures"]))
+    if report["first"]:
+        print_table("First samples", [_sample_row(sample) for sample in report["first"]])
+
+
+def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
+    kind = ", ".join(
+        [about["type"], *(f"{k} {v}" for k, v in about.items() if k in ("dtype", "shape"))]
+    )
+    if about["optional"]:
+        kind += f", in {about['stats']['count']:,} samples" if about["stats"] else ", optional"
+    if not about["stats"]:
+        return name, kind, ""
+    stats = FieldStats(**about["stats"])
+    if stats.min == stats.max:
+        return name, kind, f"{size(stats.max)} each"
+    return name, kind, f"{size(stats.bytes)}; {spread(stats)}"
+
+
+def _show_classes(classes: list[dict[str, Any]]) -> None:
+    rows = [
+        (str(entry["label"]), entry["name"] or "", f"{entry['samples']:,}")
+        for entry in classes[:_CLASSES]
+    ]
+    if len(classes) > _CLASSES:
+        rows.append(("", f"and {len(classes) - _CLASSES:,} more (--json lists all)", ""))
+    print_table(f"Classes: {len(classes):,}", rows)
+
+
+def _picture_rows(pictures: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for field, about in pictures.items():
+        for format, count in about["formats"].items():
+            rows.append((field, format, f"{count:,}"))
+        for side in ("width", "height"):
+            smallest, median, largest = about[side]
+            rows.append((field, side, f"{smallest} / {median} / {largest} (min / median / max)"))
+        if about["damaged"]:
+            rows.append((field, "no picture", f"{about['damaged']:,}"))
+    return rows
+
+
+def _sample_row(sample: dict[str, Any]) -> tuple[str, ...]:
+    fields = ", ".join(f"{name}: {value}" for name, value in sample.items() if name != "__key__")
+    return sample["__key__"], fields

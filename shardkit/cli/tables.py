@@ -1,0 +1,61 @@
+"""Numbers and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardkit.manifest import FieldStats
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where to print; without a terminal, plain text as wide as it needs to be."""
+    from rich.console import Console
+
+    plain = Console(stderr=stderr, highlight=False)
+    return plain if plain.is_terminal else Console(stderr=stderr, highlight=False, width=200)
+
+
+def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Rows in columns under a title; paths and names are printed as they are, not as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title, style="bold"), title_justify="left", box=None, show_header=False
+    )
+    for row in rows:
+        table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(row)))
+    console().print(table)
+
+
+def size(count: int) -> str:
+    """Bytes for people.
+
+    >>> size(27_490)
+    '27.5 kB'
+    """
+    number = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
+        number /= 1000
+    return f"{number:,.3g} TB"
+
+
+def spread(stats: FieldStats) -> str:
+    """Smallest, median and largest size."""
+    return f"{size(stats.min)} / {size(stats.median)} / {size(stats.max)} (min / median / max)"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(2, "class")
+    '2 classes'
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

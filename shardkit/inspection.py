@@ -1,0 +1,174 @@
+"""What is in a dataset or a shard: from its manifest, its index, its headers; all else if asked."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit import manifest as manifests
+from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import SampleError
+from shardkit.formats.base import KnowsSizes, ReadsFields
+from shardkit.manifest import FieldStats, Splits
+from shardkit.schema import Array, Bytes, Image, Int
+
+_TEXT = 60  # characters of a value that are shown
+_LABELS = ("label", "cls")
+
+
+def inspect(
+    path: str | os.PathLike[str], *, samples: int = 3, full: bool = False
+) -> dict[str, Any]:
+    """A report on a dataset, a shard, or a folder of splits, of values that JSON can hold.
+
+    Counts and sizes come from the manifest or, for data made by others, from headers and small
+    fields; `full` reads every sample, for the formats and sizes of pictures. `samples` of the first
+    samples are described. Raises what `shardkit.open` and reading raise.
+    """
+    folder = Path(path)
+    if folder.is_dir() and manifests.has_manifest(folder):
+        manifest = manifests.load_any(folder)
+        if isinstance(manifest, Splits):
+            names = manifest.splits
+            return {
+                "path": os.fspath(path),
+                "format": manifest.format,
+                "splits": {n: _report(open_dataset(folder / n), samples, full) for n in names},
+            }
+    return _report(open_dataset(path), samples, full)
+
+
+def _report(dataset: Dataset, samples: int, full: bool) -> dict[str, Any]:
+    manifest = dataset.manifest
+    whole = manifest is not None and len(manifest.shards) == dataset.shards
+    path = dataset.path if dataset.shards != 1 or whole else dataset.shard_path(0)
+    stats = manifest.fields if manifest is not None and whole else _field_stats(dataset)
+    return {
+        "path": os.fspath(path),
+        "format": dataset.format,
+        "manifest": manifest is not None,
+        "shards": dataset.shards,
+        "samples": len(dataset),
+        "bytes": sum(dataset.extent(shard)[1] for shard in range(dataset.shards)),
+        "errors": manifest.errors if manifest is not None and whole else 0,
+        "fields": {
+            name: {
+                **kind.to_json(),
+                "optional": kind.optional,
+                "stats": asdict(stats[name]) if name in stats else None,
+            }
+            for name, kind in dataset.schema.items()
+        },
+        "classes": _classes(dataset, whole),
+        "pictures": _pictures(dataset) if full else None,
+        "first": [_describe(dataset, index) for index in range(min(samples, len(dataset)))],
+    }
+
+
+def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
+    """Stored sizes per field, exact, where the format knows them without reading."""
+    stats = {}
+    for name in dataset.schema:
+        parts = []
+        for shard in range(dataset.shards):
+            reader = dataset.reader(shard)
+            if isinstance(reader, KnowsSizes) and name in reader.schema:
+                parts.append(reader.sizes(name))
+        sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        if len(sizes):
+            middle = int(np.sort(sizes)[(len(sizes) - 1) // 2])
+            low, high, total = int(sizes.min()), int(sizes.max()), int(sizes.sum())
+            stats[name] = FieldStats(len(sizes), total, low, middle, high)
+    return stats
+
+
+def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
+    """Labels with their names, if known, and how many samples each has."""
+    names = dataset.classes
+    manifest = dataset.manifest
+    counts: Counter[int]
+    if manifest is not None and whole and manifest.label_counts is not None:
+        counts = Counter(dict(enumerate(manifest.label_counts)))
+    else:
+        field = next((f for f in _LABELS if isinstance(dataset.schema.get(f), Int)), None)
+        if field is None:
+            return None
+        counts = Counter(label for label in _values(dataset, field) if label is not None)
+    labels = range(len(names)) if names else sorted(counts)
+    return [{"label": n, "name": names[n] if names else None, "samples": counts[n]} for n in labels]
+
+
+def _values(dataset: Dataset, field: str) -> Iterator[Any]:
+    for shard in range(dataset.shards):
+        reader = dataset.reader(shard)
+        for position in range(len(reader)):
+            if isinstance(reader, ReadsFields):
+                yield reader.read_fields(position, (field,)).get(field)
+            else:
+                yield reader[position].get(field)
+
+
+def _pictures(dataset: Dataset) -> dict[str, Any]:
+    """Formats, widths and heights of every picture."""
+    report = {}
+    for field, kind in dataset.schema.items():
+        if not isinstance(kind, Image):
+            continue
+        formats: Counter[str] = Counter()
+        sizes, damaged = [], 0
+        for value in _values(dataset, field):
+            if value is None:
+                continue
+            try:
+                info = probe(value)
+            except NotAnImageError:
+                damaged += 1
+                continue
+            formats[info.format] += 1
+            sizes.append((info.width, info.height))
+        columns = np.sort(np.array(sizes or [(0, 0)]), axis=0)
+        low, middle, high = columns[0], columns[(len(columns) - 1) // 2], columns[-1]
+        report[field] = {
+            "formats": dict(formats.most_common()),
+            "width": [int(low[0]), int(middle[0]), int(high[0])],
+            "height": [int(low[1]), int(middle[1]), int(high[1])],
+            "damaged": damaged,
+        }
+    return report
+
+
+def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
+    """A sample with every value in a few words."""
+    try:
+        sample = dataset[index]
+    except SampleError as error:
+        return {"__key__": error.where.get("key", f"number {index}"), "error": str(error)}
+    return {
+        name: value if name == "__key__" else _describe_value(dataset, name, value)
+        for name, value in sample.items()
+    }
+
+
+def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
+    kind = dataset.schema[name]
+    if isinstance(kind, Image):
+        try:
+            info = probe(value)
+        except NotAnImageError as error:
+            return f"no picture: {error}"
+        return f"{info.format} {info.width} x {info.height}, {len(value):,} bytes"
+    if isinstance(kind, Bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(kind, Array):
+        return f"{value.dtype} {value.shape}"
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else value[: _TEXT - 3] + "..."
+    text = str(value)
+    return value if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
