@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
 import os
 import stat
@@ -90,6 +91,14 @@ class Dataset:
         """Samples and bytes of one shard."""
         stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
         return stop - self._starts[shard], self._bytes[shard] or 0
+
+    def original_paths(self) -> dict[str, str]:
+        """The key table: the path that a sample had as a file, for keys that do not tell it."""
+        table = self.path / manifests.KEYS
+        if self.manifest is None or not any(f.name == table.name for f in self.manifest.files):
+            return {}
+        lines = map(json.loads, storage.read(table).splitlines())
+        return {line["key"]: line["path"] for line in lines}
 
     def shard_path(self, shard: int) -> Path:
         return self.path / self._names[shard]

@@ -168,7 +168,7 @@ def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
         return f"{len(value):,} bytes"
     if isinstance(kind, Array):
         return f"{value.dtype} {value.shape}"
-    if isinstance(value, str):
-        return value if len(value) <= _TEXT else value[: _TEXT - 3] + "..."
-    text = str(value)
-    return value if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
+    text = " ".join(value.split()) if isinstance(value, str) else str(value)
+    if len(text) > _TEXT:
+        return text[: _TEXT - 3] + "..."
+    return text if isinstance(value, str) else value

@@ -15,6 +15,8 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import Schema
 
 NAME = "shardkit.json"
+KEYS = "keys.jsonl"  # the key table: what a sample's file was called, where its key does not say
+ERRORS = "errors.jsonl"  # the samples that were dropped, and why
 VERSION = 1
 
 

@@ -14,11 +14,11 @@ from shardkit.errors import FormatError, SampleError, UsageError
 from shardkit.sample import Sample
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FieldType:
     """Base of the eight types. `optional` fields may be absent from a sample (never None)."""
 
-    optional: bool = False
+    optional: bool = dataclasses.field(default=False, kw_only=True)
 
     python: ClassVar[str]  # what a sample holds, in words
 
@@ -27,15 +27,19 @@ class FieldType:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        changed = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        }
-        return {"type": type(self).__name__, **changed}
+        return {"type": type(self).__name__, **self._changed()}
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._changed().items())
+        return f"{type(self).__name__}({options})"
+
+    def _changed(self) -> dict[str, Any]:
+        """The options that are not at their default."""
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Int(FieldType):
     """A whole number that fits 64 bits, signed."""
 
@@ -50,7 +54,7 @@ class Int(FieldType):
         return number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Float(FieldType):
     """A 64-bit floating point number."""
 
@@ -62,7 +66,7 @@ class Float(FieldType):
         return float(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bool(FieldType):
     """True or False."""
 
@@ -74,7 +78,7 @@ class Bool(FieldType):
         return bool(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Text(FieldType):
     """Unicode text."""
 
@@ -86,7 +90,7 @@ class Text(FieldType):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bytes(FieldType):
     """Any bytes, stored as they are."""
 
@@ -98,14 +102,14 @@ class Bytes(FieldType):
         return bytes(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Image(Bytes):
     """An encoded picture (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
 
     python = "bytes of an encoded picture"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Json(FieldType):
     """Any JSON value: dict, list, str, int, float, bool or None."""
 
@@ -117,7 +121,7 @@ class Json(FieldType):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Array(FieldType):
     """A numpy array. `dtype`, `shape` and entries of `shape` may be None where they vary."""
 
@@ -156,7 +160,7 @@ class Schema(Mapping[str, FieldType]):
 
     >>> schema = Schema({"image": Image(), "label": Int()})
     >>> schema["label"]
-    Int(optional=False)
+    Int()
     """
 
     def __init__(self, fields: Mapping[str, FieldType]) -> None:

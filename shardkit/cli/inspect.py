@@ -56,7 +56,7 @@ def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
         [about["type"], *(f"{k} {v}" for k, v in about.items() if k in ("dtype", "shape"))]
     )
     if about["optional"]:
-        kind += f", in {about['stats']['count']:,} samples" if about["stats"] else ", optional"
+        kind += f", {counted(about['stats']['count'], 'value')}" if about["stats"] else ", optional"
     if not about["stats"]:
         return name, kind, ""
     stats = FieldStats(**about["stats"])

@@ -12,8 +12,8 @@ from shardkit import storage
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import Stats, shard_name
-from shardkit.conversion.work import ERRORS, KEYS, error_line, read_result
-from shardkit.manifest import File, Manifest, Shard, Splits
+from shardkit.conversion.work import error_line, read_result
+from shardkit.manifest import ERRORS, KEYS, File, Manifest, Shard, Splits
 from shardkit.version import __version__
 
 

@@ -24,12 +24,11 @@ from shardkit import storage
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
+from shardkit.manifest import ERRORS, KEYS
 from shardkit.sample import Sample
 from shardkit.sources.base import Source
 
 RESULT = "result.json"
-ERRORS = "errors.jsonl"
-KEYS = "keys.jsonl"
 UNFINISHED = ".tmp"
 
 # Threads that read ahead inside a task at most, and how much each reads at a time.
@@ -106,7 +105,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
                 errors.append(error_line(work.source.name(index), error))
                 reporter.add(0, 1)
                 continue
-            original = work.source.original(index)
+            original = work.source.original(index, sample["__key__"])
             if original is not None:
                 keys.append(_line({"key": sample["__key__"], "path": original}))
             reporter.add(size, 0)

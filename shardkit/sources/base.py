@@ -61,6 +61,6 @@ class Source(ABC):
     def name(self, index: int) -> str:
         """What to call a sample in a list of errors: its path relative to the source, say."""
 
-    def original(self, index: int) -> str | None:
-        """The sample's path relative to the source, where its key does not tell it."""
+    def original(self, index: int, key: str) -> str | None:
+        """The path that a sample had as a file, where its key does not tell it."""
         return None

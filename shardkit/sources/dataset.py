@@ -17,12 +17,18 @@ from shardkit.sources.base import Indices, Source
 class DatasetSource(Source):
     """The samples of a dataset, or those at `indices` of it."""
 
-    def __init__(self, dataset: Dataset, indices: Indices | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        indices: Indices | None = None,
+        originals: dict[str, str] | None = None,
+    ) -> None:
         super().__init__()
         self._dataset = dataset
         self._indices = indices
         self.schema = dataset.schema
         self.classes = dataset.classes
+        self._originals = dataset.original_paths() if originals is None else originals
 
     def __len__(self) -> int:
         return len(self._dataset if self._indices is None else self._indices)
@@ -45,7 +51,7 @@ class DatasetSource(Source):
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:
             indices = self._indices[indices]
-        return DatasetSource(self._dataset, indices)
+        return DatasetSource(self._dataset, indices, self._originals)
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
@@ -62,6 +68,9 @@ class DatasetSource(Source):
     def name(self, index: int) -> str:
         shard, position = self._dataset.locate(self._global(index))
         return f"{self._dataset.shard_path(shard).name}:{position}"
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._originals.get(key)
 
     def _global(self, index: int) -> int:
         return index if self._indices is None else int(self._indices[index])

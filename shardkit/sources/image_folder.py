@@ -115,7 +115,7 @@ class ImageFolder(Source):
     def name(self, index: int) -> str:
         return self._files.relative(index)
 
-    def original(self, index: int) -> str | None:
+    def original(self, index: int, key: str) -> str | None:
         return self._files.relative(index) if index in self._files.odd_keys else None
 
     def _path(self, index: int) -> str:
@@ -308,7 +308,7 @@ def _no_pictures(root: Path, scans: list[_Scan]) -> SourceError:
         "there are no pictures in this folder",
         path=root,
         expected="files that end in " + ", ".join("." + suffix for suffix in SUFFIXES),
-        found=", ".join(f"{n} {what}" for what, n in passed_over.most_common(4)) or "nothing",
+        found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
         fix="give the folder that holds the class folders, or the pictures themselves",
     )
 

@@ -1,0 +1,334 @@
+"""The contract of formats, as tests: subclass `FormatContract`, and pytest runs it all.
+
+    class TestWds(FormatContract):
+        name = "wds"
+
+        def independent_keys(self, path):
+            ...  # by another library
+
+Needs pytest and hypothesis (`pip install shardkit[test]`). tests/formats/test_wds.py is an example.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardkit.errors import SampleError
+from shardkit.formats import FORMATS, get_format
+from shardkit.formats.base import Format, KeepsJsonText, KnowsSizes, ReadsFields, ShardReader
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+
+
+def picture(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
+    """A small encoded picture, another one for each number."""
+    import PIL.Image
+
+    file = BytesIO()
+    colour = (number * 37 % 256, number * 91 % 256, number * 151 % 256)
+    PIL.Image.new("RGB", size, colour).save(file, format)
+    return file.getvalue()
+
+
+# One field of every type; the last may be absent.
+EVERYTHING = Schema(
+    {
+        "image": Image(),
+        "label": Int(),
+        "score": Float(),
+        "good": Bool(),
+        "text": Text(),
+        "blob": Bytes(),
+        "about": Json(),
+        "points": Array("<f4", (None, 2)),
+        "caption": Text(optional=True),
+    }
+)
+
+
+def everything(number: int) -> Sample:
+    """A sample of the schema EVERYTHING."""
+    sample: Sample = {
+        "__key__": f"folder/{number:04d}",
+        "image": picture(number),
+        "label": number - 2,
+        "score": number / 3,
+        "good": number % 2 == 0,
+        "text": f"line {number}\nÄ 漢 🎉",
+        "blob": bytes(range(number % 256)),
+        "about": {"n": number, "list": [1, 2.5, None, "x"], "deep": {"ü": True}},
+        "points": np.arange(number * 2, dtype="<f4").reshape(number, 2),
+    }
+    if number % 3 == 0:
+        sample["caption"] = ""
+    return sample
+
+
+def assert_same(found: Sample, expected: Sample) -> None:
+    """Equal keys in the same order, equal values, equal types."""
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert type(found[name]) is type(value), name
+        if isinstance(value, np.ndarray):
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name], value)
+        elif isinstance(value, float) and value != value:
+            assert found[name] != found[name]
+        else:
+            assert found[name] == value, name
+
+
+_key_parts = st.text(st.characters(codec="utf-8", exclude_characters="./\0"), min_size=1, max_size=8)
+_keys = st.lists(_key_parts, min_size=1, max_size=3).map("/".join).filter(lambda k: k[:2] != "__")
+_texts = st.text(st.characters(codec="utf-8"), max_size=30)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def _samples(draw: st.DrawFn) -> Sample:
+    sample: Sample = {
+        "__key__": draw(_keys),
+        "image": picture(draw(st.integers(0, 9)), draw(st.sampled_from(["JPEG", "PNG", "WEBP"]))),
+        "label": draw(st.integers(-(2**63), 2**63 - 1)),
+        "score": draw(st.floats()),
+        "good": draw(st.booleans()),
+        "text": draw(_texts),
+        "blob": draw(st.binary(max_size=2000)),
+        "about": draw(_json),
+        "points": np.array(draw(st.lists(st.floats(width=32), max_size=6)), "<f4").repeat(2),
+    }
+    sample["points"] = sample["points"].reshape(-1, 2)
+    if draw(st.booleans()):
+        sample["caption"] = draw(_texts)
+    return sample
+
+
+def _read_in_process(reader: ShardReader, position: int, answers: Any) -> None:
+    answers.put(reader[position]["__key__"])
+
+
+class FormatContract:
+    """What every format must do. A format that cannot do something says so in its own test."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def independent_keys(self, path: Path) -> list[str]:
+        """The keys in a shard, in order, read by another library than ours."""
+
+    @pytest.fixture
+    def format(self) -> Format:
+        return get_format(self.name)
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / ("shard-000000" + FORMATS[self.name].suffixes[0])
+
+    @pytest.fixture
+    def reader(self, format: Format, path: Path) -> Iterator[ShardReader]:
+        """A reader of ten samples with every type of field."""
+        with_reader = write_shard(format, path, EVERYTHING, [everything(n) for n in range(10)])
+        yield with_reader
+        with_reader.close()
+
+    def test_every_type_comes_back_equal(self, reader: ShardReader) -> None:
+        assert len(reader) == 10
+        assert dict(reader.schema) == dict(EVERYTHING)
+        for number in range(10):
+            assert_same(reader[number], everything(number))
+
+    def test_another_library_reads_the_keys(self, reader: ShardReader, path: Path) -> None:
+        assert self.independent_keys(path) == [f"folder/{n:04d}" for n in range(10)]
+
+    def test_an_empty_shard_has_no_samples(self, format: Format, path: Path) -> None:
+        reader = write_shard(format, path, EVERYTHING, [])
+        assert len(reader) == 0
+        with pytest.raises(IndexError):
+            reader[0]
+
+    def test_one_sample(self, format: Format, path: Path) -> None:
+        reader = write_shard(format, path, Schema({"label": Int()}), [{"__key__": "a", "label": 1}])
+        assert len(reader) == 1
+        assert_same(reader[0], {"__key__": "a", "label": 1})
+
+    def test_positions_out_of_range_raise(self, reader: ShardReader) -> None:
+        for position in (-1, 10, 10**9):
+            with pytest.raises(IndexError):
+                reader[position]
+
+    @pytest.mark.parametrize("key", ["ключ/キー/🔑", "a" * 99, "a" * 300, "ü" * 80, " a b\\c", "x/y~2"])
+    def test_odd_keys_come_back(self, format: Format, path: Path, key: str) -> None:
+        samples = [{"__key__": key, "label": 1}, {"__key__": "plain", "label": 2}]
+        reader = write_shard(format, path, Schema({"label": Int()}), samples)
+        assert [reader[0]["__key__"], reader[1]["__key__"]] == [key, "plain"]
+        assert self.independent_keys(path) == [key, "plain"]
+
+    def test_empty_values_come_back(self, format: Format, path: Path) -> None:
+        schema = Schema({"text": Text(), "blob": Bytes(), "about": Json(), "points": Array("<i8")})
+        empty = {"text": "", "blob": b"", "about": {}, "points": np.zeros((0, 3), "<i8")}
+        samples = [{"__key__": key, **empty} for key in "abc"]
+        reader = write_shard(format, path, schema, samples)
+        for number, sample in enumerate(samples):
+            assert_same(reader[number], sample)
+
+    def test_a_value_of_many_megabytes(self, format: Format, path: Path) -> None:
+        big = np.random.default_rng(0).bytes(20_000_003)
+        samples = [{"__key__": "a", "blob": big}, {"__key__": "b", "blob": b"small"}]
+        reader = write_shard(format, path, Schema({"blob": Bytes()}), samples)
+        assert reader[0]["blob"] == big
+        assert reader[1]["blob"] == b"small"
+
+    def test_values_belong_to_the_caller(self, reader: ShardReader) -> None:
+        first = reader[5]
+        first["points"][:] = -1
+        first["about"]["n"] = "changed"
+        assert_same(reader[5], everything(5))
+        kept = reader[6]
+        reader.close()
+        assert_same(kept, everything(6))
+
+    def test_closing_twice_is_fine_and_reading_then_is_not(self, reader: ShardReader) -> None:
+        reader.close()
+        reader.close()
+        with pytest.raises(ValueError, match="closed"):
+            reader[0]
+
+    def test_a_pickle_reads_the_same(self, reader: ShardReader) -> None:
+        copy = pickle.loads(pickle.dumps(reader))
+        assert_same(copy[7], everything(7))
+        copy.close()
+
+    def test_threads_read_the_same(self, reader: ShardReader) -> None:
+        numbers = list(range(10)) * 40
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(reader.__getitem__, numbers))
+        for number, sample in zip(numbers, found, strict=True):
+            assert_same(sample, everything(number))
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # pytest itself has threads
+    def test_another_process_reads_the_same(self, reader: ShardReader, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        answers = context.Queue()
+        process = context.Process(target=_read_in_process, args=(reader, 3, answers))
+        process.start()
+        assert answers.get(timeout=60) == "folder/0003"
+        process.join()
+        assert process.exitcode == 0
+        assert_same(reader[3], everything(3))
+
+    def test_a_full_shard_refuses_a_sample_and_stays_as_it_was(
+        self, format: Format, path: Path
+    ) -> None:
+        schema = Schema({"blob": Bytes()})
+        writer = format.create(path, schema, max_bytes=100_000)
+        taken = 0
+        while writer.write({"__key__": f"{taken:04d}", "blob": bytes(9000)}):
+            taken += 1
+        assert writer.write({"__key__": "small", "blob": b""})
+        writer.close()
+        assert 5 <= taken <= 11
+        assert path.stat().st_size <= 100_000
+        assert len(format.open(path, format.layout(schema))) == taken + 1
+
+    def test_an_empty_shard_takes_a_sample_of_any_size(self, format: Format, path: Path) -> None:
+        schema = Schema({"blob": Bytes()})
+        writer = format.create(path, schema, max_bytes=5000)
+        assert writer.write({"__key__": "big", "blob": bytes(50_000)})
+        assert not writer.write({"__key__": "more", "blob": b"x"})
+        writer.close()
+
+    def test_the_same_calls_give_the_same_bytes(self, format: Format, tmp_path: Path) -> None:
+        found = []
+        for name in ("one", "two"):
+            folder = tmp_path / name
+            folder.mkdir()
+            path = folder / ("shard-000000" + FORMATS[self.name].suffixes[0])
+            write_shard(format, path, EVERYTHING, [everything(n) for n in range(20)])
+            found.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+        assert found[0] == found[1]
+
+    def test_a_picture_that_is_none_is_refused_and_the_rest_goes_on(
+        self, format: Format, path: Path
+    ) -> None:
+        schema = Schema({"image": Image()})
+        writer = format.create(path, schema)
+        assert writer.write({"__key__": "a", "image": picture(1)})
+        with pytest.raises(SampleError, match="no picture") as error:
+            writer.write({"__key__": "b", "image": b"hello, I am text"})
+        assert error.value.where == {"key": "b", "field": "image"}
+        assert writer.write({"__key__": "c", "image": picture(2, "PNG")})
+        writer.close()
+        reader = format.open(path, format.layout(schema))
+        assert [reader[n]["__key__"] for n in range(len(reader))] == ["a", "c"]
+
+    def test_json_text_is_stored_as_it_is(self, format: Format, path: Path) -> None:
+        text = JsonText('{"b" :1.50,\n "a":[ ] }')
+        reader = write_shard(
+            format, path, Schema({"about": Json()}), [{"__key__": "a", "about": text}]
+        )
+        assert reader[0]["about"] == {"b": 1.5, "a": []}
+        if isinstance(reader, KeepsJsonText):
+            assert reader.stored(0)["about"] == text
+            assert isinstance(reader.stored(0)["about"], JsonText)
+
+    def test_some_fields_can_be_read_alone(self, reader: ShardReader) -> None:
+        if isinstance(reader, ReadsFields):
+            found = reader.read_fields(4, {"label", "text"})
+            expected = everything(4)
+            assert found == {name: expected[name] for name in ("__key__", "label", "text")}
+
+    def test_sizes_are_those_of_the_values(self, reader: ShardReader) -> None:
+        if isinstance(reader, KnowsSizes):
+            expected = [len(everything(n)["image"]) for n in range(10)]
+            assert reader.sizes("image").tolist() == expected
+            assert len(reader.sizes("caption")) == 4
+
+    def test_the_bound_holds(self, format: Format, path: Path) -> None:
+        schema = Schema({"image": Image(), "blob": Bytes()})
+        samples = [
+            {"__key__": f"{n:03d}", "image": picture(n), "blob": bytes(n * 97)} for n in range(40)
+        ]
+        write_shard(format, path, schema, samples)
+        payload = np.array([len(s["image"]) + len(s["blob"]) for s in samples])
+        assert format.bound(payload, len(schema)).sum() + 4096 >= path.stat().st_size
+
+    @settings(
+        max_examples=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    @given(samples=st.lists(_samples(), max_size=4, unique_by=lambda s: s["__key__"]))
+    def test_any_samples_come_back_equal(
+        self, tmp_path_factory: pytest.TempPathFactory, samples: list[Sample]
+    ) -> None:
+        path = tmp_path_factory.mktemp("any") / ("shard-000000" + FORMATS[self.name].suffixes[0])
+        reader = write_shard(get_format(self.name), path, EVERYTHING, samples)
+        assert len(reader) == len(samples)
+        for number, sample in enumerate(samples):
+            assert_same(reader[number], sample)
+
+
+def write_shard(format: Format, path: Path, schema: Schema, samples: list[Sample]) -> ShardReader:
+    """A shard of these samples, opened."""
+    writer = format.create(path, schema)
+    for sample in samples:
+        assert writer.write(schema.check(sample))
+    writer.close()
+    return format.open(path, format.layout(schema))

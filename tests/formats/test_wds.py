@@ -1,0 +1,193 @@
+"""Our TAR shards: the contract, and what webdataset, tarfile and GNU tar make of them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.formats import get_format
+from shardkit.formats.wds.layout import index_path
+from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+from tests.peers import by_webdataset
+
+WDS = get_format("wds")
+
+
+class TestWds(FormatContract):
+    name = "wds"
+
+    def independent_keys(self, path: Path) -> list[str]:
+        return [sample["__key__"] for sample in by_webdataset(path)]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "shard-000000.tar"
+    write_shard(WDS, path, EVERYTHING, [everything(n) for n in range(6)])
+    return path
+
+
+def test_webdataset_reads_the_same_fields_and_bytes(shard: Path) -> None:
+    for number, found in enumerate(by_webdataset(shard)):
+        expected = everything(number)
+        assert found.pop("__key__") == expected["__key__"]
+        assert found.pop("jpg") == expected["image"]
+        assert found.pop("cls") == str(expected["label"]).encode()
+        assert found.pop("txt") == expected["text"].encode()
+        assert found.pop("blob") == expected["blob"]
+        np.testing.assert_array_equal(np.load(io.BytesIO(found.pop("points.npy"))), expected["points"])
+        assert set(found) == {"score.json", "good.json", "about.json"} | (
+            {"caption.txt"} if number % 3 == 0 else set()
+        )
+
+
+def test_webdatasets_own_class_reads_the_shard(shard: Path) -> None:
+    script = (
+        "import sys, webdataset\n"
+        "for s in webdataset.WebDataset(sys.argv[1], shardshuffle=False).decode():\n"
+        "    print(s['__key__'], s['cls'], len(s['jpg']))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, shard], check=True, capture_output=True, text=True
+    )
+    samples = [everything(n) for n in range(6)]
+    expected = [f"{s['__key__']} {s['label']} {len(s['image'])}" for s in samples]
+    assert found.stdout.splitlines() == expected
+
+
+def test_webdataset_decodes_to_the_same_values(shard: Path) -> None:
+    for number, found in enumerate(by_webdataset(shard, decode=True)):
+        expected = everything(number)
+        assert found["cls"] == expected["label"]
+        assert found["txt"] == expected["text"]
+        assert found["score.json"] == expected["score"]
+        assert found["good.json"] is expected["good"]
+        assert found["about.json"] == expected["about"]
+        np.testing.assert_array_equal(found["points.npy"], expected["points"])
+
+
+def test_tarfile_and_gnu_tar_list_the_same_names(tmp_path: Path) -> None:
+    path = tmp_path / "shard-000000.tar"
+    keys = ["a", "long/" + "x" * 200, "ü/" + "é" * 60, "n" * 96, "n" * 97]
+    schema = Schema({"text": Text(), "label": Int()})
+    write_shard(WDS, path, schema, [{"__key__": k, "text": k, "label": 1} for k in keys])
+    expected = [f"{key}.{extension}" for key in keys for extension in ("txt", "cls")]
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == expected
+        assert [tar.extractfile(m).read().decode() for m in tar][::2] == keys  # type: ignore[union-attr]
+    listed = subprocess.run(
+        ["tar", "tf", path, "--quoting-style=literal"], check=True, capture_output=True
+    )
+    assert listed.stdout.decode().splitlines() == expected
+    assert listed.stderr == b""
+
+
+def test_members_are_adjacent_with_fixed_headers_and_nothing_more(shard: Path) -> None:
+    with tarfile.open(shard) as tar:
+        members = tar.getmembers()
+    assert {(m.mtime, m.uid, m.gid, m.mode, m.uname, m.gname) for m in members} == {
+        (315532800, 0, 0, 0o644, "", "")
+    }
+    assert all(not m.pax_headers for m in members)
+    keys = [m.name.split(".")[0] for m in members]
+    assert keys == sorted(keys)
+    payload = sum(512 + -(-m.size // 512) * 512 for m in members)
+    assert shard.stat().st_size == payload + 1024
+
+
+def test_the_index_is_a_plain_array_that_says_where_everything_stands(shard: Path) -> None:
+    index = np.load(index_path(shard), mmap_mode="r")
+    data = shard.read_bytes()
+    for number, row in enumerate(index):
+        expected = everything(number)
+        offset, size, width, height = row["image"]
+        assert data[offset : offset + size] == expected["image"]
+        assert (width, height) == (8, 6)
+        key_offset, key_size = row["__key__"]
+        assert data[key_offset : key_offset + key_size].decode() == expected["__key__"]
+        assert (row["caption"]["offset"] == 0) == ("caption" not in expected)
+
+
+@pytest.mark.parametrize(
+    ("format", "extension"),
+    [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp"),
+     ("TIFF", "tif"), ("PPM", "ppm")],
+)  # fmt: skip
+def test_a_picture_gets_the_extension_of_its_bytes(
+    tmp_path: Path, format: str, extension: str
+) -> None:
+    path = tmp_path / "shard-000000.tar"
+    schema = Schema({"image": Image(), "mask": Image()})
+    sample = {"__key__": "a", "image": picture(1, format), "mask": picture(2, "PNG")}
+    reader = write_shard(WDS, path, schema, [sample])
+    assert reader[0] == sample
+    assert set(by_webdataset(path)[0]) == {"__key__", extension, "mask.png"}
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "extension"),
+    [
+        ("label", Int(), "cls"), ("cls", Int(), "cls"), ("width", Int(), "width.json"),
+        ("text", Text(), "txt"), ("txt", Text(), "txt"), ("caption", Text(), "caption.txt"),
+        ("json", Json(), "json"), ("about", Json(), "about.json"), ("x.json", Json(), "x.json"),
+        ("score", Float(), "score.json"), ("good", Bool(), "good.json"),
+        ("blob", Bytes(), "blob"), ("jpg", Bytes(), "jpg.bin"), ("json", Bytes(), "json.bin"),
+        ("npy", Array(), "npy"), ("points", Array(), "points.npy"),
+        ("jpg", Image(), "jpg"), ("seg.png", Image(), "seg.png"), ("label", Text(), "label.txt"),
+    ],
+)  # fmt: skip
+def test_extensions_follow_webdatasets_conventions(
+    field: str, kind: Int, extension: str
+) -> None:
+    assert WDS.layout(Schema({field: kind}))["extensions"] == {field: [extension]}
+
+
+def test_fields_that_would_meet_in_one_member_are_refused() -> None:
+    with pytest.raises(FormatError, match="both be stored as .cls"):
+        WDS.layout(Schema({"label": Int(), "cls": Int()}))
+    with pytest.raises(FormatError, match="both be stored as .jpg"):
+        WDS.layout(Schema({"image": Image(), "jpg": Image()}))
+
+
+@pytest.mark.parametrize("field", ["Label", "a/b"])
+def test_fields_that_no_member_can_be_named_after_are_refused(field: str) -> None:
+    with pytest.raises(FormatError, match="cannot be named after the field"):
+        WDS.layout(Schema({field: Int()}))
+
+
+@pytest.mark.parametrize("key", ["a.b", "x/.h", "a.", "__m__/a", "a\0b", ""])
+def test_keys_that_webdataset_would_read_differently_are_refused(tmp_path: Path, key: str) -> None:
+    writer = WDS.create(tmp_path / "shard-000000.tar", Schema({"label": Int()}))
+    with pytest.raises(SampleError, match="cannot be named after this key"):
+        writer.write({"__key__": key, "label": 1})
+    assert writer.write({"__key__": "__fine", "label": 1})
+    writer.close()
+    assert [s["__key__"] for s in by_webdataset(tmp_path / "shard-000000.tar")] == ["__fine"]
+
+
+def test_members_over_8_gib_have_a_size_that_tar_reads() -> None:
+    from shardkit.formats.wds.layout import header
+
+    info = tarfile.TarInfo.frombuf(header(b"big.bin", 9 * 2**30), "utf-8", "strict")
+    assert info.size == 9 * 2**30
+
+
+def test_a_damaged_index_is_named(shard: Path) -> None:
+    index = index_path(shard)
+    layout = WDS.layout(EVERYTHING)
+    index.write_bytes(index.read_bytes()[:-100])
+    with pytest.raises(DamagedError, match="index of a shard is damaged") as error:
+        WDS.open(shard, layout)
+    assert error.value.where["path"] == index
+    with index.open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DamagedError, match="does not fit its manifest"):
+        WDS.open(shard, layout)
