@@ -90,7 +90,9 @@ def assert_same(found: Sample, expected: Sample) -> None:
             assert found[name] == value, name
 
 
-_key_parts = st.text(st.characters(codec="utf-8", exclude_characters="./\0"), min_size=1, max_size=8)
+_key_parts = st.text(
+    st.characters(codec="utf-8", exclude_characters="./\0"), min_size=1, max_size=8
+)
 _keys = st.lists(_key_parts, min_size=1, max_size=3).map("/".join).filter(lambda k: k[:2] != "__")
 _texts = st.text(st.characters(codec="utf-8"), max_size=30)
 _json = st.recursive(
@@ -172,7 +174,9 @@ class FormatContract:
             with pytest.raises(IndexError):
                 reader[position]
 
-    @pytest.mark.parametrize("key", ["ключ/キー/🔑", "a" * 99, "a" * 300, "ü" * 80, " a b\\c", "x/y~2"])
+    @pytest.mark.parametrize(
+        "key", ["ключ/キー/🔑", "a" * 99, "a" * 300, "ü" * 80, " a b\\c", "x/y~2"]
+    )
     def test_odd_keys_come_back(self, format: Format, path: Path, key: str) -> None:
         samples = [{"__key__": key, "label": 1}, {"__key__": "plain", "label": 2}]
         reader = write_shard(format, path, Schema({"label": Int()}), samples)
@@ -224,7 +228,7 @@ class FormatContract:
     @pytest.mark.parametrize("method", ["fork", "spawn"])
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # pytest itself has threads
     def test_another_process_reads_the_same(self, reader: ShardReader, method: str) -> None:
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
         answers = context.Queue()
         process = context.Process(target=_read_in_process, args=(reader, 3, answers))
         process.start()

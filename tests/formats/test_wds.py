@@ -43,7 +43,9 @@ def test_webdataset_reads_the_same_fields_and_bytes(shard: Path) -> None:
         assert found.pop("cls") == str(expected["label"]).encode()
         assert found.pop("txt") == expected["text"].encode()
         assert found.pop("blob") == expected["blob"]
-        np.testing.assert_array_equal(np.load(io.BytesIO(found.pop("points.npy"))), expected["points"])
+        np.testing.assert_array_equal(
+            np.load(io.BytesIO(found.pop("points.npy"))), expected["points"]
+        )
         assert set(found) == {"score.json", "good.json", "about.json"} | (
             {"caption.txt"} if number % 3 == 0 else set()
         )
@@ -144,9 +146,7 @@ def test_a_picture_gets_the_extension_of_its_bytes(
         ("jpg", Image(), "jpg"), ("seg.png", Image(), "seg.png"), ("label", Text(), "label.txt"),
     ],
 )  # fmt: skip
-def test_extensions_follow_webdatasets_conventions(
-    field: str, kind: Int, extension: str
-) -> None:
+def test_extensions_follow_webdatasets_conventions(field: str, kind: Int, extension: str) -> None:
     assert WDS.layout(Schema({field: kind}))["extensions"] == {field: [extension]}
 
 

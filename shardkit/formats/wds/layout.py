@@ -250,6 +250,11 @@ def index_path(shard: Path) -> Path:
     return shard.with_name(shard.name.removesuffix(".tar") + ".index.npy")
 
 
+def column(field: str) -> str:
+    """The name of a field's column in the index; numpy has none without a name, a TAR may (`x.`)."""
+    return field or "(no name)"
+
+
 def index_dtype(schema: Schema) -> np.dtype[np.void]:
     """A row of the index: where the key and each field's payload stand, in bytes of the file.
 
@@ -257,7 +262,9 @@ def index_dtype(schema: Schema) -> np.dtype[np.void]:
     """
     place = [("offset", "<u8"), ("size", "<u8")]
     picture = [*place, ("width", "<u4"), ("height", "<u4")]
-    fields = [(name, picture if isinstance(t, Image) else place) for name, t in schema.items()]
+    fields = [
+        (column(name), picture if isinstance(t, Image) else place) for name, t in schema.items()
+    ]
     return np.dtype([("__key__", place), *fields])
 
 

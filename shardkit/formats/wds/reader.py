@@ -25,10 +25,11 @@ from shardkit import storage
 from shardkit.errors import DamagedError, SampleError, ShardkitWarning
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
-from shardkit.formats.wds.layout import Member, index_dtype, index_path, members, row_struct
+from shardkit.formats.wds.layout import Member, column, index_dtype, index_path, members, row_struct
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
+_CHUNK = 1 << 20  # bytes at a time while unpacking
 _Index = npt.NDArray[np.void]
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
@@ -72,10 +73,10 @@ class WdsReader(ShardReader):
         sample: Sample = {"__key__": key}
         name = ""
         try:
-            for name, column, decode in columns:
-                start = row[column]
+            for name, at, decode in columns:
+                start = row[at]
                 if start:
-                    value = data[start : start + row[column + 1]]
+                    value = data[start : start + row[at + 1]]
                     sample[name] = value if decode is None else decode(value)
         except (ValueError, RecursionError) as error:
             raise SampleError(
@@ -99,8 +100,8 @@ class WdsReader(ShardReader):
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         """Stored bytes of the field in each sample that has it, in order."""
-        column = self._index[field]
-        return cast("npt.NDArray[np.int64]", column["size"][column["offset"] != 0].astype(np.int64))
+        places = self._index[column(field)]
+        return cast("npt.NDArray[np.int64]", places["size"][places["offset"] != 0].astype(np.int64))
 
     def close(self) -> None:
         self._map = None
@@ -155,8 +156,8 @@ def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
     index = np.zeros(len(keys), index_dtype(schema))
     for field, places in found.items():
         positions, offsets, sizes = np.array(places, np.int64).T
-        index[field]["offset"][positions] = offsets
-        index[field]["size"][positions] = sizes
+        index[column(field)]["offset"][positions] = offsets
+        index[column(field)]["size"][positions] = sizes
     odd = {}
     for position, (key, name_offset) in enumerate(keys):
         encoded = key.encode("utf-8", "surrogateescape")
@@ -248,8 +249,7 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
         )
         with tempfile.TemporaryFile() as plain:
             try:
-                with unpack(file) as source:
-                    shutil.copyfileobj(source, plain, 1 << 20)
+                unpack(file, plain)
             except Exception as error:  # each library has errors of its own
                 if isinstance(error, OSError) and error.errno:
                     raise
@@ -265,21 +265,44 @@ def _map_file(file: Any) -> mmap.mmap | bytes:
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
 
-def _unpacker(magic: bytes) -> Callable[[BinaryIO], Any] | None:
+_Unpack = Callable[[BinaryIO, Any], None]
+
+
+def _unpacker(magic: bytes) -> _Unpack | None:
     """What unpacks a file that begins like this; None for one that is not compressed."""
     if magic.startswith(b"\x1f\x8b"):
-        return lambda file: gzip.GzipFile(fileobj=file)
+        return _copying(lambda packed: gzip.GzipFile(fileobj=packed))
     if magic.startswith(b"BZh"):
-        return bz2.BZ2File
+        return _copying(bz2.BZ2File)
     if magic.startswith(b"\xfd7zXZ\0"):
-        return lzma.LZMAFile
+        return _copying(lzma.LZMAFile)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        import zstandard
-
-        return lambda file: zstandard.ZstdDecompressor().stream_reader(
-            file, read_across_frames=True
-        )
+        return _unpack_zstd
     return None
+
+
+def _copying(opener: Callable[[BinaryIO], Any]) -> _Unpack:
+    def unpack(packed: BinaryIO, plain: Any) -> None:
+        with opener(packed) as source:
+            shutil.copyfileobj(source, plain, _CHUNK)
+
+    return unpack
+
+
+def _unpack_zstd(packed: BinaryIO, plain: Any) -> None:
+    """Frame by frame: zstandard's own streams take a cut file for a whole one."""
+    import zstandard
+
+    frame = None
+    while chunk := packed.read(_CHUNK):
+        while chunk:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            plain.write(frame.decompress(chunk))
+            chunk = frame.unused_data if frame.eof else b""
+            if frame.eof:
+                frame = None
+    if frame is not None:
+        raise EOFError("the file ends inside a frame")
 
 
 # --- values --------------------------------------------------------------------------------------
