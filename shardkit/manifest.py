@@ -89,6 +89,7 @@ class Splits:
 
     format: str
     splits: dict[str, int]  # name of the folder -> samples
+    errors: int  # samples that were dropped, in all of them
     source: dict[str, Any]
     options: dict[str, Any]
 

@@ -68,7 +68,6 @@ class ConvertOptions:
             "limit": self.limit,
             "split": self.split,
             "rename": dict(self.rename),
-            "on_error": self.on_error,
         }
 
 

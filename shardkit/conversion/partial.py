@@ -151,11 +151,13 @@ def check_output(out: Path, source: Path | None) -> None:
         raise OutputError("the output is a file", path=out, fix="give a folder with -o")
 
 
-def is_complete(out: Path, identity: dict[str, Any]) -> bool:
+def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bool:
     """Whether `out` already holds the dataset that this run would make."""
     if not manifests.has_manifest(out):
         return False
     manifest = manifests.load_any(out)
+    if manifest.errors and not with_errors:
+        return False
     stored = {"format": identity["format"], "source": manifest.source, "options": manifest.options}
     return all(identity[name] == value for name, value in stored.items()) and (
         None not in identity["source"].values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -160,11 +161,14 @@ def _cuts(
             yield start, min(start + step, len(bounds))
         return
     ends = np.concatenate([[0], np.cumsum(bounds)])
-    start = 0
-    while start < len(bounds):
-        left = int(ends[-1] - ends[start])
-        share = -(-left // -(-left // limit))  # of what is left, in as few equal shards as it needs
-        stop = int(np.searchsorted(ends, ends[start] + share, side="right")) - 1
-        stop = max(stop, start + 1)
-        yield start, stop
-        start = stop
+    tasks = -(-int(ends[-1]) // limit)
+    cuts = _even_cuts(ends, tasks)
+    if np.diff(ends[cuts]).max(initial=0) > limit:  # by the size of a sample: one more has room
+        cuts = _even_cuts(ends, tasks + 1)
+    yield from itertools.pairwise(cuts.tolist())
+
+
+def _even_cuts(ends: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.int64]:
+    """Numbers of samples at which `tasks` slices of nearly equal bytes begin and end."""
+    aims = int(ends[-1]) * np.arange(tasks + 1) // max(tasks, 1)
+    return np.unique(np.searchsorted(ends, aims, side="left"))

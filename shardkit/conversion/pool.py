@@ -30,6 +30,9 @@ _START = (
     "from shardkit.conversion.pool import serve; serve()"
 )
 
+# Processes that are started before it is known whether there is work for them.
+_EARLY = 4
+
 
 def run_here(works: Iterator[Work], report: Report) -> None:
     """Do all tasks in this process, one after the other."""
@@ -37,18 +40,28 @@ def run_here(works: Iterator[Work], report: Report) -> None:
         run_task(work, report)
 
 
-def run_in_workers(works: Iterator[Work], workers: int, report: Report) -> None:
-    """Do all tasks in `workers` processes; `report` is called in this thread.
+class Pool:
+    """Up to `workers` processes. Some are started at once, to be ready when the plan is."""
 
-    Raises the first error that a task raises; WorkerError if one task kills two workers. Whatever
-    ends it, no worker is left running.
-    """
-    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-    pool = [_Worker(events) for _ in range(workers)]
-    try:
-        _distribute(works, pool, events, report)
-    finally:
-        for worker in pool:
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._started = [_Worker(self._events) for _ in range(min(workers, _EARLY))]
+
+    def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
+        """Do all `tasks`; `report` is called in this thread.
+
+        Raises the first error that a task raises, and WorkerError if one task kills two workers.
+        """
+        while len(self._started) < min(self._workers, tasks):
+            self._started.append(_Worker(self._events))
+        _distribute(works, self._started, self._events, report)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._started:
             worker.kill()
 
 
@@ -111,14 +124,15 @@ def _died_twice(event: _Event) -> WorkerError:
 
 
 class _Worker:
-    """One process, and the thread of ours that talks to it."""
+    """One process, and the thread of ours that starts it and talks to it."""
 
     def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
         self._events = events
-        self._inbox: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
-        threading.Thread(target=self._drive, daemon=True).start()
+        self._thread = threading.Thread(target=self._drive, daemon=True)
+        self._thread.start()
 
     def give(self, work: Work | None) -> bool:
         """Hand over a task; False if there is none left."""
@@ -129,29 +143,27 @@ class _Worker:
     def kill(self) -> None:
         """End the process at once: a task that is cut short leaves nothing that looks done."""
         self._stopped = True
+        self._inbox.put(None)
         process = self._process
         if process is not None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5)  # one that hangs in the disk must not hang us
+        self._thread.join(0.5)  # a process that hangs in the disk must not hang us
 
     def _drive(self) -> None:
         if hasattr(signal, "pthread_sigmask"):
             # A child inherits the mask: Ctrl-C reaches the whole group, and is for the parent alone.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._start()
-        while not self._stopped:
-            work = self._inbox.get()
+        while (work := self._inbox.get()) is not None:
             if self._process is None:
                 self._start()
             try:
                 self._talk(work)
             except (EOFError, OSError, pickle.UnpicklingError):
-                process, self._process = self._process, None
-                assert process is not None
-                self._events.put(_Event(self, work, "died", process.wait()))
+                self._events.put(_Event(self, work, "died", self._end()))
             except Exception as error:  # the task cannot be pickled: the user's own source
                 self._events.put(_Event(self, work, "failed", _not_picklable(error)))
+        self._end()
 
     def _start(self) -> None:
         process = subprocess.Popen(
@@ -162,6 +174,17 @@ class _Worker:
             process.kill()
         with contextlib.suppress(OSError):  # one that dies now is noticed with its first task
             _send(process.stdin, sys.path)
+
+    def _end(self) -> int:
+        """Close the pipes, on which a process that still lives ends; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # what was not sent is lost, as is who would read it
+                if pipe is not None:
+                    pipe.close()
+        return process.wait()
 
     def _talk(self, work: Work) -> None:
         assert self._process is not None

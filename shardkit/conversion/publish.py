@@ -23,7 +23,8 @@ def assemble(plan: Plan, partial: Partial) -> dict[str, Manifest]:
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         both = {"source": plan.identity["source"], "options": plan.options.shaping()}
-        Splits(plan.format.name, splits, **both).write(partial.dataset)
+        errors = sum(manifest.errors for manifest in made.values())
+        Splits(plan.format.name, splits, errors, **both).write(partial.dataset)
     return made
 
 

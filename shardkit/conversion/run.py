@@ -20,7 +20,6 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import FieldStats, Manifest, Splits, load_any
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
-from shardkit.sources.sequence import SequenceSource
 
 
 class Monitor(Protocol):
@@ -94,7 +93,12 @@ def convert(
     DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
     After any of them, the same call continues where this one stopped.
     """
-    return run(prepare(source, to, schema=schema, **options), source, out, monitor)
+    workers = ConvertOptions.of(**options).workers
+    if workers is None:
+        workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
+    with pool.Pool(workers) as processes:
+        plan = prepare(source, to, schema=schema, **options)
+        return _run(plan, source, out, monitor, processes if workers else None)
 
 
 def prepare(
@@ -111,13 +115,13 @@ def prepare(
     return make_plan(sources, to, checked)
 
 
-def run(
+def _run(
     plan: Plan,
     source: str | os.PathLike[str] | Sequence[Any],
-    out: str | os.PathLike[str] | None = None,
-    monitor: Monitor | None = None,
+    out: str | os.PathLike[str] | None,
+    monitor: Monitor | None,
+    processes: pool.Pool | None,
 ) -> ConvertResult:
-    """Carry out a plan made of `source`."""
     began = time.monotonic()
     source_path = Path(source) if isinstance(source, str | os.PathLike) else None
     target = Path(out) if out is not None else default_output(source_path, plan.format.name)
@@ -128,8 +132,8 @@ def run(
     _refuse_problems(plan)
     partial.begin(plan.identity, go_on=plan.resumable)
     try:
-        finished = partial.finished(len(plan.tasks))
-        _work(plan, partial, set(finished), monitor)
+        finished = _finished(plan, partial)
+        _work(plan, partial, finished, monitor, processes)
         assemble(plan, partial)
         partial.publish()
     finally:
@@ -153,7 +157,7 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
     """Whether the dataset is there already; raises OutputError where it must not be replaced."""
     job = partial.job() if partial.exists() else None
     overwrite = plan.options.overwrite
-    complete = is_complete(out, plan.identity)
+    complete = is_complete(out, plan.identity, with_errors=plan.options.on_error == "skip")
     if complete and (job == plan.identity or not overwrite):
         if job == plan.identity:  # the last run was killed between publishing and cleaning up
             partial.begin(plan.identity, go_on=True)
@@ -202,7 +206,13 @@ def _too_many(allowed: int, last: str = "") -> SourceError:
     )
 
 
-def _work(plan: Plan, partial: Partial, finished: set[int], monitor: Monitor | None) -> None:
+def _work(
+    plan: Plan,
+    partial: Partial,
+    finished: set[int],
+    monitor: Monitor | None,
+    processes: pool.Pool | None,
+) -> None:
     if monitor is not None:
         done = sum(task.stop - task.start for task in plan.tasks if task.number in finished)
         monitor.start(plan, done)
@@ -217,15 +227,10 @@ def _work(plan: Plan, partial: Partial, finished: set[int], monitor: Monitor | N
             monitor.advance(progress)
 
     works = _works(plan, partial, finished)
-    workers = plan.options.workers
-    if workers is None:
-        in_memory = any(isinstance(part.source, SequenceSource) for part in plan.parts)
-        workers = 0 if in_memory else os.cpu_count() or 1
-    workers = min(workers, len(plan.tasks) - len(finished))
-    if plan.options.workers == 0 or workers == 0:
+    if processes is None:
         pool.run_here(works, report)
     else:
-        pool.run_in_workers(works, workers, report)
+        processes.run(works, len(plan.tasks) - len(finished), report)
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
@@ -242,6 +247,17 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 rename=options.rename,
                 skip_errors=options.on_error == "skip",
             )
+
+
+def _finished(plan: Plan, partial: Partial) -> set[int]:
+    """The tasks that an earlier run has done, less those that dropped samples if we must not."""
+    finished = set(partial.finished(len(plan.tasks)))
+    if plan.options.on_error == "fail":
+        for number in sorted(finished):
+            if _errors_of(partial, {number}):
+                storage.remove(partial.task_folder(number))
+                finished.remove(number)
+    return finished
 
 
 def _errors_of(partial: Partial, finished: set[int]) -> int:

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import posixpath
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema,
 
 FILES = ("metadata.csv", "metadata.jsonl")
 _NAME = "file_name"
+_DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
 _MISSING = None  # a cell that is empty, null, or not there
 
 
@@ -193,6 +195,8 @@ def _int(text: str) -> int:
 
 
 def _float(text: str) -> float:
-    if not text.strip(" ") == text or "_" in text or text[:1] not in "-.0123456789":
+    digits = text.removeprefix("-")
+    whole = digits.isdigit() and float(text) == _int(text)  # beyond 2^53 a float loses digits
+    if not whole and (not _DECIMAL.fullmatch(digits)):
         raise ValueError
     return float(text)

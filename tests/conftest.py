@@ -1,0 +1,38 @@
+"""Folders of generated pictures that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardkit.testing import picture
+
+MakeFolder = Callable[..., Path]
+
+
+def write_pictures(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:
+    """`classes` folders of `each` JPEGs; each is followed by so many kilobytes of padding."""
+    for label in range(classes):
+        folder = root / f"class{label}"
+        folder.mkdir(parents=True)
+        for number in range(each):
+            data = picture(label * 100 + number) + bytes(kilobytes * 1000)
+            (folder / f"{number:03d}.jpg").write_bytes(data)
+    return root
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Three classes of four pictures."""
+    return write_pictures(tmp_path / "images")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, by relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,451 @@
+"""`shardkit.convert`: same bytes every time (C1), nothing skipped silently (C3), round trips (C4)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.conversion import run
+from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
+from shardkit.manifest import load
+from shardkit.testing import EVERYTHING, assert_same, everything, picture
+from tests.conftest import files_of, write_pictures
+from tests.peers import by_webdataset
+
+
+def keys(path: Path) -> list[str]:
+    with shardkit.open(path) as ds:
+        return [ds[n]["__key__"] for n in range(len(ds))]
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """60 pictures of about 6 kB: several shards of 100 kB."""
+    return write_pictures(tmp_path / "many", classes=4, each=15, kilobytes=5)
+
+
+def test_c1_the_same_bytes_for_any_number_of_workers(many: Path, tmp_path: Path) -> None:
+    found = {}
+    for workers in (0, 1, 2, 5):
+        out = tmp_path / f"out{workers}"
+        result = shardkit.convert(
+            many, "wds", out, workers=workers, shard_size="100kB", shuffle=True, seed=3
+        )
+        assert result.samples == 60
+        assert result.splits[""].shards >= 4
+        found[workers] = files_of(out)
+    assert found[0] == found[1] == found[2] == found[5]
+
+
+def test_c1_the_same_bytes_wherever_the_source_lies(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "one", workers=0)
+    os.rename(many, tmp_path / "elsewhere")
+    for path in (tmp_path / "elsewhere").rglob("*.jpg"):
+        os.utime(path, (1, 1))
+    shardkit.convert(tmp_path / "elsewhere", "wds", tmp_path / "two", workers=0)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+def test_the_manifest_says_what_the_dataset_is(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    manifest = load(tmp_path / "out")
+    assert manifest.samples == 12
+    assert manifest.classes == ("class0", "class1", "class2")
+    assert manifest.label_counts == (4, 4, 4)
+    sizes = sorted(path.stat().st_size for path in images.rglob("*.jpg"))
+    stats = manifest.fields["image"]
+    assert (stats.count, stats.bytes, stats.min, stats.max) == (12, sum(sizes), sizes[0], sizes[-1])
+    assert abs(stats.median - sizes[5]) <= 0.01 * sizes[5]
+    text = (tmp_path / "out" / "shardkit.json").read_text()
+    assert str(tmp_path) not in text
+    import xxhash
+
+    for shard in manifest.shards:
+        for file in (shard.file, *shard.beside):
+            data = (tmp_path / "out" / file.name).read_bytes()
+            assert (len(data), xxhash.xxh3_128_hexdigest(data)) == (file.bytes, file.checksum)
+
+
+def test_shards_keep_their_limit_and_are_filled_evenly(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "out", shard_size="120kB", workers=0)
+    sizes = [shard.file.bytes for shard in load(tmp_path / "out").shards]
+    assert max(sizes) <= 120_000
+    assert len(sizes) == -(-sum(sizes) // 120_000)
+    assert min(sizes) > 0.8 * max(sizes)
+
+
+def test_a_sample_over_the_limit_gets_a_shard_of_its_own(images: Path, tmp_path: Path) -> None:
+    (images / "class1/001.jpg").write_bytes(picture() + bytes(50_000))
+    shardkit.convert(images, "wds", tmp_path / "out", shard_size=20_000, workers=0)
+    shards = load(tmp_path / "out").shards
+    assert [s.samples for s in shards if s.file.bytes > 20_000] == [1]
+    assert keys(tmp_path / "out") == [f"class{c}/{n:03d}" for c in range(3) for n in range(4)]
+
+
+def test_shard_samples_is_a_maximum(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "out", shard_samples=7, workers=0)
+    assert [s.samples for s in load(tmp_path / "out").shards] == [7] * 8 + [4]
+
+
+def test_limit_and_shuffle(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "plain", limit=10, workers=0)
+    assert keys(tmp_path / "plain") == [f"class0/{n:03d}" for n in range(10)]
+    shardkit.convert(many, "wds", tmp_path / "one", limit=30, shuffle=True, workers=0)
+    shardkit.convert(many, "wds", tmp_path / "two", limit=30, shuffle=True, seed=1, workers=0)
+    one, two = keys(tmp_path / "one"), keys(tmp_path / "two")
+    assert len(set(one)) == len(set(two)) == 30
+    assert one != two
+    assert len({key.split("/")[0] for key in one}) == 4
+
+
+def test_splits_by_hash_are_stable_when_files_are_added(many: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"split": "train=0.7,val=0.2,test=0.1", "workers": 0}
+    result = shardkit.convert(many, "wds", tmp_path / "out", **options)
+    assert list(result.splits) == ["train", "val", "test"]
+    found = {name: keys(tmp_path / "out" / name) for name in result.splits}
+    assert Counter(sum(found.values(), [])) == Counter(
+        f"class{c}/{n:03d}" for c in range(4) for n in range(15)
+    )
+    assert 30 < len(found["train"]) < 52
+    (many / "class0/new.jpg").write_bytes(picture())
+    shardkit.convert(many, "wds", tmp_path / "more", **options)
+    for name, before in found.items():
+        assert set(before) <= set(keys(tmp_path / "more" / name))
+
+
+def test_split_folders_become_datasets_published_together(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in/train", classes=2)
+    write_pictures(tmp_path / "in/val", classes=3)
+    result = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=2)
+    assert {name: split.samples for name, split in result.splits.items()} == {"train": 8, "val": 12}
+    assert shardkit.open(tmp_path / "out/train").classes == ("class0", "class1", "class2")
+    with pytest.raises(shardkit.FormatError, match="one dataset per split") as error:
+        shardkit.open(tmp_path / "out")
+    assert str(tmp_path / "out/train") in str(error.value)
+    again = shardkit.convert(tmp_path / "out", "wds", tmp_path / "again", workers=0)
+    assert list(again.splits) == ["train", "val"]
+    for name in ("train", "val"):
+        assert keys(tmp_path / "again" / name) == keys(tmp_path / "out" / name)
+
+
+def test_rename(images: Path, tmp_path: Path) -> None:
+    names = {"image": "jpg", "label": "cls"}
+    shardkit.convert(images, "wds", tmp_path / "out", rename=names, workers=0)
+    with shardkit.open(tmp_path / "out") as ds:
+        assert list(ds.schema) == ["jpg", "cls"]
+        assert ds[0] == {"__key__": "class0/000", "jpg": picture(), "cls": 0}
+    with pytest.raises(UsageError, match="no field 'picture'"):
+        shardkit.convert(images, "wds", tmp_path / "x", rename={"picture": "jpg"}, workers=0)
+
+
+def test_c3_a_bad_sample_stops_the_run_and_is_named(images: Path, tmp_path: Path) -> None:
+    (images / "class1/002.jpg").write_bytes(b"this is text, not a picture")
+    for workers in (0, 2):
+        with pytest.raises(SampleError, match="no picture") as error:
+            shardkit.convert(images, "wds", tmp_path / "out", workers=workers)
+        assert error.value.where["path"] == "class1/002.jpg"
+        assert error.value.found == "text: 'this is text, not a pict'"
+    assert not (tmp_path / "out").exists()
+
+
+def test_c3_skipped_samples_are_listed_in_order(many: Path, tmp_path: Path) -> None:
+    (many / "class0/000.jpg").write_bytes(b"")
+    (many / "class1/002.jpg").write_bytes(b"text")
+    (many / "class3/014.jpg").unlink()
+    (many / "class3/014.jpg").symlink_to("nowhere")
+    found = []
+    for workers in (0, 2):
+        out = tmp_path / f"out{workers}"
+        result = shardkit.convert(
+            many, "wds", out, workers=workers, on_error="skip", shard_size="100kB"
+        )
+        assert (result.samples, result.errors) == (57, 3)
+        found.append(files_of(out))
+    assert found[0] == found[1]
+    lines = [json.loads(line) for line in found[0]["errors.jsonl"].splitlines()]
+    assert [(line["source"], line["key"]) for line in lines] == [
+        ("class0/000.jpg", "class0/000"),
+        ("class1/002.jpg", "class1/002"),
+        ("class3/014.jpg", "class3/014"),
+    ]
+    assert lines[0]["found"] == "an empty file (0 bytes)"
+    assert str(tmp_path) not in found[0]["errors.jsonl"].decode()
+
+
+def test_c3_too_many_bad_samples_stop_the_run(many: Path, tmp_path: Path) -> None:
+    for n in range(5):
+        (many / f"class0/{n:03d}.jpg").write_bytes(b"text")
+    options: dict[str, Any] = {"on_error": "skip", "shard_size": "50kB"}
+    for workers in (0, 2):
+        with pytest.raises(SourceError, match="more than 4 samples are bad"):
+            shardkit.convert(
+                many, "wds", tmp_path / "out", workers=workers, max_errors=4, **options
+            )
+    shardkit.convert(many, "wds", tmp_path / "out", workers=0, max_errors=5, **options)
+    assert len(keys(tmp_path / "out")) == 55
+
+
+def test_c3_a_loop_of_links_stops_the_run_or_is_listed(images: Path, tmp_path: Path) -> None:
+    (images / "class0/loop").symlink_to("..")
+    with pytest.raises(SourceError, match="leads back to a folder above"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    result = shardkit.convert(images, "wds", tmp_path / "out", workers=0, on_error="skip")
+    assert (result.samples, result.errors) == (12, 1)
+    (line,) = (tmp_path / "out/errors.jsonl").read_text().splitlines()
+    assert json.loads(line)["source"] == "loop"
+
+
+def test_c4_a_dataset_is_a_source_and_comes_back_equal(tmp_path: Path) -> None:
+    samples = [everything(n) for n in range(20)]
+    shardkit.convert(samples, "wds", tmp_path / "one", schema=EVERYTHING, shard_samples=6)
+    shardkit.convert(tmp_path / "one", "wds", tmp_path / "two", workers=2, shard_samples=9)
+    with shardkit.open(tmp_path / "two") as ds:
+        assert dict(ds.schema) == dict(EVERYTHING)
+        for number, sample in enumerate(samples):
+            assert_same(ds[number], sample)
+
+
+def test_json_text_passes_through_unchanged(images: Path, tmp_path: Path) -> None:
+    text = '{"b" : 1.50,\n "a":[ ] }'
+    (images / "class0/000.json").write_text(text)
+    shardkit.convert(images, "wds", tmp_path / "one", workers=0)
+    shardkit.convert(tmp_path / "one", "wds", tmp_path / "two", workers=0)
+    for name in ("one", "two"):
+        found = by_webdataset(tmp_path / name / "shard-000000.tar")[0]
+        assert found["json"].decode() == text
+
+
+def test_the_key_table_keeps_names_that_keys_do_not_tell(images: Path, tmp_path: Path) -> None:
+    os.rename(images / "class0/001.jpg", images / "class0/a.b.c.jpg")
+    (images / "class2/000.png").write_bytes(picture(1, "PNG"))
+    for source, out in ((images, "one"), (tmp_path / "one", "two")):
+        shardkit.convert(source, "wds", tmp_path / out, workers=0)
+        lines = (tmp_path / out / "keys.jsonl").read_text().splitlines()
+        assert list(map(json.loads, lines)) == [
+            {"key": "class0/a_b_c", "path": "class0/a.b.c.jpg"},
+            {"key": "class2/000~png", "path": "class2/000.png"},
+        ]
+
+
+def test_a_name_that_is_not_unicode_is_a_bad_sample(images: Path, tmp_path: Path) -> None:
+    os.rename(images / "class0/001.jpg", os.fsencode(images) + b"/class0/\xff.jpg")
+    with pytest.raises(SampleError, match="not valid Unicode"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    result = shardkit.convert(images, "wds", tmp_path / "out", workers=0, on_error="skip")
+    assert (result.samples, result.errors) == (11, 1)
+    (line,) = (tmp_path / "out/errors.jsonl").read_text().splitlines()
+    assert json.loads(line)["source"] == "class0/\udcff.jpg"
+
+
+class Lazy:
+    """A map-style dataset such as torch users write: no keys, numpy values."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 13:
+            raise RuntimeError("thirteen")
+        return {"image": picture(index), "label": np.int64(index)}
+
+
+def test_any_sequence_is_a_source(tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match="the sequence raised RuntimeError: thirteen"):
+        shardkit.convert(Lazy(), "wds", tmp_path / "out")  # type: ignore[arg-type]
+    result = shardkit.convert(
+        Lazy(),
+        "wds",
+        tmp_path / "out",
+        on_error="skip",
+        classes=[f"c{n}" for n in range(30)],  # type: ignore[arg-type]
+    )
+    assert (result.samples, result.errors) == (29, 1)
+    with shardkit.open(tmp_path / "out") as ds:
+        assert ds[13] == {"__key__": "000000014", "image": picture(14), "label": 14}
+        assert ds.schema["image"] == shardkit.Image()
+        assert ds.classes is not None
+
+
+def test_a_sequence_goes_to_workers_if_asked(tmp_path: Path) -> None:
+    shardkit.convert(Lazy(), "wds", tmp_path / "a", on_error="skip", shard_samples=5)  # type: ignore[arg-type]
+    shardkit.convert(Lazy(), "wds", tmp_path / "b", on_error="skip", shard_samples=5, workers=2)  # type: ignore[arg-type]
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+def test_a_sequence_that_cannot_go_to_workers_is_named(tmp_path: Path) -> None:
+    class Local(Lazy):
+        pass
+
+    with pytest.raises(WorkerError, match="cannot be sent to worker processes") as error:
+        shardkit.convert(Local(), "wds", tmp_path / "out", workers=1)  # type: ignore[arg-type]
+    assert "workers=0" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "the sequence has no samples"),
+        ([3], "something that is no sample"),
+        ([{"__key__": "", "label": 1}], "the key of a sample is no text"),
+        ([{"label": {1, 2}}], "a type that no field can hold"),
+        ([{"label": 1}, {"label": "x"}], "not of its field's type"),
+        ([{"label": 1}, {}], "has no field 'label'"),
+        ([{"label": 1}, {"label": 1, "more": 2}], "does not name: 'more'"),
+    ],
+)
+def test_sequences_that_hold_no_samples_are_named(
+    tmp_path: Path, samples: list[Any], message: str
+) -> None:
+    with pytest.raises((SampleError, SourceError), match=message):
+        shardkit.convert(samples, "wds", tmp_path / "out")
+
+
+def test_a_plan_says_what_would_be_done_and_does_nothing(many: Path, tmp_path: Path) -> None:
+    before = files_of(tmp_path)
+    plan = run.prepare(many, "wds", shard_size="100kB")
+    about = plan.describe()
+    assert about["samples"] == 60
+    assert about["tasks"] == len(plan.tasks) >= 4
+    assert about["parts"][0]["classes"] == 4
+    assert files_of(tmp_path) == before
+
+
+def test_without_an_output_it_goes_beside_the_source(images: Path, tmp_path: Path) -> None:
+    assert shardkit.convert(images, "wds", workers=0).out == str(tmp_path / "images-wds")
+    shard = tmp_path / "images-wds/shard-000000.tar"
+    assert run.default_output(shard, "wds") == shard.parent / "shard-000000-wds"
+    assert run.default_output(Path("."), "wds").name == f"{Path.cwd().name}-wds"
+    with pytest.raises(UsageError, match="needs an output folder"):
+        shardkit.convert([{"label": 1}], "wds")
+
+
+def test_the_same_command_again_finds_its_work_done(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    before = files_of(tmp_path / "out")
+    again = shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert again.already_complete
+    assert again.samples == 12
+    assert files_of(tmp_path / "out") == before
+
+
+def test_another_dataset_is_replaced_only_if_asked(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0, shuffle=True)
+    assert error.value.found == "shuffle was None, is 0"
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, shuffle=True, overwrite=True)
+    shardkit.convert(images, "wds", tmp_path / "fresh", workers=0, shuffle=True)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_dataset_is_never_replaced(
+    images: Path, tmp_path: Path, overwrite: bool
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match="something that is no dataset") as error:
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0, overwrite=overwrite)
+    assert error.value.found == "thesis.txt"
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="the output is a file"):
+        shardkit.convert(images, "wds", tmp_path / "file", workers=0, overwrite=overwrite)
+    assert (tmp_path / "out/thesis.txt").read_text() == "years of work"
+
+
+def test_an_empty_output_folder_is_fine(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert len(keys(tmp_path / "out")) == 12
+
+
+@pytest.mark.parametrize("out", ["images/out", "images", "."])
+def test_output_and_source_do_not_lie_inside_one_another(
+    images: Path, tmp_path: Path, out: str
+) -> None:
+    before = files_of(tmp_path)
+    with pytest.raises(OutputError, match="must not lie inside one another"):
+        shardkit.convert(images, "wds", tmp_path / out, workers=0)
+    link = tmp_path / "link"
+    link.symlink_to(images)
+    with pytest.raises(OutputError, match="must not lie inside one another"):
+        shardkit.convert(link, "wds", tmp_path / "images" / "x", workers=0)
+    link.unlink()
+    assert files_of(tmp_path) == before
+
+
+def test_unfinished_work_of_other_options_is_not_touched(many: Path, tmp_path: Path) -> None:
+    (many / "class3/014.jpg").write_bytes(b"text")
+    options: dict[str, Any] = {"shard_size": "100kB", "workers": 0}
+    with pytest.raises(SampleError):
+        shardkit.convert(many, "wds", tmp_path / "out", **options)
+    partial = tmp_path / "out.partial"
+    before = files_of(partial)
+    assert any("result.json" in name for name in before)
+    with pytest.raises(OutputError, match="unfinished conversion") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", shuffle=True, **options)
+    assert error.value.found == "shuffle was None, is 0"
+    (many / "class3/014.jpg").write_bytes(picture())
+    with pytest.raises(OutputError, match="unfinished conversion") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", **options)
+    assert error.value.found == "the source has changed"
+    assert files_of(partial) == before
+    with pytest.raises(shardkit.FormatError, match="unfinished conversion"):
+        shardkit.open(partial)
+    shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, **options)
+    assert not partial.exists()
+    assert len(keys(tmp_path / "out")) == 60
+
+
+def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
+    from shardkit.conversion.partial import Partial
+
+    plan = run.prepare(images, "wds")
+    first = Partial(tmp_path / "out")
+    first.begin(plan.identity, go_on=True)
+    with pytest.raises(OutputError, match="another run is working"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    first.release()
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_size": "many"}, "no size"),
+        ({"shard_size": "1kB"}, "room for 4,096 bytes"),
+        ({"shard_size": "1MB", "shard_samples": 3}, "not by both"),
+        ({"shard_samples": 0}, "shard_samples must be"),
+        ({"workers": -1}, "workers must be"),
+        ({"limit": 0}, "limit must be"),
+        ({"split": "train=0.9,val=0.2"}, "no way to split"),
+        ({"split": "x"}, "no way to split"),
+        ({"split": "../a=1"}, "no way to split"),
+        ({"on_error": "ignore"}, "on_error must be"),
+        ({"speed": 3}, "no option 'speed'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_read(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        shardkit.convert(tmp_path / "not there", "wds", tmp_path / "out", **options)
+
+
+def test_an_unknown_format_and_a_missing_source_are_named(tmp_path: Path, images: Path) -> None:
+    with pytest.raises(UsageError, match="no format 'zip'"):
+        shardkit.convert(images, "zip", tmp_path / "out", workers=0)
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        shardkit.convert(tmp_path / "nothing", "wds", tmp_path / "out", workers=0)
+    with pytest.raises(shardkit.FormatError, match="no dataset, shard or folder of pictures"):
+        shardkit.convert(images / "class0/000.jpg", "wds", tmp_path / "out", workers=0)
+    with pytest.raises(OutputError, match="would hold the output does not exist"):
+        shardkit.convert(images, "wds", tmp_path / "a/b", workers=0)

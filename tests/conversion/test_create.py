@@ -1,0 +1,117 @@
+"""`shardkit.create`: a user's own samples; whole or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import FormatError, OutputError, SampleError, UsageError
+from shardkit.testing import EVERYTHING, assert_same, everything, picture
+
+SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
+
+
+def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with shardkit.create(out, "wds", EVERYTHING, shard_samples=4, classes=["a", "b"]) as writer:
+        for n in range(10):
+            writer.write(everything(n))
+            assert not out.exists()
+    with shardkit.open(out) as ds:
+        assert [s.samples for s in ds.manifest.shards] == [4, 4, 2]  # type: ignore[union-attr]
+        assert ds.classes == ("a", "b")
+        for n in range(10):
+            assert_same(ds[n], everything(n))
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_keys_are_numbered_where_there_are_none(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
+        for n in range(3):
+            writer.write({"image": picture(n), "label": np.uint8(n)})
+    with shardkit.open(tmp_path / "out") as ds:
+        assert ds[2] == {"__key__": "000000002", "image": picture(2), "label": 2}
+
+
+def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
+            writer.write({"image": picture(), "label": 1})
+            1 / 0  # noqa: B018
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
+        writer.write({"__key__": "a", "image": picture(), "label": 1})
+        for sample, message in (
+            ({"__key__": "a", "image": picture(), "label": 1}, "same key"),
+            ({"__key__": "b", "image": b"text", "label": 1}, "no picture"),
+            ({"__key__": "b", "image": picture(), "label": "1"}, "not of its field's type"),
+            ({"__key__": "b", "image": picture()}, "no field 'label'"),
+            ({"__key__": "b.c", "image": picture(), "label": 1}, "cannot be named after this key"),
+            ({"__key__": "", "image": picture(), "label": 1}, "no text"),
+        ):
+            with pytest.raises(SampleError, match=message):
+                writer.write(sample)
+        writer.write({"__key__": "b", "image": picture(), "label": 2})
+    with shardkit.open(tmp_path / "out") as ds:
+        assert [ds[n]["__key__"] for n in range(len(ds))] == ["a", "b"]
+
+
+def test_what_exists_is_kept_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with shardkit.create(out, "wds", SCHEMA) as writer:
+        writer.write({"__key__": "old", "image": picture(), "label": 1})
+    with pytest.raises(OutputError, match="the output exists"):
+        shardkit.create(out, "wds", SCHEMA)
+    with shardkit.create(out, "wds", SCHEMA, overwrite=True) as writer:
+        writer.write({"__key__": "new", "image": picture(), "label": 1})
+        assert shardkit.open(out)[0]["__key__"] == "old"
+    assert shardkit.open(out)[0]["__key__"] == "new"
+
+
+def test_a_killed_process_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
+    script = (
+        "import os, shardkit, sys\n"
+        "w = shardkit.create(sys.argv[1], 'wds', {'label': shardkit.Int()}, shard_samples=2)\n"
+        "for n in range(7): w.write({'label': n})\n"
+        "os._exit(9)"
+    )
+    out = tmp_path / "out"
+    assert subprocess.run([sys.executable, "-c", script, out], check=False).returncode == 9
+    assert not out.exists()
+    with pytest.raises(FormatError, match="unfinished"):
+        shardkit.open(tmp_path / "out.partial")
+    with shardkit.create(out, "wds", {"label": shardkit.Int()}) as writer:
+        writer.write({"label": 1})
+    assert len(shardkit.open(out)) == 1
+
+
+def test_an_unfinished_conversion_is_not_swept_away(images: Path, tmp_path: Path) -> None:
+    (images / "class2/003.jpg").write_bytes(b"text")
+    with pytest.raises(SampleError):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    with pytest.raises(OutputError, match="unfinished conversion"):
+        shardkit.create(tmp_path / "out", "wds", SCHEMA)
+
+
+def test_writing_after_closing_is_refused(tmp_path: Path) -> None:
+    writer = shardkit.create(tmp_path / "out", "wds", SCHEMA)
+    writer.close()
+    writer.close()
+    with pytest.raises(ValueError, match="closed"):
+        writer.write({"image": picture(), "label": 1})
+    assert len(shardkit.open(tmp_path / "out")) == 0
+
+
+def test_fields_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="field 'label' has no type"):
+        shardkit.create(tmp_path / "out", "wds", {"label": int})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="cannot be the name of a field"):
+        shardkit.create(tmp_path / "out", "wds", {"__key__": shardkit.Int()})

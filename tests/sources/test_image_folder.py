@@ -1,0 +1,388 @@
+"""The image folder source: order, labels, splits, keys, sidecars, metadata, what is passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
+from shardkit.sources import open_sources
+from shardkit.sources.base import Source
+from shardkit.testing import picture
+
+
+def open_one(root: Path, **options: object) -> Source:
+    (source,) = open_sources(root, **options).values()  # type: ignore[arg-type]
+    return source
+
+
+def put(path: Path, data: bytes | str = b"") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data or picture())
+    return path
+
+
+def keys(source: Source) -> list[str]:
+    return [source[n]["__key__"] for n in range(len(source))]
+
+
+def test_class_folders_give_labels_in_the_order_of_their_names(images: Path) -> None:
+    source = open_one(images)
+    assert source.classes == ("class0", "class1", "class2")
+    assert dict(source.schema) == {"image": Image(), "label": Int()}
+    assert [source[n]["label"] for n in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
+    assert source[5] == {"__key__": "class1/001", "image": picture(101), "label": 1}
+
+
+def test_the_order_is_torchvisions(tmp_path: Path) -> None:
+    names = ["b/1.jpg", "a/z.jpg", "a/b/1.jpg", "a/b-c/1.jpg", "a-b/1.jpg", "B/1.JPG", "a/Z.jpg"]
+    for name in names:
+        put(tmp_path / name)
+    # What torchvision 0.2x does: classes sorted; os.walk of each, sorted; names sorted.
+    expected = []
+    classes = sorted(e.name for e in os.scandir(tmp_path) if e.is_dir())
+    for label, name in enumerate(classes):
+        for folder, _, files in sorted(os.walk(tmp_path / name, followlinks=True)):
+            expected += [(f"{folder}/{file}", label) for file in sorted(files)]
+    source = open_one(tmp_path)
+    found = [(f"{tmp_path}/{source.name(n)}", source[n]["label"]) for n in range(len(source))]
+    assert found == expected
+    assert source.classes == tuple(classes)
+
+
+def test_a_list_of_classes_gives_their_order(images: Path) -> None:
+    names = ["class2", "other", "class0", "class1"]
+    source = open_one(images, classes=names)
+    assert source.classes == tuple(names)
+    assert [source[n]["label"] for n in (0, 4, 8)] == [2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["class0", "class1"], "does not name the folder 'class2'"), (["a", "a"], "names one twice")],
+)
+def test_a_list_of_classes_that_does_not_fit_is_refused(
+    images: Path, names: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_one(images, classes=names)
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    for name in ("b.jpg", "a.png", "deep/c.jpg"):
+        put(tmp_path / name)
+    source = open_one(tmp_path)
+    assert source.classes is None
+    assert dict(source.schema) == {"image": Image()}
+    assert keys(source) == ["a", "b", "deep/c"]
+    with pytest.raises(UsageError, match="needs a folder per class"):
+        open_one(tmp_path, classes=["deep"])
+
+
+def test_an_empty_class_folder_keeps_its_label(images: Path) -> None:
+    (images / "class00").mkdir()
+    source = open_one(images)
+    assert source.classes == ("class0", "class00", "class1", "class2")
+    assert source[4]["label"] == 2
+
+
+def test_split_folders_share_one_table_of_classes(tmp_path: Path) -> None:
+    for name in ("train/cat/1.jpg", "train/dog/2.jpg", "val/bird/3.jpg", "test/cat/4.jpg"):
+        put(tmp_path / name)
+    sources = open_sources(tmp_path)
+    assert list(sources) == ["train", "val", "test"]
+    assert {source.classes for source in sources.values()} == {("bird", "cat", "dog")}
+    assert sources["val"][0] == {"__key__": "bird/3", "image": picture(), "label": 0}
+    assert sources["train"][0]["label"] == 1
+    whole = open_one(tmp_path, split="none")
+    assert whole.classes == ("test", "train", "val")
+    assert keys(whole)[0] == "test/cat/4"
+
+
+def test_split_folders_beside_others_are_a_question(tmp_path: Path) -> None:
+    for name in ("train/cat/1.jpg", "val/cat/2.jpg", "extra/cat/3.jpg"):
+        put(tmp_path / name)
+    with pytest.raises(UsageError, match="and something else") as error:
+        open_sources(tmp_path)
+    assert error.value.found == "extra/"
+    assert "--split none" in str(error.value)
+
+
+def test_a_class_called_train_is_no_split(tmp_path: Path) -> None:
+    for name in ("train/1.jpg", "plane/2.jpg"):
+        put(tmp_path / name)
+    assert open_one(tmp_path).classes == ("plane", "train")
+
+
+def test_keys_are_paths_without_suffix_dots_and_collisions(tmp_path: Path) -> None:
+    names = ["a.b.jpg", "a.jpg", "a.png", "a.JPG", "a_b.jpg", "v1.0/x.jpg", "a_b.png", "a~png.gif"]
+    for name in names:
+        put(tmp_path / "c" / name)
+    source = open_one(tmp_path)
+    found = {source.name(n): source[n]["__key__"] for n in range(len(source))}
+    assert found == {
+        "c/a.JPG": "c/a",
+        "c/a.b.jpg": "c/a_b",
+        "c/a.jpg": "c/a~jpg",
+        "c/a.png": "c/a~png",
+        "c/a_b.jpg": "c/a_b~jpg",
+        "c/a_b.png": "c/a_b~png",
+        "c/a~png.gif": "c/a~png~gif",
+        "c/v1.0/x.jpg": "c/v1.0/x",
+    }
+    originals = {n: source.original(n, "") for n in range(len(source))}
+    assert {source.name(n) for n, path in originals.items() if path} == {
+        name for name, key in found.items() if key != name.rpartition(".")[0]
+    }
+
+
+def test_sidecars_become_fields(tmp_path: Path) -> None:
+    put(tmp_path / "c/a.jpg")
+    put(tmp_path / "c/a.txt", "a caption")
+    put(tmp_path / "c/a.json", '{"x": 1.50}')
+    put(tmp_path / "c/a_mask.png", picture(5, "PNG"))
+    np.save(tmp_path / "c/a.npy", np.eye(2))
+    put(tmp_path / "c/b.jpg")
+    put(tmp_path / "c/lonely_mask.png", picture(1, "PNG"))
+    source = open_one(tmp_path)
+    assert dict(source.schema) == {
+        "image": Image(),
+        "label": Int(),
+        "text": Text(optional=True),
+        "json": Json(optional=True),
+        "npy": Array(optional=True),
+        "mask": Image(optional=True),
+    }
+    first = source[0]
+    np.testing.assert_array_equal(first.pop("npy"), np.eye(2))
+    assert first == {
+        "__key__": "c/a",
+        "image": picture(),
+        "label": 0,
+        "text": "a caption",
+        "json": '{"x": 1.50}',  # the text itself, for writers
+        "mask": picture(5, "PNG"),
+    }
+    assert source[1] == {"__key__": "c/b", "image": picture(), "label": 0}
+    assert source[2]["__key__"] == "c/lonely_mask"  # no picture that it could be the mask of
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("a.json", "{"), ("a.txt", b"\xff\xfe"), ("a.npy", b"\x93NUMPY"), ("a.npy", b"x")],
+)
+def test_a_damaged_sidecar_is_named(tmp_path: Path, name: str, data: bytes) -> None:
+    put(tmp_path / "c/a.jpg")
+    path = put(tmp_path / "c" / name, data)
+    with pytest.raises(SampleError, match="the file beside a picture is damaged") as error:
+        open_one(tmp_path)[0]
+    assert error.value.where["path"] == str(path)
+    assert error.value.where["key"] == "c/a"
+
+
+def test_metadata_add_their_columns(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg"):
+        put(tmp_path / name)
+    put(
+        tmp_path / "metadata.csv",
+        'file_name,age,zip,weight,note\ncat/1.jpg,3,007,1.5,hello\ndog/3.jpg,4,123,,"a, b"\n',
+    )
+    source = open_one(tmp_path)
+    assert dict(source.schema) == {
+        "image": Image(),
+        "label": Int(),
+        "age": Int(optional=True),
+        "zip": Text(optional=True),
+        "weight": Float(optional=True),
+        "note": Text(optional=True),
+    }
+    rows = [{n: v for n, v in source[i].items() if n not in ("image", "__key__")} for i in range(3)]
+    assert rows == [
+        {"label": 0, "age": 3, "zip": "007", "weight": 1.5, "note": "hello"},
+        {"label": 0},
+        {"label": 1, "age": 4, "zip": "123", "note": "a, b"},
+    ]
+
+
+def test_metadata_of_one_folder_are_the_hugging_face_layout(tmp_path: Path) -> None:
+    lines = [
+        {"file_name": "1.jpg", "good": True, "n": 1, "x": 1, "any": [1], "label": "tabby"},
+        {"file_name": "2.jpg", "good": False, "n": 2, "x": 2.5, "any": {"a": 1}, "label": "lion"},
+    ]
+    for line in lines:
+        put(tmp_path / "pictures" / str(line["file_name"]))
+    put(tmp_path / "pictures/metadata.jsonl", "\n".join(map(json.dumps, lines)))
+    source = open_one(tmp_path)
+    assert source.classes is None
+    assert dict(source.schema) == {
+        "image": Image(),
+        "good": Bool(),
+        "n": Int(),
+        "x": Float(),
+        "any": Json(),
+        "label": Text(),
+    }
+    assert source[1]["any"] == {"a": 1}
+    assert source[1]["label"] == "lion"
+    chosen = source.select(np.array([1, 0, 1]))
+    assert [chosen[n]["n"] for n in range(3)] == [2, 1, 2]
+
+
+def test_metadata_that_name_no_picture_are_a_problem(images: Path) -> None:
+    put(images / "metadata.csv", "file_name,x\nclass0/000.jpg,1\nclass0/nothing.jpg,2\n")
+    source = open_one(images)
+    assert len(source.problems) == 1
+    assert "line 3 of the metadata names a picture that is not there" in str(source.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metadata.csv", "file_name,x\na.jpg\n", "another number of cells"),
+        ("metadata.csv", "name,x\na.jpg,1\n", "has no 'file_name'"),
+        ("metadata.csv", 'file_name\n"a', "is no CSV"),
+        ("metadata.jsonl", "{", "is no JSON"),
+        ("metadata.jsonl", "[]", "is no JSON object"),
+        ("metadata.csv", b"file_name\n\xff.jpg\n", "not UTF-8"),
+        ("metadata.csv", "file_name,image\nclass0/000.jpg,1\n", "the name of another field"),
+        (
+            "metadata.csv",
+            "file_name\nclass0/000.jpg\nclass0/000.jpg\n",
+            "names a picture a second time",
+        ),
+    ],
+)
+def test_damaged_metadata_are_named(images: Path, name: str, text: str, message: str) -> None:
+    path = put(images / name, text)
+    with pytest.raises(SourceError, match=message) as error:
+        open_one(images)
+    assert str(error.value.where["path"]) == str(path)
+
+
+def test_other_files_are_passed_over_and_counted(images: Path) -> None:
+    for name in ("README.txt", "class0/notes.txt", "class0/.hidden.jpg", ".git/x.jpg", "LICENSE"):
+        put(images / name, "x")
+    source = open_one(images)
+    assert len(source) == 12
+    assert source.ignored == {".txt file": 2, "hidden": 2, "file without suffix": 1}
+
+
+def test_links_to_folders_and_files_are_followed(images: Path, tmp_path: Path) -> None:
+    put(tmp_path / "elsewhere/a.jpg", picture(7))
+    (images / "class3").symlink_to(tmp_path / "elsewhere")
+    (images / "class0/zz.jpg").symlink_to(tmp_path / "elsewhere/a.jpg")
+    source = open_one(images)
+    assert source.classes is not None
+    assert source.classes[-1] == "class3"
+    found = {source[n]["__key__"]: source[n]["image"] for n in range(len(source))}
+    assert found["class3/a"] == found["class0/zz"] == picture(7)
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../../images"])
+def test_a_loop_of_links_is_named(images: Path, target: str) -> None:
+    link = images / "class0" / "loop"
+    link.symlink_to(target)
+    source = open_one(images)
+    assert len(source) == 12
+    (problem,) = source.problems
+    assert "leads back to a folder above it" in str(problem)
+    assert problem.where["path"] == str(link)
+
+
+def test_a_link_to_itself_and_a_broken_link_are_bad_samples(images: Path) -> None:
+    (images / "class0/self.jpg").symlink_to("self.jpg")
+    (images / "class0/broken.jpg").symlink_to("nowhere.jpg")
+    source = open_one(images)
+    names = {source.name(n): n for n in range(len(source))}
+    with pytest.raises(SampleError, match="the link leads nowhere") as error:
+        source[names["class0/broken.jpg"]]
+    assert error.value.found == "a link to 'nowhere.jpg'"
+    with pytest.raises(SampleError, match="the link cannot be followed: Too many levels"):
+        source[names["class0/self.jpg"]]
+
+
+def test_a_file_that_cannot_be_read_is_a_bad_sample(images: Path) -> None:
+    path = images / "class0/000.jpg"
+    source = open_one(images)
+    path.unlink()
+    path.mkdir()  # even root cannot read a folder as a file
+    with pytest.raises(SampleError, match="cannot be read: Is a directory") as error:
+        source[0]
+    assert error.value.where == {"path": str(path), "key": "class0/000"}
+
+
+@pytest.mark.parametrize("data", [picture(0)[:-1], picture(0) + b"more"])
+def test_a_file_that_changed_since_planning_is_a_bad_sample(images: Path, data: bytes) -> None:
+    source = open_one(images)
+    (images / "class0/000.jpg").write_bytes(data)
+    with pytest.raises(SampleError, match="changed while the conversion ran"):
+        source[0]
+
+
+def test_an_empty_folder_and_one_without_pictures_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="there are no pictures") as error:
+        open_one(tmp_path)
+    assert error.value.found == "nothing"
+    put(tmp_path / "a.txt", "x")
+    put(tmp_path / "c/b.doc", "x")
+    with pytest.raises(SourceError, match="there are no pictures") as error:
+        open_one(tmp_path)
+    assert error.value.found == "1 x .txt file, 1 x .doc file"
+
+
+def test_a_selection_is_small_and_reads_the_same(images: Path) -> None:
+    source = open_one(images)
+    chosen = source.select(np.array([11, 3, 4]))
+    copy = pickle.loads(pickle.dumps(chosen))
+    assert [copy[n] for n in range(3)] == [source[n] for n in (11, 3, 4)]
+    assert copy.sizes().tolist() == source.sizes()[[11, 3, 4]].tolist()
+    assert len(pickle.dumps(chosen)) < 3000
+
+
+def test_the_fingerprint_tells_names_sizes_labels_and_times_apart(images: Path) -> None:
+    first = open_one(images).fingerprint()
+    assert open_one(images).fingerprint() == first
+    os.utime(images / "class0/000.jpg", (1, 1))
+    touched = open_one(images).fingerprint()
+    assert first is not None
+    assert touched is not None
+    assert touched["files"] == first["files"]
+    assert touched["times"] != first["times"]
+    (images / "class0/000.jpg").rename(images / "class0/009.jpg")
+    renamed = open_one(images).fingerprint()
+    assert renamed is not None
+    assert renamed["files"] != first["files"]
+
+
+@pytest.mark.large
+@pytest.mark.timeout(1200)
+def test_planning_a_million_files_is_quick_and_small(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    for folder in range(1000):
+        path = tmp_path / f"class{folder:03d}"
+        path.mkdir()
+        for number in range(1000):
+            (path / f"ILSVRC2012_{folder:03d}_{number:08d}.JPEG").touch()
+    script = (
+        "import resource, sys, time, numpy\n"
+        "import shardkit.conversion.run as run\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "began = time.perf_counter()\n"
+        "plan = run.prepare(sys.argv[1], 'wds')\n"
+        "seconds = time.perf_counter() - began\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "print(plan.samples, grown * 1024 // plan.samples, round(seconds, 2))"
+    )
+    command = [sys.executable, "-c", script, tmp_path]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    print(f"\n1,000,000 files planned: {found[1]} bytes of memory each, {found[2]} s")
+    assert found[0] == "1000000"
+    assert int(found[1]) <= 300
