@@ -148,7 +148,7 @@ def read(path: Path) -> bytes:
 
 
 def read_whole(path: str, size: int | None = None) -> bytes:
-    """All bytes of a file, in one system call where its `size` is known; at most one byte more.
+    """All bytes of a file; where its `size` is known, in one call and at most one byte more.
 
     Raises OSError as it comes: this is the inner loop of a conversion, and its caller knows more.
     """

@@ -22,7 +22,7 @@ _JOB = {"create": True}
 
 
 class DatasetWriter:
-    """Takes samples with `write`; `close()` publishes, leaving the `with` block by an error discards.
+    """Takes samples with `write`; `close()` publishes, an error in the `with` block discards.
 
     Made by `shardkit.create`.
     """
@@ -44,8 +44,7 @@ class DatasetWriter:
         self._layout = self._format.layout(self._schema)
         self._classes = None if classes is None else tuple(classes)
         self._partial = _begin(Path(out), overwrite)
-        self._folder = self._partial.task_folder(0)
-        storage.make_folder(self._folder)
+        self._folder = self._partial.tasks
         self._shards = ShardSequence(
             self._folder, self._format, self._schema, options.max_bytes(), options.shard_samples
         )
@@ -77,12 +76,17 @@ class DatasetWriter:
         if not self._open:
             return
         self._open = False
+        try:
+            self._publish()
+        finally:
+            self._partial.release()
+
+    def _publish(self) -> None:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder)
-        moved = [
-            move_shard(asdict(s), self._folder, folder, s.file.name) for s in self._shards.shards
-        ]
+        shards = [asdict(shard) for shard in self._shards.shards]
+        moved = [move_shard(s, self._folder, folder, s["file"]["name"]) for s in shards]
         stats = self._shards.stats
         make_manifest(self._format.name, self._layout, moved, stats, self._classes).write(folder)
         self._partial.publish()
@@ -91,8 +95,10 @@ class DatasetWriter:
         """Remove everything that was written; the output stays as it was."""
         if self._open:
             self._open = False
-            self._shards.abandon()
-            self._partial.discard()
+            try:
+                self._shards.abandon()
+            finally:
+                self._partial.discard()
 
     def __enter__(self) -> DatasetWriter:
         return self

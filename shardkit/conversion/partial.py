@@ -54,7 +54,14 @@ class Partial:
         if self.path.exists():
             self._refuse_strangers()
         storage.make_folder(self.path)
-        self.lock()
+        self._lock = _locked(self.path)
+        try:
+            self._prepare(identity, go_on)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, identity: dict[str, Any], go_on: bool) -> None:
         if not (go_on and self.job() == identity):
             self._clear()
             storage.write_file(self.path / (JOB + UNFINISHED), _dump(identity))
@@ -65,24 +72,6 @@ class Partial:
         for entry in sorted(self.tasks.iterdir()):
             if not is_finished(entry):
                 storage.remove(entry)
-
-    def lock(self) -> None:
-        """Keep other runs out of this folder for as long as this process lives."""
-        try:
-            import fcntl
-        except ImportError:  # no such locks on this system
-            return
-        handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise OutputError(
-                "another run is working on this output",
-                path=self.path,
-                fix="wait for it, or give another output with -o",
-            ) from None
-        self._lock = handle
 
     def release(self) -> None:
         """Let others in again; what is done stays for a later run."""
@@ -125,6 +114,25 @@ class Partial:
                 found=", ".join(strangers[:3]),
                 fix="move it away, or give another output with -o",
             )
+
+
+def _locked(folder: Path) -> int | None:
+    """Keep other runs out of a folder until the handle is closed or the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        return None
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise OutputError(
+            "another run is working on this output",
+            path=folder,
+            fix="wait for it, or give another output with -o",
+        ) from None
+    return handle
 
 
 def check_output(out: Path, source: Path | None) -> None:

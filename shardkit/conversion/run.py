@@ -159,8 +159,8 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
     overwrite = plan.options.overwrite
     complete = is_complete(out, plan.identity, with_errors=plan.options.on_error == "skip")
     if complete and (job == plan.identity or not overwrite):
-        if job == plan.identity:  # the last run was killed between publishing and cleaning up
-            partial.begin(plan.identity, go_on=True)
+        if partial.exists() and job in (plan.identity, None):
+            partial.begin(plan.identity, go_on=True)  # the last run was killed while cleaning up
             partial.discard()
         return True
     if job is not None and job != plan.identity and not overwrite:

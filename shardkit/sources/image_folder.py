@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ _SIDECARS = (
     _Sidecar(".npy", "npy", Array()),
     _Sidecar("_mask.png", "mask", Image()),
 )
-_BROKEN = -1  # the size of a file that could not be looked at
+_NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
 
 
 class ImageFolder(Source):
@@ -164,6 +165,10 @@ class _Files:
 
 def _read(path: str, size: int | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
+    if size == _NO_FILE and os.path.exists(path):  # opening a pipe would wait for ever
+        raise SampleError(
+            "this is no regular file", path=path, fix="remove it, or use --on-error skip"
+        )
     try:
         data = storage.read_whole(path, size)
     except OSError as error:
@@ -499,12 +504,12 @@ class _Scan:
 
 
 def _look(entry: os.DirEntry[str]) -> tuple[int, int]:
-    """Size and time of a file; a broken link is kept, so that reading it fails in its turn."""
+    """Size and time of a file; what is none is kept, so that reading it fails in its turn."""
     try:
         about = entry.stat()
     except OSError:
-        return _BROKEN, 0
-    return about.st_size, about.st_mtime_ns
+        return _NO_FILE, 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else _NO_FILE, about.st_mtime_ns
 
 
 def _sidecars_of(

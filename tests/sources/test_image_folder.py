@@ -307,6 +307,32 @@ def test_a_link_to_itself_and_a_broken_link_are_bad_samples(images: Path) -> Non
         source[names["class0/self.jpg"]]
 
 
+def test_a_pipe_is_a_bad_sample_and_nobody_waits_for_it(images: Path) -> None:
+    os.mkfifo(images / "class0/000.png")
+    source = open_one(images)
+    with pytest.raises(SampleError, match="no regular file"):
+        source[1]
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs a system with users")
+def test_a_file_without_permission_is_a_bad_sample(images: Path) -> None:
+    path = images / "class0/000.jpg"
+    source = open_one(images)
+    path.chmod(0)
+    user = os.geteuid()
+    for parent in (path, *path.parents)[1:]:
+        if parent.stat().st_uid == user and parent != parent.parent and "pytest" in str(parent):
+            parent.chmod(0o755)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(SampleError, match="cannot be read: Permission denied") as error:
+            source[0]
+    finally:
+        os.seteuid(user)
+    assert "permissions" in str(error.value)
+
+
 def test_a_file_that_cannot_be_read_is_a_bad_sample(images: Path) -> None:
     path = images / "class0/000.jpg"
     source = open_one(images)

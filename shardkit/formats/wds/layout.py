@@ -12,6 +12,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ _BETWEEN = b"0000644\0" + b"0000000\0" * 2  # mode, uid, gid
 _TIME = b"%011o\0" % 315532800  # 1980-01-01: GNU tar calls an older time stamp implausible
 _MAGIC = b"ustar\00000"
 _AFTER = (bytes(100) + _MAGIC).ljust(BLOCK - 157, b"\0")  # what follows the type flag
-_SUM_AFTER = sum(_AFTER) + 8 * 0x20  # the checksum counts its own field as blanks
+_SUM_AFTER = sum(_AFTER)
 _ADLER = 65521  # adler32's low half is 1 + the sum of the bytes, modulo this
 
 
@@ -51,12 +52,19 @@ def header(name: bytes, size: int) -> bytes:
 
 
 def _header(name: bytes, size: int, kind: bytes) -> bytes:
+    middle, total = _after_name(size, kind)
+    total += (zlib.adler32(name) & 0xFFFF) - 1  # 100 bytes sum to less than _ADLER: exact
+    return b"%b%b%06o\0 %b%b" % (name.ljust(_NAME, b"\0"), middle, total, kind, _AFTER)
+
+
+@lru_cache(1 << 12)  # labels and the like have few sizes
+def _after_name(size: int, kind: bytes) -> tuple[bytes, int]:
+    """The bytes between name and checksum, and the sum of all bytes but the name's."""
     # 11 octal digits hold 8 GiB; beyond that GNU's base-256 form.
     number = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
-    before = name.ljust(_NAME, b"\0") + _BETWEEN + number + _TIME
-    # 100 name bytes and these numbers sum to far less than _ADLER, so the low half is exact.
-    total = (zlib.adler32(before) & 0xFFFF) - 1 + sum(kind) + _SUM_AFTER
-    return b"%b%06o\0 %b%b" % (before, total, kind, _AFTER)
+    middle = _BETWEEN + number + _TIME
+    # The checksum counts its own eight bytes as blanks.
+    return middle, sum(middle) + 8 * 0x20 + sum(kind) + _SUM_AFTER
 
 
 def padding(size: int) -> bytes:

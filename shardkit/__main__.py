@@ -1,0 +1,5 @@
+"""`python -m shardkit`."""
+
+from shardkit.cli import main
+
+main()

@@ -1,0 +1,268 @@
+"""C2: a run that dies at any operation leaves nothing that looks complete, and can be continued."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.errors import ShardkitError, StorageError
+from tests.conftest import files_of, write_pictures
+
+
+class Died(BaseException):
+    """The process is gone: no `except Exception` may catch this."""
+
+
+class Dying:
+    """A storage layer that dies before, in the middle of, or after its operation number `at`.
+
+    Once dead, it does nothing more, whatever clean-up code tries.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, when: str) -> None:
+        self.count = 0
+        self.at = at
+        self.when = when
+        self.dead = False
+        for name in storage.CHANGES:
+            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+
+    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            if self.dead:
+                raise Died
+            self.count += 1
+            mine = self.count == self.at
+            self.dead = mine
+            if mine and self.when == "before":
+                raise Died
+            if mine and self.when == "middle" and name == "write":
+                file, chunks = args
+                joined = b"".join(chunks)
+                operation(file, [joined[: len(joined) // 2]])
+                raise Died
+            if mine and self.when == "middle" and name == "remove" and args[0].is_dir():
+                children = sorted(args[0].iterdir())
+                for child in children[: len(children) // 2 + 1]:
+                    operation(child)
+                raise Died
+            result = operation(*args)
+            if mine:
+                if name == "create":
+                    result.close()
+                raise Died
+            return result
+
+        return wrapped
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = write_pictures(tmp_path / "in", classes=2, each=4, kilobytes=2)
+    (folder / "class0/a.b.jpg").write_bytes((folder / "class0/000.jpg").read_bytes())
+    (folder / "class1/001.jpg").write_bytes(b"text")
+    return folder
+
+
+def convert(source: Path, out: Path, **options: Any) -> None:
+    options = {"workers": 0, "shard_size": 12_000, "on_error": "skip", **options}
+    shardkit.convert(source, "wds", out, **options)
+
+
+def died_everywhere(begin: Callable[[], None], run: Callable[[], None]) -> Iterator[None]:
+    """Begin anew and run, dying one operation later each time, until a run survives."""
+    for when in ("before", "middle", "after"):
+        at = 0
+        while True:
+            at += 1
+            begin()
+            with pytest.MonkeyPatch.context() as patch:
+                storage_layer = Dying(patch, at, when)
+                try:
+                    run()
+                except Died:
+                    pass
+                died = storage_layer.dead
+            if not died:
+                assert at > 30
+                break
+            yield
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "reference")
+    reference = files_of(tmp_path / "reference")
+    assert {"errors.jsonl", "keys.jsonl", "shard-000002.tar"} <= set(reference)
+    out = tmp_path / "out"
+    for _ in died_everywhere(lambda: storage.remove(out), lambda: convert(source, out)):
+        if out.exists():
+            assert files_of(out) == reference
+        if (tmp_path / "out.partial").exists():
+            with pytest.raises(ShardkitError):
+                shardkit.open(tmp_path / "out.partial")
+        convert(source, out)
+        assert files_of(out) == reference
+        assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
+    source: Path, tmp_path: Path
+) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        convert(source, tmp_path / name, shuffle=True, seed=seed)
+    old, new = files_of(tmp_path / "old"), files_of(tmp_path / "new")
+    out = tmp_path / "out"
+
+    def replace() -> None:
+        convert(source, out, shuffle=True, seed=2, overwrite=True)
+
+    def begin() -> None:
+        storage.remove(out)
+        shutil.copytree(tmp_path / "old", out)
+
+    for _ in died_everywhere(begin, replace):
+        if out.exists():
+            assert files_of(out) in (old, new)
+        else:  # between the two renames: both are whole, beside the output
+            assert files_of(tmp_path / "out.partial/replaced") == old
+            assert files_of(tmp_path / "out.partial/dataset") == new
+        replace()
+        assert files_of(out) == new
+        assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
+    def create(out: Path) -> None:
+        schema = {"label": shardkit.Int()}
+        with shardkit.create(out, "wds", schema, shard_samples=2) as writer:
+            for n in range(5):
+                writer.write({"label": n})
+
+    create(tmp_path / "reference")
+    reference = files_of(tmp_path / "reference")
+    out = tmp_path / "out"
+    for _ in died_everywhere(lambda: storage.remove(out), lambda: create(out)):
+        if out.exists():
+            assert files_of(out) == reference
+            storage.remove(out)
+        create(out)
+        assert files_of(out) == reference
+        assert not (tmp_path / "out.partial").exists()
+
+
+class Recorder:
+    """A storage layer that knows what a power cut would lose, and checks what becomes visible."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.unsynced: set[Path] = set()  # files with bytes, folders with entries
+        self.log: list[tuple[str, Path]] = []
+        for name in storage.CHANGES:
+            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+
+    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        note = getattr(self, f"_{name}")
+
+        def wrapped(*args: Any) -> Any:
+            note(*args)
+            path = args[0].path if name == "write" else args[0]
+            self.log.append((name, path))
+            return operation(*args)
+
+        return wrapped
+
+    def _make_folder(self, path: Path) -> None:
+        if not path.exists():
+            self.unsynced.add(path.parent)
+
+    def _create(self, path: Path) -> None:
+        self.unsynced |= {path, path.parent}
+
+    def _write(self, file: storage.NewFile, chunks: list[bytes]) -> None:
+        self.unsynced.add(file.path)
+
+    def _sync(self, path: Path) -> None:
+        self.unsynced.discard(path)
+
+    def _rename(self, old: Path, new: Path) -> None:
+        lost = [path for path in self.unsynced if path == old or old in path.parents]
+        assert not lost, f"{old} becomes {new} before these are on the disk: {lost}"
+        self.unsynced |= {old.parent, new.parent}
+
+    def _remove(self, path: Path) -> None:
+        self.unsynced = {p for p in self.unsynced if p != path and path not in p.parents}
+
+
+def test_nothing_becomes_visible_before_it_is_on_the_disk(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = Recorder(patch)
+        convert(source, out)
+    renames = [path for name, path in recorder.log if name == "rename"]
+    assert renames[-1] == tmp_path / "out.partial/dataset"
+    assert not {p for p in recorder.unsynced if p == out or out in p.parents or p == out.parent}
+    # Each shard, index and result is synced once it is written, each task once its files are.
+    synced = {path.name for name, path in recorder.log if name == "sync"}
+    assert {"shard-000000.tar", "shard-000000.index.npy", "result.json", "tasks"} <= synced
+    # After the last rename: the folder that holds the output, and only then the cleaning up.
+    after = recorder.log[recorder.log.index(("rename", renames[-1])) + 1 :]
+    assert after[0] == ("sync", tmp_path)
+    assert {name for name, _ in after[1:]} == {"remove"}
+
+
+@pytest.mark.parametrize("room", [0, 3_000, 20_000, 40_000])
+def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(
+    source: Path, tmp_path: Path, room: int
+) -> None:
+    convert(source, tmp_path / "reference")
+    real = storage.NewFile.write
+    left = room
+
+    def write(file: storage.NewFile, chunks: list[bytes]) -> None:
+        nonlocal left
+        left -= sum(map(len, chunks))
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, chunks)
+
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage.NewFile, "write", write)
+        with pytest.raises(StorageError, match="the disk is full") as error:
+            convert(source, out)
+    assert "make space, then run the same command again" in str(error.value)
+    assert "bytes free" in str(error.value)
+    assert not out.exists()
+    left_over = [p for p in files_of(tmp_path / "out.partial") if p.startswith("tasks/")]
+    assert all(".tmp" not in path for path in left_over)
+    convert(source, out)
+    assert files_of(out) == files_of(tmp_path / "reference")
+
+
+def test_work_that_is_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (source / "class1/003.jpg").write_bytes(b"not yet a picture")
+    with pytest.raises(ShardkitError, match="more than 1 samples"):
+        convert(source, out, max_errors=1)
+    done = {p: p.stat().st_mtime_ns for p in (tmp_path / "out.partial/tasks").glob("*/result.json")}
+    assert done
+    seen: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = storage.create
+        patch.setattr(storage, "create", lambda path: (seen.append(path), real(path))[1])
+        convert(source, out)
+    made = {p.parent.name.split(".")[0] for p in seen if p.name == "result.json"}
+    assert made
+    assert made.isdisjoint(path.parent.name for path in done)

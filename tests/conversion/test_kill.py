@@ -1,0 +1,196 @@
+"""C2 with real processes: kill -9 at any moment, dead workers, Ctrl-C. The long form is `large`."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit.errors import WorkerError
+from shardkit.testing import picture
+from tests.conftest import files_of, write_pictures
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
+)
+
+
+def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = ["convert", source, "--to", "wds", "-o", out, "--shard-size", "25kB"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardkit", *command, "--workers", "2", "--quiet"],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, stderr = process.communicate(timeout=120)
+    return process.returncode, stderr.decode()
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    except OSError:  # it has just ended
+        return []
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true answer; a run that hangs fails here."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.002)
+    raise AssertionError("it did not happen in time")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "in", classes=4, each=30, kilobytes=5)
+
+
+@pytest.fixture
+def reference(source: Path, tmp_path: Path) -> dict[str, bytes]:
+    shardkit.convert(source, "wds", tmp_path / "reference", shard_size="25kB", workers=0)
+    return files_of(tmp_path / "reference")
+
+
+def kill_at_random(
+    source: Path, tmp_path: Path, reference: dict[str, bytes], rounds: int, seed: int
+) -> dict[str, int]:
+    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each."""
+    dice = random.Random(seed)
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    began = time.monotonic()
+    assert finish(start(source, out)) == (0, "")
+    whole = time.monotonic() - began
+    seen = {"before work": 0, "in work": 0, "after": 0}
+    for _ in range(rounds):
+        shutil.rmtree(out)
+        process = start(source, out)
+        time.sleep(dice.uniform(0.2, 1.1) * whole)
+        workers = workers_of(process)
+        one_worker = workers and dice.random() < 0.5
+        victim = dice.choice(workers) if one_worker else -process.pid
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        code, stderr = finish(process)
+        seen["after" if out.exists() else "in work" if partial.exists() else "before work"] += 1
+        if out.exists():
+            assert files_of(out) == reference
+        if one_worker:
+            assert (code, stderr) == (0, "")  # its task was done again
+        for worker in workers:  # nobody goes on working for a run that is gone
+            wait_for(lambda pid=worker: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+        assert finish(start(source, out)) == (0, "")
+        assert files_of(out) == reference
+        assert not partial.exists()
+    return seen
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def test_kill_9_at_any_moment_is_continued(
+    source: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    kill_at_random(source, tmp_path, reference, rounds=8, seed=1)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(1800)
+def test_kill_9_two_hundred_times_is_continued(
+    source: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    seen = kill_at_random(source, tmp_path, reference, rounds=200, seed=2)
+    print(f"\n200 kills: {seen}")
+    assert seen["in work"] >= 20
+
+
+class Deadly:
+    """A sequence that kills the process which reads its tenth sample, `times` times in all.
+
+    It is harmless where it was made, as planning reads samples there, and armed by being sent to a
+    worker.
+    """
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder = folder
+        self.times = times
+        self.armed = False
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        deaths = len(list(self.folder.glob("death*")))
+        if self.armed and index == 10 and deaths < self.times:
+            (self.folder / f"death{deaths}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"image": picture(index), "label": index}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "armed": True}
+
+
+def convert_deadly(tmp_path: Path, times: int, out: str) -> shardkit.ConvertResult:
+    sequence: Any = Deadly(tmp_path, times)
+    return shardkit.convert(sequence, "wds", tmp_path / out, shard_samples=6, workers=2)
+
+
+def test_the_task_of_a_dead_worker_is_done_again(tmp_path: Path) -> None:
+    convert_deadly(tmp_path, 0, "reference")
+    result = convert_deadly(tmp_path, 1, "out")
+    assert result.samples == 20
+    assert (tmp_path / "death0").exists()
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "reference")
+
+
+def test_a_task_that_kills_two_workers_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"two workers died .* SIGKILL") as error:
+        convert_deadly(tmp_path, 9, "out")
+    assert "task 0: 20 samples from 'sample 0' on" in str(error.value)
+    assert "fewer --workers" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_ends_a_run_whose_workers_hang_and_the_next_continues(
+    source: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    out = tmp_path / "out"
+    process = start(source, out)
+    workers = wait_for(lambda: workers_of(process))
+    wait_for(lambda: list((tmp_path / "out.partial/tasks").glob("*/result.json")))
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    code, stderr = finish(process)
+    print(f"\nCtrl-C took {time.monotonic() - began:.2f} s")
+    assert code == 130
+    assert stderr.strip() == "shardkit: interrupted; the same command run again continues"
+    assert not out.exists()
+    for worker in workers:
+        wait_for(lambda pid=worker: _is_zombie(pid))
+    assert finish(start(source, out)) == (0, "")
+    assert files_of(out) == reference
