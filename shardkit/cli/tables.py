@@ -24,12 +24,12 @@ def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=Text(title, style="bold"), title_justify="left", box=None, show_header=False
-    )
+    table = Table(box=None, show_header=False)
     for row in rows:
         table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(row)))
-    console().print(table)
+    out = console()
+    out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(table)
 
 
 def size(count: int) -> str:

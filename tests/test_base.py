@@ -1,0 +1,242 @@
+"""The base: keys, schema, errors, options, order, storage."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit import errors, storage
+from shardkit.conversion.shards import FieldSizes, Stats
+from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
+from shardkit.options import ConvertOptions, parse_size, parse_split
+from shardkit.order import permutation
+from shardkit.sample import JsonText, key_of, unique_key
+from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, everything
+
+
+def test_keys_lose_dots_and_find_a_free_name() -> None:
+    assert key_of("a.b/c.d.e") == "a.b/c_d_e"
+    taken: set[str] = set()
+    for expected in ("a", "a~png", "a~2", "a~3"):
+        assert unique_key("a", "png", taken) == expected
+        taken.add(expected)
+
+
+def test_json_text_is_kept_or_made() -> None:
+    text = JsonText('{"a" :1}')
+    assert JsonText.of(text) is text
+    assert JsonText.of({"ä": [1, None]}) == '{"ä":[1,null]}'
+    assert JsonText.of("plain text") == '"plain text"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Int(), [0, -(2**63), np.int8(3), 2**63 - 1], [1.0, True, "1", None, 2**63]),
+        (Float(), [1.5, 2, np.float32(1)], [True, "1", None, 1j]),
+        (Bool(), [True, np.bool_(False)], [0, 1, None, "true"]),
+        (Text(), ["", "ä"], [b"", 1, None]),
+        (Bytes(), [b"", bytearray(b"x"), memoryview(b"y")], ["", 1, None]),
+        (Image(), [b"\xff\xd8\xff"], ["", None]),
+        (Json(), [{}, [], None, 1, "x"], [b"", {1}, object()]),
+        (Array("<i4", (None, 2)), [np.zeros((3, 2), "<i4")], [np.zeros(2, "<i4"), [[1, 2]]]),
+        (Array(), [np.zeros(3), np.array("x")], [np.array([None]), 3]),
+    ],
+)
+def test_a_type_takes_its_values_and_no_others(kind: Any, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        stored = kind.check(value)
+        assert type(stored).__name__ in kind.python or isinstance(kind, Json)
+        assert np.array_equal(stored, bytes(value) if isinstance(kind, Bytes) else value)
+    for value in bad:
+        with pytest.raises(TypeError):
+            kind.check(value)
+
+
+def test_a_schema_survives_json_and_pickle() -> None:
+    assert set(TYPES) == {type(kind).__name__ for kind in EVERYTHING.values()}
+    copy = Schema.from_json(json.loads(json.dumps(EVERYTHING.to_json())))
+    assert dict(copy) == dict(EVERYTHING) == dict(pickle.loads(pickle.dumps(EVERYTHING)))
+    assert repr(Array("<f4", (None, 2), optional=True)) == (
+        "Array(optional=True, dtype='<f4', shape=(None, 2))"
+    )
+    with pytest.raises(errors.FormatError, match="type that this version does not know"):
+        Schema.from_json({"x": {"type": "Video"}})
+
+
+def test_a_schema_is_guessed_from_a_sample() -> None:
+    guessed = Schema.of(everything(3))
+    expected = {n: type(kind) for n, kind in EVERYTHING.items()}
+    assert {n: type(kind) for n, kind in guessed.items()} == expected
+
+
+def test_a_sample_is_put_in_the_order_of_the_schema() -> None:
+    checked = EVERYTHING.check(dict(reversed(everything(0).items())))
+    assert list(checked) == ["__key__", *EVERYTHING]
+
+
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ShardkitError)
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_tells_all_it_knows_and_pickles(kind: type[Exception]) -> None:
+    error = kind(
+        "it went wrong", path=Path("a/b"), shard="s.tar", position=3, key="k", field="f",
+        offset=512, expected="this", found="that", fix="do so",
+    )  # fmt: skip
+    assert str(error) == (
+        "it went wrong\n"
+        "  where: a/b, shard 's.tar', position 3, key 'k', field 'f', byte 512\n"
+        "  expected: this\n  found: that\n  fix: do so"
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert error.to_dict() == {
+        "error": kind.__name__, "what": "it went wrong", "path": "a/b", "shard": "s.tar",
+        "position": 3, "key": "k", "field": "f", "offset": 512, "expected": "this",
+        "found": "that", "fix": "do so",
+    }  # fmt: skip
+    assert kind("x", key="mine").located(key="other", path="p").where == {
+        "key": "mine",
+        "path": "p",
+    }
+
+
+def test_an_error_knows_no_other_places() -> None:
+    with pytest.raises(TypeError, match="unknown places"):
+        SampleError("x", planet="earth")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), (4096, 4096), ("256MB", 256_000_000), ("1.5 kB", 1500), ("2GiB", 2**31), ("1t", 10**12),
+     ("64m", 64_000_000), ("3Ki", 3072)],
+)  # fmt: skip
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1e3", "1 PB", "1 2"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="no size"):
+        parse_size(text)
+
+
+def test_splits() -> None:
+    assert parse_split("auto") == parse_split("none") == {}
+    assert parse_split("a=0.9, b=0.1") == {"a": 0.9, "b": 0.1}
+
+
+def test_options_that_shape_the_output_are_those_in_the_manifest() -> None:
+    shaping = ConvertOptions(workers=3, overwrite=True, on_error="skip").shaping()
+    assert shaping == ConvertOptions().shaping()
+    assert ConvertOptions(shuffle=True).shaping() != shaping
+
+
+def test_the_permutation_is_the_same_for_ever() -> None:
+    assert permutation(8, 0).tolist() == [5, 7, 1, 4, 2, 0, 6, 3]
+    assert permutation(8, 1).tolist() == [6, 7, 0, 5, 1, 3, 2, 4]
+
+
+@given(st.integers(0, 500), st.integers(-(2**70), 2**70))
+def test_a_permutation_has_every_number_once(length: int, seed: int) -> None:
+    assert sorted(permutation(length, seed).tolist()) == list(range(length))
+
+
+def test_a_permutation_is_well_mixed() -> None:
+    order = permutation(10_000, 5)
+    assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+    assert (order == np.arange(10_000)).sum() < 10
+    assert abs(np.corrcoef(order, permutation(10_000, 6))[0, 1]) < 0.05
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1), st.integers(0, 50))
+def test_sizes_in_parts_sum_up_to_the_whole(sizes: list[int], cut: int) -> None:
+    whole, first, second = FieldSizes(), FieldSizes(), FieldSizes()
+    whole.add(sizes)
+    for part, values in ((first, sizes[:cut]), (second, sizes[cut:])):
+        if values:
+            part.add(values)
+    if not sizes[:cut]:
+        first, second = second, first
+    if second.count:
+        first.merge(second)
+    assert first == whole
+    stats = whole.summary()
+    middle = sorted(sizes)[(len(sizes) - 1) // 2]
+    assert (stats.count, stats.bytes, stats.min, stats.max) == (
+        len(sizes), sum(sizes), min(sizes), max(sizes),
+    )  # fmt: skip
+    assert abs(stats.median - middle) <= 0.01 * middle
+
+
+def test_stats_survive_json() -> None:
+    stats = Stats(EVERYTHING)
+    for n in range(20):
+        stats.add(everything(n))
+    stats.flush()
+    copy = Stats.from_json(json.loads(json.dumps(stats.to_json())))
+    assert copy.fields == stats.fields
+    assert copy.labels == stats.labels
+
+
+def test_a_file_has_the_checksum_of_its_bytes_written_or_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    data = [bytes([n]) * 300_000 for n in range(40)]
+    with storage.create(path) as file:
+        storage.write(file, data[:30])
+        storage.write(file, data[30:])
+    expected = xxhash.xxh3_128_hexdigest(b"".join(data))
+    assert storage.checksum(path) == expected  # from writing
+    assert storage.checksum(path) == expected  # from reading
+    with storage.create(path) as file:
+        storage.write(file, [b"one"])
+    path.write_bytes(b"something else")
+    assert storage.checksum(path) == xxhash.xxh3_128_hexdigest(b"something else")
+
+
+def test_a_write_that_the_system_takes_in_pieces_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda handle, chunks: real(handle, [b"".join(chunks)[:5]]))
+    with storage.create(tmp_path / "x") as file:
+        storage.write(file, [b"hello", b" ", b"world"])
+    assert (tmp_path / "x").read_bytes() == b"hello world"
+
+
+def test_storage_errors_say_what_was_done_to_which_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StorageError, match="cannot create: Is a directory") as error:
+        storage.create(tmp_path)
+    assert error.value.where == {"path": tmp_path}
+    with pytest.raises(StorageError, match="Not a directory"):
+        storage.make_folder(tmp_path / "file/x")
+    with pytest.raises(FileNotFoundError, match="cannot rename: there is no such file"):
+        storage.rename(tmp_path / "a", tmp_path / "b")
+    storage.remove(tmp_path / "nothing")
+
+
+def test_public_names_are_all_there_and_no_others() -> None:
+    for name in shardkit.__all__:
+        assert getattr(shardkit, name) is not None
+    assert set(shardkit.__all__) <= set(dir(shardkit))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        shardkit.nothing  # noqa: B018

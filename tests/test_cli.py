@@ -1,0 +1,203 @@
+"""The command line: what people type, what they see, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit.cli import COMMANDS
+from shardkit.testing import picture
+from tests.conftest import files_of, write_pictures
+
+
+def run(*words: object, check: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardkit", *map(str, words)]
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert found.returncode == check, found.stderr
+    assert "Traceback" not in found.stderr
+    return found
+
+
+def test_help_names_every_command_and_every_command_has_help() -> None:
+    text = run("--help").stdout
+    for name, summary in COMMANDS.items():
+        assert f"{name} " in text
+        assert summary in text
+        assert "Usage: shardkit" in run(name, "--help").stdout.replace("python -m ", "")
+    assert shardkit.__version__ in run("--version").stdout
+
+
+def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
+    found = run("convert", images, "--to", "wds")
+    assert "12 samples in 3 classes" in found.stdout
+    assert "1 shard" in found.stdout
+    assert found.stderr.startswith("shardkit: 12 samples")
+    assert len(shardkit.open(tmp_path / "images-wds")) == 12
+    again = run("convert", images, "--to", "wds")
+    assert "It was complete already" in again.stdout
+
+
+def test_quiet_says_nothing(images: Path) -> None:
+    found = run("convert", images, "--to", "wds", "--quiet")
+    assert (found.stdout, found.stderr) == ("", "")
+
+
+def test_json_is_one_object(images: Path, tmp_path: Path) -> None:
+    report = json.loads(run("convert", images, "--to", "wds", "--json").stdout)
+    assert report["samples"] == 12
+    assert report["splits"][""]["shards"] == 1
+    assert report["splits"][""]["fields"]["image"]["count"] == 12
+    report = json.loads(run("inspect", tmp_path / "images-wds", "--json").stdout)
+    assert report["samples"] == 12
+    failed = run("convert", images, "--to", "wds", "--shuffle", "--json", check=2)
+    assert json.loads(failed.stdout)["error"] == "OutputError"
+
+
+def test_a_plan_does_nothing(images: Path, tmp_path: Path) -> None:
+    before = files_of(tmp_path)
+    found = run("convert", images, "--to", "wds", "--plan", "--shard-samples", "5")
+    assert "Would convert" in found.stdout
+    assert "12 in 3 classes: image, label" in found.stdout
+    about = json.loads(run("convert", images, "--to", "wds", "--plan", "--json").stdout)
+    assert about["tasks"] == 1
+    assert files_of(tmp_path) == before
+
+
+def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> None:
+    (images / "class1/000.jpg").write_bytes(b"text")
+    classes = tmp_path / "classes.txt"
+    classes.write_text("class2\nclass1\nclass0\n", "utf-8")
+    run(
+        "convert", images, "--to", "wds", "-o", tmp_path / "out", "--shard-samples", "3",
+        "--shuffle", "--seed", "7", "--workers", "2", "--limit", "9", "--classes", classes,
+        "--rename", "image=jpg", "--rename", "label=cls", "--on-error", "skip",
+        "--max-errors", "1", "--split", "a=0.5,b=0.5",
+    )  # fmt: skip
+    shardkit.convert(
+        images, "wds", tmp_path / "same", shard_samples=3, shuffle=True, seed=7, limit=9,
+        classes=["class2", "class1", "class0"], rename={"image": "jpg", "label": "cls"},
+        on_error="skip", split="a=0.5,b=0.5", workers=0,
+    )  # fmt: skip
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["convert", "nothing", "--to", "wds"], 2, "there is no such file or folder"),
+        (["convert", "images", "--to", "zip"], 2, "'zip' is not"),
+        (["convert", "images"], 2, "Missing option '--to'"),
+        (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "this is no size"),
+        (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
+        (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
+        (["convert", "empty", "--to", "wds"], 1, "there are no pictures"),
+        (["convert", "bad", "--to", "wds"], 1, "the value is no picture"),
+        (["inspect", "empty"], 1, "no dataset, shard or folder"),
+        (["inspect", "cut.tar"], 1, "truncated"),
+        (["inspect", "nothing.tar"], 2, "there is no such file or folder"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_exit_codes_and_messages(
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    write_pictures(tmp_path / "bad")
+    (tmp_path / "bad/class0/000.jpg").write_text("text")
+    shardkit.convert([{"text": "x" * 2000}], "wds", tmp_path / "out")
+    whole = (tmp_path / "out/shard-000000.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:1000])
+    assert message in run(*words, check=code).stderr
+
+
+def test_inspect_shows_a_dataset_a_shard_and_foreign_data(images: Path, tmp_path: Path) -> None:
+    (images / "class0/000.txt").write_text("a\ncaption")
+    (images / "class2/000.png").write_bytes(picture(3, "PNG", (20, 10)))
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, shard_samples=7)
+    foreign = tmp_path / "foreign.tar"
+    foreign.write_bytes((tmp_path / "out/shard-000001.tar").read_bytes())
+
+    found = run("inspect", tmp_path / "out").stdout
+    for words in ("13 in 2 shards", "Text, 1 value", "class2", "jpeg 8 x 6", "a caption"):
+        assert words in found
+    found = run("inspect", tmp_path / "out/shard-000001.tar", "--full").stdout
+    for words in ("6 in 1 shard", "image", "png     1", "8 / 8 / 20"):
+        assert words in found
+    found = run("inspect", foreign, "--samples", "1", "--full").stdout
+    for words in ("made by others", "jpg", "cls", "Classes: 2", "class1/003"):
+        assert words in found
+    report = json.loads(run("inspect", foreign, "--json").stdout)
+    sizes = sorted(len(picture(n)) for n in (103, 200, 201, 202, 203))
+    stats = report["fields"]["jpg"]["stats"]
+    assert [stats[name] for name in ("count", "bytes", "min", "max")] == [
+        5, sum(sizes), sizes[0], sizes[-1],
+    ]  # fmt: skip
+    assert report["classes"] == [
+        {"label": 1, "name": None, "samples": 1},
+        {"label": 2, "name": None, "samples": 5},
+    ]
+
+
+def test_inspect_shows_splits(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_pictures(tmp_path / "in" / name, classes=2)
+    run("convert", tmp_path / "in", "--to", "wds", "-o", tmp_path / "out")
+    found = run("inspect", tmp_path / "out").stdout
+    assert "out/train" in found
+    assert "out/val" in found
+
+
+def test_formats_lists_what_each_can_do() -> None:
+    assert "WebDataset" in run("formats").stdout
+    assert "abilities" in json.loads(run("formats", "--json").stdout)["wds"]
+
+
+def test_a_terminal_gets_a_bar(images: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "shardkit", "convert", images, "--to", "wds"]
+    environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not more:
+            break
+        shown += more
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"converting" in shown
+    assert "━".encode() in shown
+    assert b"12 samples in 3 classes" in shown
+
+
+def test_starting_imports_no_extra_and_little_else() -> None:
+    script = "import sys, shardkit.cli, shardkit; print(*sorted(sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    loaded = set(found.stdout.split())
+    heavy = {"numpy", "torch", "rich", "pyarrow", "cv2", "PIL", "webdataset", "lmdb", "tokenizers"}
+    assert not loaded & heavy
+    began = time.monotonic()
+    run("--help")
+    print(f"\nshardkit --help: {time.monotonic() - began:.2f} s")

@@ -1,0 +1,200 @@
+"""`shardkit.open`: any index, any thread, any process, bounded files; and torch's DataLoader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, FormatError
+from shardkit.manifest import Manifest
+from shardkit.testing import picture
+from tests.conftest import files_of, write_pictures
+
+torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    source = write_pictures(tmp_path / "in", classes=3, each=10)
+    shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
+    return tmp_path / "out"
+
+
+def test_it_is_one_list_over_all_shards(out: Path) -> None:
+    with shardkit.open(out) as ds:
+        assert len(ds) == 30
+        assert ds.shards == 8
+        assert ds.classes == ("class0", "class1", "class2")
+        assert [sample["__key__"] for sample in ds] == [
+            f"class{c}/{n:03d}" for c in range(3) for n in range(10)
+        ]
+        assert ds[-1] == ds[29] == ds[np.int64(29)]
+        assert ds[13] == {"__key__": "class1/003", "image": picture(103), "label": 1}
+        assert "30 samples of image, label" in repr(ds)
+        for index in (30, -31):
+            with pytest.raises(IndexError):
+                ds[index]
+        with pytest.raises(TypeError):
+            ds["0"]  # type: ignore[index]
+
+
+def test_opening_reads_the_manifest_alone(out: Path) -> None:
+    for path in [*out.glob("*.tar"), *out.glob("*.npy")]:
+        path.rename(path.with_suffix(".away"))
+    ds = shardkit.open(out)
+    assert len(ds) == 30
+    with pytest.raises(FileNotFoundError, match="cannot open the shard"):
+        ds[0]
+
+
+def test_a_single_shard_of_ours_knows_its_manifest(out: Path) -> None:
+    ds = shardkit.open(out / "shard-000003.tar")
+    assert len(ds) == 4
+    assert ds[1]["label"] == 1
+    assert ds.classes == ("class0", "class1", "class2")
+
+
+def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [{"label": n} for n in range(400)]
+    shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
+    ds = shardkit.open(tmp_path / "out")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert [ds[n]["label"] for n in range(400)] == list(range(400))
+        assert len(os.listdir("/proc/self/fd")) - before <= 2 * 128 + 2
+
+
+def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardkit.formats.wds import reader
+
+    samples = [{"label": n} for n in range(200)]
+    shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
+    (tmp_path / "out/shardkit.json").unlink()
+    calls = []
+    real = reader._scan
+    monkeypatch.setattr(reader, "_scan", lambda *args: (calls.append(args), real(*args))[1])
+    ds = shardkit.open(tmp_path / "out")
+    assert len(calls) == 200
+    copy = pickle.loads(pickle.dumps(ds))
+    for dataset in (ds, copy):
+        assert [dataset[n]["cls"] for n in range(200)] == list(range(200))
+    assert len(calls) == 200
+
+
+def test_threads_share_a_dataset(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkit.dataset._OPEN_SHARDS", 2)  # shards come and go all the time
+    with shardkit.open(out) as ds:
+        expected = [ds[n] for n in range(30)]
+        order = np.random.default_rng(0).integers(0, 30, 3000).tolist()
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(ds.__getitem__, order))
+    assert found == [expected[n] for n in order]
+
+
+def test_a_pickle_carries_paths_only(out: Path) -> None:
+    ds = shardkit.open(out)
+    ds[0]
+    data = pickle.dumps(ds)
+    assert picture(0) not in data
+    assert pickle.loads(data)[17] == ds[17]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
+def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str, workers: int) -> None:
+    ds = shardkit.open(out)
+    ds[0]  # open in the parent, as training code often does
+    loader = torch_data.DataLoader(
+        ds,
+        batch_size=8,
+        shuffle=True,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+    )
+    batches = list(loader)
+    keys = [key for batch in batches for key in batch["__key__"]]
+    assert sorted(keys) == [f"class{c}/{n:03d}" for c in range(3) for n in range(10)]
+    by_key = {ds[n]["__key__"]: ds[n] for n in range(30)}
+    for batch in batches:
+        for key, image, label in zip(
+            batch["__key__"], batch["image"], batch["label"].tolist(), strict=True
+        ):
+            assert by_key[key] == {"__key__": key, "image": image, "label": label}
+
+
+def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
+    path = out / "shard-000001.tar"
+    data = path.read_bytes()
+    for changed in (data[:-512], data + b"\0" * 512):
+        path.write_bytes(changed)
+        with pytest.raises(DamagedError, match="not as long as its manifest says") as error:
+            shardkit.open(out)[5]
+        assert error.value.where["path"] == path
+        assert error.value.expected == f"{len(data):,} bytes"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("{", DamagedError, "the manifest is damaged"),
+        ("[]", DamagedError, "the manifest is damaged"),
+        ('{"shardkit": 1}', DamagedError, "the manifest is damaged"),
+        ('{"shardkit": 99}', FormatError, "of another version"),
+    ],
+)
+def test_a_damaged_manifest_is_named(
+    out: Path, text: str, error: type[Exception], message: str
+) -> None:
+    (out / "shardkit.json").write_text(text)
+    with pytest.raises(error, match=message):
+        shardkit.open(out)
+
+
+def test_what_is_no_dataset_is_named(tmp_path: Path, images: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        shardkit.open(tmp_path / "nothing")
+    with pytest.raises(FormatError, match="no dataset, shard or folder of pictures"):
+        shardkit.open(images)
+    (tmp_path / "x.zip").touch()
+    with pytest.raises(FormatError, match="no dataset, shard or folder of pictures"):
+        shardkit.open(tmp_path / "x.zip")
+
+
+def test_foreign_shards_that_disagree_are_named(tmp_path: Path) -> None:
+    for name, sample in (("a", {"cls": 1}), ("b", {"cls": "cat", "extra": 1})):
+        shardkit.convert(
+            [sample], "wds", tmp_path / name, schema={"cls": shardkit.Int()} if name == "a" else None,
+        )  # fmt: skip
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "0.tar").write_bytes((tmp_path / "a/shard-000000.tar").read_bytes())
+    data = (tmp_path / "b/shard-000000.tar").read_bytes().replace(b"cls.txt", b"cls\0\0\0\0")
+    (folder / "1.tar").write_bytes(_with_checksums(data))
+    with pytest.raises(FormatError, match="disagree about the type of the field 'cls'"):
+        shardkit.open(folder)
+
+
+def _with_checksums(data: bytes) -> bytes:
+    import struct
+
+    block = bytearray(data[:512])
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(struct.unpack("512B", block))
+    return bytes(block) + data[512:]
+
+
+def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) -> None:
+    from shardkit.manifest import load
+
+    manifest = load(out)
+    assert isinstance(manifest, Manifest)
+    (tmp_path / "copy").mkdir()
+    manifest.write(tmp_path / "copy")
+    assert files_of(tmp_path / "copy")["shardkit.json"] == files_of(out)["shardkit.json"]
