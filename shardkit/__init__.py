@@ -15,11 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardkit.conversion.create import DatasetWriter as create
+    from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.run import ConvertResult as ConvertResult
     from shardkit.conversion.run import convert as convert
     from shardkit.dataset import Dataset as Dataset
-    from shardkit.dataset import open_dataset as open
+    from shardkit.dataset import open_dataset as open  # noqa: F401
     from shardkit.errors import DamagedError as DamagedError
     from shardkit.errors import FormatError as FormatError
     from shardkit.errors import NotFoundError as NotFoundError

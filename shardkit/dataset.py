@@ -228,7 +228,7 @@ def _check_size(path: Path, expected: int | None) -> None:
 
 
 def _common_schema(schemas: list[Schema]) -> Schema:
-    """One schema for shards that nobody promised to be alike; fields that some lack are optional."""
+    """One schema for shards that nobody promised to be alike; what some lack is optional."""
     fields = {}
     for name in dict.fromkeys(name for schema in schemas for name in schema):
         kinds = {dataclasses.replace(s[name], optional=False) for s in schemas if name in s}

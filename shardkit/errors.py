@@ -1,4 +1,4 @@
-"""Every error a user can meet: what happened, where, what was expected, what was found, what to do."""
+"""Every error a user can meet: what happened, where, what was expected and found, what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ShardkitError(Exception):
     """Base of all errors that shardkit raises on purpose.
 
     `what` is one sentence; `where` takes any of path, shard, position (number inside the shard),
-    key, field, offset (bytes from the start of the file). `expected`, `found` and `fix` complete it.
+    key, field, offset (bytes from the start of the file); `expected`, `found`, `fix` complete it.
     """
 
     exit_code = 1  # the data are at fault

@@ -14,7 +14,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What shapes a conversion. Sizes are bytes, or text such as "256MB" (10^6) or "1GiB" (2^30)."""
+    """What shapes a conversion. Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30)."""
 
     shard_size: int | str | None = None  # at most this many bytes a shard; 256MB by default
     shard_samples: int | None = None  # or at most this many samples

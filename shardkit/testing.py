@@ -11,6 +11,7 @@ Needs pytest and hypothesis (`pip install shardkit[test]`). tests/formats/test_w
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import pickle
 from abc import abstractmethod
@@ -84,8 +85,8 @@ def assert_same(found: Sample, expected: Sample) -> None:
         if isinstance(value, np.ndarray):
             assert found[name].dtype == value.dtype
             np.testing.assert_array_equal(found[name], value)
-        elif isinstance(value, float) and value != value:
-            assert found[name] != found[name]
+        elif isinstance(value, float) and math.isnan(value):
+            assert math.isnan(found[name])
         else:
             assert found[name] == value, name
 

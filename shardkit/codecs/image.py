@@ -1,7 +1,7 @@
 """What an encoded picture is, from its first bytes: format, width, height. No pixel is decoded.
 
-JPEG, PNG and WebP are read here in a few microseconds, as every sample of a conversion passes;
-the rarer formats go through Pillow. Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
+JPEG, PNG and WebP are read here in a few microseconds, as every sample of a conversion passes; the
+rarer formats go through Pillow. Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from shardkit.errors import SampleError
 
-# File suffixes of pictures, with the format that each usually holds. The order is that of trust:
-# the first suffix of a format is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
+# File suffixes of pictures, with the format that each usually holds; the first suffix of a format
+# is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
 SUFFIXES = {
     "jpg": "jpeg",
     "jpeg": "jpeg",
@@ -48,7 +48,7 @@ _FRAME = struct.Struct(">HH")
 
 
 class ImageInfo(NamedTuple):
-    """Format (a value of SUFFIXES), width and height in pixels as stored, before any orientation."""
+    """Format (a value of SUFFIXES), width and height in pixels as stored, not yet oriented."""
 
     format: str
     width: int

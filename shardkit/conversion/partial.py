@@ -153,7 +153,7 @@ def check_output(out: Path, source: Path | None) -> None:
             "the output folder holds something that is no dataset of ours",
             path=out,
             found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
-            fix="give another folder with -o, or empty this one; --overwrite replaces datasets only",
+            fix="give another folder with -o; --overwrite replaces datasets only",
         )
     if out.exists() and not out.is_dir():
         raise OutputError("the output is a file", path=out, fix="give a folder with -o")

@@ -126,9 +126,10 @@ def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]
     members_of = _by_hash(source, shares) if shares else {name: np.arange(len(source))}
     problems = tuple(source.problems)
     for split, members in members_of.items():
+        order = members
         if options.shuffle:
-            members = members[permutation(len(members), options.seed)]
-        yield Part(split, source, members[: options.limit], problems)
+            order = members[permutation(len(members), options.seed)]
+        yield Part(split, source, order[: options.limit], problems)
         problems = ()  # listed once
 
 

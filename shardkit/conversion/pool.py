@@ -151,7 +151,7 @@ class _Worker:
 
     def _drive(self) -> None:
         if hasattr(signal, "pthread_sigmask"):
-            # A child inherits the mask: Ctrl-C reaches the whole group, and is for the parent alone.
+            # A child inherits the mask: Ctrl-C reaches the whole group, but is for the parent.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._start()
         while (work := self._inbox.get()) is not None:

@@ -147,7 +147,7 @@ class FieldSizes:
 
 
 class Stats:
-    """Counts over samples: sizes per field, samples per label. Merged, they do not depend on order."""
+    """Counts over samples: sizes per field, samples per label; merged in any order alike."""
 
     def __init__(self, schema: Schema) -> None:
         self.fields: dict[str, FieldSizes] = {}

@@ -96,9 +96,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
             try:
                 if isinstance(sample, SampleError):
                     raise sample
-                if work.rename:
-                    sample = {work.rename.get(name, name): value for name, value in sample.items()}
-                size = shards.write(sample)
+                size = shards.write(_renamed(sample, work.rename))
             except SampleError as error:
                 if not work.skip_errors:
                     raise error.located(path=work.source.name(index)) from None
@@ -130,6 +128,12 @@ class _Chunk(NamedTuple):
 
     samples: list[Sample | SampleError]  # a bad sample is there as its error
     waited: bool
+
+
+def _renamed(sample: Sample, names: dict[str, str]) -> Sample:
+    if not names:
+        return sample
+    return {names.get(name, name): value for name, value in sample.items()}
 
 
 def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:

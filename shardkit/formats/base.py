@@ -12,11 +12,12 @@ only: a value that was given out stays good. Reading a closed reader raises Valu
 
 Writer. It is given a path that does not exist, in a folder that does, and creates that file and, if
 it likes, others whose names begin with the path's stem. `write(sample)` takes samples that
-`Schema.check` has passed; it raises SampleError for a picture that is none (`codecs.image.checked`)
-and for a key that it cannot store, and is then as it was before. It returns False, having written nothing, if the sample would take the
-shard over `max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer
-knows nothing of final names, syncing, retries, checksums or progress: the engine does all that,
-and removes what a failed writer leaves. The same calls give the same bytes.
+`Schema.check` has passed. It raises SampleError for a picture that is none (`codecs.image.checked`)
+and for a key that it cannot store, and is then as it was before. It returns False, having written
+nothing, if the sample would take the shard over `max_bytes`; a shard without a sample takes any.
+`close()` completes the files. A writer knows nothing of final names, syncing, retries, checksums or
+progress: the engine does all that, and removes what a failed writer leaves. The same calls give the
+same bytes.
 
 Errors are ours (`shardkit.errors`) and name the key; the engine adds path and shard.
 """
@@ -82,7 +83,7 @@ class ReadsFields(Protocol):
 
 @runtime_checkable
 class KeepsJsonText(Protocol):
-    """A reader that can give JSON as the text that is stored, so that it passes through unchanged."""
+    """A reader that can give JSON as the text that is stored, to pass through unchanged."""
 
     def stored(self, position: int) -> Sample:
         """The sample as `reader[position]` gives it, with JSON values as `JsonText`."""
@@ -96,7 +97,7 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-        """Open one shard. `layout` is what `layout()` gave for the dataset; None for foreign data."""
+        """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign."""
 
     @abstractmethod
     def create(self, path: Path, schema: Schema, max_bytes: int | None = None) -> ShardWriter:

@@ -39,7 +39,7 @@ def open_sources(
             if classes is not None:
                 raise UsageError("class names come from the dataset; --classes is for folders")
             return _datasets(path, split)
-        from shardkit.sources.image_folder import scan_folder
+        from shardkit.sources.folder_scan import scan_folder
 
         return scan_folder(path, split=split, classes=classes)
     from shardkit.sources.sequence import SequenceSource

@@ -82,7 +82,7 @@ def kill_at_random(
     for _ in range(rounds):
         shutil.rmtree(out)
         process = start(source, out)
-        time.sleep(dice.uniform(0.2, 1.1) * whole)
+        time.sleep(dice.uniform(0.25, 0.8) * whole)
         workers = workers_of(process)
         one_worker = workers and dice.random() < 0.5
         victim = dice.choice(workers) if one_worker else -process.pid

@@ -151,9 +151,9 @@ def test_extensions_follow_webdatasets_conventions(field: str, kind: Int, extens
 
 
 def test_fields_that_would_meet_in_one_member_are_refused() -> None:
-    with pytest.raises(FormatError, match="both be stored as .cls"):
+    with pytest.raises(FormatError, match=r"both be stored as \.cls"):
         WDS.layout(Schema({"label": Int(), "cls": Int()}))
-    with pytest.raises(FormatError, match="both be stored as .jpg"):
+    with pytest.raises(FormatError, match=r"both be stored as \.jpg"):
         WDS.layout(Schema({"image": Image(), "jpg": Image()}))
 
 

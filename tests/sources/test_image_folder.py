@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -389,14 +392,12 @@ def test_the_fingerprint_tells_names_sizes_labels_and_times_apart(images: Path) 
 @pytest.mark.large
 @pytest.mark.timeout(1200)
 def test_planning_a_million_files_is_quick_and_small(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     for folder in range(1000):
         path = tmp_path / f"class{folder:03d}"
         path.mkdir()
         for number in range(1000):
-            (path / f"ILSVRC2012_{folder:03d}_{number:08d}.JPEG").touch()
+            name = path / f"ILSVRC2012_{folder:03d}_{number:08d}.JPEG"
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
     script = (
         "import resource, sys, time, numpy\n"
         "import shardkit.conversion.run as run\n"
@@ -412,3 +413,4 @@ def test_planning_a_million_files_is_quick_and_small(tmp_path: Path) -> None:
     print(f"\n1,000,000 files planned: {found[1]} bytes of memory each, {found[2]} s")
     assert found[0] == "1000000"
     assert int(found[1]) <= 300
+    shutil.rmtree(tmp_path)

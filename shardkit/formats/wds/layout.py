@@ -1,8 +1,8 @@
 """The bytes of a TAR file: headers out, members in, and the index that stands beside a shard.
 
-Layout: POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), and GNU tar's manual, "Basic Tar Format". What
-we write is ustar with GNU's long-name member where a name is over 100 bytes, which GNU tar, Python's
-tarfile, webdataset and DALI's index tool all read. What we read is ustar, GNU, pax and old V7.
+Layout: POSIX.1-1988 (ustar), POSIX.1-2001 (pax), and GNU tar's manual, "Basic Tar Format". We write
+ustar, with GNU's long-name member where a name is over 100 bytes, which GNU tar, Python's tarfile,
+webdataset and DALI's index tool all read. We read ustar, GNU, pax and old V7.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
     at, end = 0, len(data)
     if not end:
         raise DamagedError("the TAR file is empty", path=path, expected="at least 1,024 bytes")
-    following: dict[str, str] = {}  # what pax and GNU headers say of the next member
-    everywhere: dict[str, str] = {}  # and of all that follow
-    name_offset = -1
+    extensions = _Extensions(path)
     while at < end:
         block = data[at : at + BLOCK]
         if len(block) < BLOCK:
@@ -106,52 +104,67 @@ def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
         kind, size = _check_header(block, path, at)
         payload = at + BLOCK
         if kind in b"xXgLK":
-            text = data[payload : payload + size]
-            if len(text) < size:
+            if payload + size > end:
                 raise _cut("inside an extended header", path, payload, size, end)
-            if kind == b"L":
-                following["path"] = _text(text)
-                name_offset = payload
-            elif kind in b"xX":
-                records = _pax(text, path, payload)
-                following.update({key: value for key, (value, _) in records.items()})
-                name_offset = payload + records["path"][1] if "path" in records else name_offset
-            elif kind == b"g":
-                everywhere.update({k: v for k, (v, _) in _pax(text, path, payload).items()})
+            extensions.add(kind, data[payload : payload + size], payload)
             at = payload + _blocks(size)
             continue
-        said = {**everywhere, **following}
-        following = {}
-        if "size" in said:
-            size = _decimal(said["size"], path, at)
-        if kind == b"S" or any(key.startswith("GNU.sparse") for key in said):
-            raise DamagedError(
-                "the TAR holds a sparse member, which shardkit does not read",
-                path=path,
-                offset=at,
-                fix="pack it again with GNU tar without --sparse",
-            )
-        name = said.get("path")
-        if name is None:
-            name, name_offset = _short_name(block, at)
-        if kind in b"0\x007":
-            if payload + size > end:
-                raise _cut(f"inside the member {name!r}", path, payload, size, end)
-            if not (kind == b"\0" and name.endswith("/")):  # V7's way to say folder
-                yield Member(name, payload, size, name_offset)
-        elif kind in b"123456":  # links, devices, folders, pipes have no payload
+        name, name_offset, size = extensions.apply(block, kind, size, at)
+        if kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
-        name_offset = -1
+        if payload + size > end:
+            raise _cut(f"inside the member {name!r}", path, payload, size, end)
+        # Type 0 with a slash at the end of the name is V7's way to say folder.
+        if kind in b"07" or (kind == b"\0" and not name.endswith("/")):
+            yield Member(name, payload, size, name_offset)
         at = payload + _blocks(size)
         if at > end:
-            raise _cut(
-                "inside the padding of a member", path, payload + size, at - payload - size, end
-            )
+            padded = payload + size
+            raise _cut("inside the padding of a member", path, padded, at - padded, end)
     warnings.warn(
         f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short",
         ShardkitWarning,
         stacklevel=2,
     )
+
+
+class _Extensions:
+    """What pax and GNU headers say of the member that follows them, or of all that do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._everywhere: dict[str, str] = {}
+        self._next: dict[str, str] = {}
+        self._name_offset = -1
+
+    def add(self, kind: bytes, text: bytes, at: int) -> None:
+        """Take in an extended header, whose text stands at byte `at`."""
+        if kind == b"L":
+            self._next["path"] = _text(text)
+            self._name_offset = at
+        elif kind != b"K":  # the long name of a link's target does not matter here
+            records = _pax(text, self._path, at)
+            said = self._everywhere if kind == b"g" else self._next
+            said.update({key: value for key, (value, _) in records.items()})
+            if "path" in records:
+                self._name_offset = -1 if kind == b"g" else at + records["path"][1]
+
+    def apply(self, block: bytes, kind: bytes, size: int, at: int) -> tuple[str, int, int]:
+        """Name, where it stands in one piece or -1, and size of the member at byte `at`."""
+        said, name_offset = {**self._everywhere, **self._next}, self._name_offset
+        self._next, self._name_offset = {}, -1
+        if kind == b"S" or any(key.startswith("GNU.sparse") for key in said):
+            raise DamagedError(
+                "the TAR holds a sparse member, which shardkit does not read",
+                path=self._path,
+                offset=at,
+                fix="pack it again with GNU tar without --sparse",
+            )
+        if "size" in said:
+            size = _decimal(said["size"], self._path, at)
+        if "path" in said:
+            return said["path"], name_offset, size
+        return *_short_name(block, at), size
 
 
 def _check_header(block: bytes, path: Path, at: int) -> tuple[bytes, int]:
@@ -259,7 +272,7 @@ def index_path(shard: Path) -> Path:
 
 
 def column(field: str) -> str:
-    """The name of a field's column in the index; numpy has none without a name, a TAR may (`x.`)."""
+    """The name of a field's column in the index: a TAR may have a field without a name (`x.`)."""
     return field or "(no name)"
 
 

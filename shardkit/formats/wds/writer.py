@@ -157,14 +157,14 @@ def _member_name(key: str) -> bytes:
     Raises SampleError where WebDataset would read another key from it, or none.
     """
     base = key[key.rfind("/") + 1 :]
-    if "." in base or key[:2] == "__" or key[-1:] in ("/", "") or "\0" in key:
-        if names.split(key + ".x") != (key, "x") or "\0" in key:
-            raise SampleError(
-                "a TAR member cannot be named after this key",
-                key=key,
-                expected="a base name without dots, not of the form __name__, and no zero bytes",
-                fix="replace the dots in the key, for example with '_'",
-            )
+    plain = base and "." not in base and key[:2] != "__" and "\0" not in key
+    if not plain and ("\0" in key or names.split(key + ".x") != (key, "x")):
+        raise SampleError(
+            "a TAR member cannot be named after this key",
+            key=key,
+            expected="a base name without dots, not of the form __name__, and no zero bytes",
+            fix="replace the dots in the key, for example with '_'",
+        )
     try:
         return key.encode()
     except UnicodeEncodeError:

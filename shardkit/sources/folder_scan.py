@@ -1,0 +1,315 @@
+"""Planning an image folder: one walk finds pictures, classes, splits, sidecars, metadata."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit import storage
+from shardkit.codecs.image import SUFFIXES
+from shardkit.errors import ShardkitError, SourceError, UsageError
+from shardkit.sample import key_of, unique_key
+from shardkit.schema import FieldType, Image, Int, Schema
+from shardkit.sources.base import Source
+from shardkit.sources.image_folder import NO_FILE, SIDECARS, Files, ImageFolder
+from shardkit.sources.metadata import FILES as METADATA_FILES
+from shardkit.sources.metadata import Metadata, read_metadata
+
+SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
+
+
+def scan_folder(
+    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None
+) -> dict[str, Source]:
+    """The source of a folder, or one per split folder with one class table over all.
+
+    Raises SourceError for a folder without pictures, UsageError for folders that `classes` lacks.
+    """
+    splits = _split_folders(root) if split == "auto" else []
+    folders = {name: root / name for name in splits} or {"": root}
+    scans = {name: _Scan(folder) for name, folder in folders.items()}
+    if not any(scan.files.names for scan in scans.values()):
+        raise _no_pictures(root, list(scans.values()))
+    labelled = all(scan.labelled for scan in scans.values())
+    found = sorted({name for scan in scans.values() for name in scan.class_folders})
+    table = tuple(classes if classes is not None else found) if labelled else None
+    if classes is not None:
+        _check_classes(root, classes, found, labelled)
+    return {name: scan.source(table) for name, scan in scans.items()}
+
+
+def _split_folders(root: Path) -> list[str]:
+    """The split folders of a root, if that is what its folders are: train/, val/, test/."""
+    with storage.explained("list", root), os.scandir(root) as entries:
+        visible = [e for e in entries if not e.name.startswith(".")]
+    folders = [e.name for e in visible if _is_folder(e)]
+    splits = [n for n in SPLIT_FOLDERS if n in folders and _holds_classes(root / n)]
+    others = sorted(set(folders) - set(splits))
+    if len(splits) > 1 and others:
+        raise UsageError(
+            f"the folder holds splits ({', '.join(splits)}) and something else as well",
+            path=root,
+            found=", ".join(f"{name}/" for name in others[:5]),
+            fix="move the others away, convert one split at a time, or take them all as classes"
+            " with --split none",
+        )
+    return [] if others else splits
+
+
+def _holds_classes(folder: Path) -> bool:
+    with storage.explained("list", folder), os.scandir(folder) as entries:
+        return any(
+            e.name in METADATA_FILES or (_is_folder(e) and not e.name.startswith("."))
+            for e in entries
+        )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _check_classes(
+    root: Path, classes: Sequence[str], found: Iterable[str], labelled: bool
+) -> None:
+    if len(set(classes)) != len(classes):
+        twice = next(name for name, count in Counter(classes).items() if count > 1)
+        raise UsageError("the list of classes names one twice", found=repr(twice))
+    if not labelled:
+        raise UsageError("a list of classes needs a folder per class", path=root)
+    missing = [name for name in found if name not in set(classes)]
+    if missing:
+        raise UsageError(
+            f"the list of classes does not name the folder {missing[0]!r}",
+            path=root,
+            found=f"{len(missing)} folder(s) that are not listed",
+            fix="add the name to the list, or move the folder away",
+        )
+
+
+def _no_pictures(root: Path, scans: list[_Scan]) -> SourceError:
+    passed_over: Counter[str] = sum((scan.ignored for scan in scans), Counter())
+    for scan in scans:
+        if scan.problems:
+            return cast(SourceError, scan.problems[0])
+    return SourceError(
+        "there are no pictures in this folder",
+        path=root,
+        expected="files that end in " + ", ".join("." + suffix for suffix in SUFFIXES),
+        found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
+        fix="give the folder that holds the class folders, or the pictures themselves",
+    )
+
+
+class _Folder(NamedTuple):
+    """A folder on the way: path relative to the root, its real path, and the one above it."""
+
+    relative: str
+    real: str
+    parent: _Folder | None
+
+    def ancestors(self) -> Iterator[_Folder]:
+        folder: _Folder | None = self
+        while folder is not None:
+            yield folder
+            folder = folder.parent
+
+
+class _Scan:
+    """One walk through a folder tree: files in order, class folders, what was passed over."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ignored: Counter[str] = Counter()
+        self.problems: list[ShardkitError] = []
+        self.class_folders: list[str] = []
+        self._metadata: list[str] = []
+        self.files = Files.joined(self._walk())
+        pictures_at_root = "" in self.files.folders
+        # A metadata file above one folder of pictures is the Hugging Face layout: no classes.
+        one_folder = len(self.class_folders) < 2 and bool(self._metadata)
+        self.labelled = bool(self.class_folders) and not pictures_at_root and not one_folder
+        self.files.metadata = self._read_metadata()
+
+    def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
+        """The source, labelled by its folders' numbers in `classes`."""
+        files = self.files
+        fields: dict[str, FieldType] = {"image": Image()}
+        own_label = files.metadata is not None and "label" in files.metadata.schema
+        if classes is not None and not own_label:
+            number = {name: label for label, name in enumerate(classes)}
+            files.labels = [number[folder.partition("/")[0]] for folder in files.folders]
+            fields["label"] = Int()
+        else:
+            files.labels = [None] * len(files.folders)
+            classes = None
+        for bit, sidecar in enumerate(SIDECARS):
+            count = int(np.count_nonzero(files.sidecars >> bit & 1))
+            if count:
+                fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
+        if files.metadata is not None:
+            self._add_columns(fields, files.metadata.schema)
+        source = ImageFolder(self.root, files, Schema(fields), classes)
+        source.problems = self.problems
+        source.ignored = dict(self.ignored)
+        return source
+
+    def _add_columns(self, fields: dict[str, FieldType], columns: Schema) -> None:
+        for name, kind in columns.items():
+            if name in fields:
+                raise SourceError(
+                    f"the metadata have a column {name!r}, which is the name of another field",
+                    path=self.root / self._metadata[0],
+                    found=", ".join(fields),
+                    fix="rename the column",
+                )
+            fields[name] = kind
+
+    def _walk(self) -> list[Files]:
+        """The pictures of every folder, in torchvision's order: by class, then by path as text."""
+        real = os.path.realpath(self.root)
+        pending = [_Folder("", real, None)]
+        found = []
+        while pending:
+            folder = pending.pop()
+            entries, subfolders = self._list(folder)
+            pending += subfolders
+            files = self._take(folder.relative, entries)
+            if files.names:
+                found.append(files)
+            if folder.parent is None:
+                self.class_folders = sorted(f.relative for f in subfolders)
+        found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
+        return found
+
+    def _list(self, folder: _Folder) -> tuple[list[os.DirEntry[str]], list[_Folder]]:
+        """The files and the folders in a folder; hidden ones are passed over."""
+        files, folders = [], []
+        path = f"{self.root}/{folder.relative}" if folder.relative else os.fspath(self.root)
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name[0] == ".":
+                        self.ignored["hidden"] += 1
+                    elif _is_folder(entry):
+                        below = self._below(folder, entry)
+                        folders += [below] if below else []
+                    else:
+                        files.append(entry)
+        except OSError as error:
+            self.problems.append(storage.explain(error, "list the folder", Path(path)))
+        return files, folders
+
+    def _below(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
+        relative = f"{folder.relative}/{entry.name}" if folder.relative else entry.name
+        if not entry.is_symlink():
+            return _Folder(relative, f"{folder.real}/{entry.name}", folder)
+        real = os.path.realpath(entry.path)
+        if any(real == above.real for above in folder.ancestors()):
+            self.problems.append(
+                SourceError(
+                    "a link leads back to a folder above it: the folders have no end",
+                    path=entry.path,
+                    found=f"a link to {os.readlink(entry.path)!r}",
+                    fix="remove the link",
+                )
+            )
+            return None
+        return _Folder(relative, real, folder)
+
+    def _take(self, folder: str, entries: list[os.DirEntry[str]]) -> Files:
+        """A folder's pictures, with their sidecars."""
+        pictures: dict[str, os.DirEntry[str]] = {}
+        others: dict[str, os.DirEntry[str]] = {}
+        for entry in entries:
+            name = entry.name
+            dot = name.rfind(".")
+            if name[dot + 1 :].lower() in SUFFIXES and dot > 0:
+                pictures[name] = entry
+            elif name in METADATA_FILES:
+                self._metadata.append(f"{folder}/{name}" if folder else name)
+            else:
+                others[name] = entry
+        stems = {name[: name.rfind(".")] for name in pictures}
+        for name in [n for n in pictures if n.endswith("_mask.png")]:
+            if name.removesuffix("_mask.png") in stems:
+                others[name] = pictures.pop(name)
+        self._ignore(others, stems)
+        names = sorted(pictures)
+        about = [_look(pictures[name]) for name in names]
+        bits, sidecar_sizes = _sidecars_of(names, others)
+        return Files(
+            folders=[folder],
+            names=names,
+            folder_of=np.zeros(len(names), np.uint32),
+            sizes=np.array([size for size, _ in about], np.int64),
+            times=np.array([time for _, time in about], np.int64),
+            sidecars=bits,
+            sidecar_sizes=sidecar_sizes,
+            odd_keys=_odd_keys(folder, names),
+        )
+
+    def _ignore(self, others: dict[str, os.DirEntry[str]], stems: set[str]) -> None:
+        for name in others:
+            ending = next((s.ending for s in SIDECARS if name.endswith(s.ending)), None)
+            if ending is None or name.removesuffix(ending) not in stems:
+                suffix = name.rpartition(".")[2] if "." in name else ""
+                self.ignored[f".{suffix} file" if suffix else "file without suffix"] += 1
+
+    def _read_metadata(self) -> Metadata | None:
+        if not self._metadata:
+            return None
+        files = self.files
+        index = {files.relative(i): i for i in range(len(files.names))}
+        return read_metadata(self.root, self._metadata, index, self.problems)
+
+
+def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
+    """The keys in a folder that are not simply the path without its suffix."""
+    stems = [name[: name.rfind(".")] for name in names]
+    if len(set(stems)) == len(stems) and not any("." in stem for stem in stems):
+        return {}
+    odd: dict[int, str] = {}
+    taken: set[str] = set()
+    for number, (name, stem) in enumerate(zip(names, stems, strict=True)):
+        plain = f"{folder}/{stem}" if folder else stem
+        key = unique_key(key_of(plain), name[len(stem) + 1 :].lower(), taken)
+        taken.add(key)
+        if key != plain:
+            odd[number] = key
+    return odd
+
+
+def _look(entry: os.DirEntry[str]) -> tuple[int, int]:
+    """Size and time of a file; what is none is kept, so that reading it fails in its turn."""
+    try:
+        about = entry.stat()
+    except OSError:
+        return NO_FILE, 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE, about.st_mtime_ns
+
+
+def _sidecars_of(
+    names: list[str], others: dict[str, os.DirEntry[str]]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Per picture which sidecars it has, as bits in the order of SIDECARS, and their bytes."""
+    bits = np.zeros(len(names), np.uint8)
+    sizes = np.zeros(len(names), np.int64)
+    if others:
+        for number, name in enumerate(names):
+            stem = name[: name.rfind(".")]
+            for bit, sidecar in enumerate(SIDECARS):
+                entry = others.get(stem + sidecar.ending)
+                if entry is not None:
+                    bits[number] |= 1 << bit
+                    sizes[number] += max(_look(entry)[0], 0)
+    return bits, sizes

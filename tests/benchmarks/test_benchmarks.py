@@ -1,0 +1,35 @@
+"""The benchmarks run, on little data and with nothing timed: numbers are for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardkit.testing import picture
+from tests.benchmarks import bench, photos
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "originals").mkdir()
+    for n in range(3):
+        name = f"{n}.png"
+        (tmp_path / "originals" / name).write_bytes(picture(n, "PNG", (400, 300 + n)))
+    assert photos.make_photos(tmp_path / "originals", tmp_path / "photos", 40) > 0
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("what", ["write", "read", "start"])
+def test_it_runs(data: Path, tmp_path: Path, what: str) -> None:
+    report = bench.main(
+        [what, "--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
+    )
+    assert report["samples"] == 40
+    assert all(len(seconds) == 1 for seconds in report["seconds"].values())
+    assert len(report["seconds"]) == {"write": 3, "read": 2, "start": 2}[what]
+
+
+def test_repeats_differ(data: Path) -> None:
+    files = [path.read_bytes() for path in sorted(data.rglob("*.jpg"))]
+    assert len(set(files)) == len(files) == 40
