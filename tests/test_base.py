@@ -124,8 +124,8 @@ def test_an_error_knows_no_other_places() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), (4096, 4096), ("256MB", 256_000_000), ("1.5 kB", 1500), ("2GiB", 2**31), ("1t", 10**12),
-     ("64m", 64_000_000), ("3Ki", 3072)],
+    [("1", 1), (4096, 4096), ("256MB", 256_000_000), ("1.5 kB", 1500), ("2GiB", 2**31),
+     ("1t", 10**12), ("64m", 64_000_000), ("3Ki", 3072)],
 )  # fmt: skip
 def test_sizes(text: str | int, size: int) -> None:
     assert parse_size(text) == size

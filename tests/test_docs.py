@@ -1,0 +1,93 @@
+"""Every code block in README and docs/ runs, or says beside it why it is not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(?P<before>[^\n]*)\n(?P<marker><!-- test command -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+NOT_RUN = re.compile(r"<!-- not run: \w.+ -->")
+
+
+# Runs a page's blocks in order: shell blocks in bash, Python blocks in one namespace.
+DRIVER = """
+import json, subprocess, sys
+namespace = {"__name__": "docs"}
+for language, code in json.load(sys.stdin):
+    if language == "sh":
+        subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
+    else:
+        exec(compile(code, "block", "exec"), namespace)
+"""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    blocks = []
+    for match in BLOCK.finditer(page.read_text("utf-8")):
+        if not NOT_RUN.fullmatch(match["before"]) and match["language"] != "text":
+            assert match["language"] in ("sh", "python"), f"a block neither run nor marked: {match}"
+            blocks.append((match["language"], match["code"]))
+    found = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(blocks),
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_command_and_option_is_documented() -> None:
+    from shardkit.cli import COMMANDS
+    from shardkit.cli.convert import command
+
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    for name in COMMANDS:
+        assert f"shardkit {name}" in text
+    options = [parameter.opts for parameter in command.params if parameter.opts[0][0] == "-"]
+    assert [names for names in options if not any(name in text for name in names)] == []
+
+
+def test_continuous_integration_runs_the_command_of_the_readme() -> None:
+    (command,) = [
+        m["code"] for m in BLOCK.finditer((ROOT / "README.md").read_text()) if m["marker"]
+    ]
+    script = ROOT / ".ci/run"
+    found = subprocess.run(
+        ["bash", script, "--print-test-command"], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == command.strip()
+
+
+@pytest.mark.parametrize("module", ["shardkit.options", "shardkit.sample", "shardkit.schema",
+                                    "shardkit.cli.tables", "shardkit.formats.wds.names"])  # fmt: skip
+def test_examples_in_docstrings_run(module: str) -> None:
+    import doctest
+    import importlib
+
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried > 0
+    assert failed == 0
