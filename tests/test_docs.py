@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(?P<before>[^\n]*)\n(?P<marker><!-- test command -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    r"(?P<before>[^\n]*)\n(?P<marker><!-- test command -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 NOT_RUN = re.compile(r"<!-- not run: \w.+ -->")
@@ -72,9 +73,8 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def test_continuous_integration_runs_the_command_of_the_readme() -> None:
-    (command,) = [
-        m["code"] for m in BLOCK.finditer((ROOT / "README.md").read_text()) if m["marker"]
-    ]
+    blocks = BLOCK.finditer((ROOT / "README.md").read_text("utf-8"))
+    (command,) = [match["code"] for match in blocks if match["marker"]]
     script = ROOT / ".ci/run"
     found = subprocess.run(
         ["bash", script, "--print-test-command"], check=True, capture_output=True, text=True
@@ -82,12 +82,14 @@ def test_continuous_integration_runs_the_command_of_the_readme() -> None:
     assert found.stdout.strip() == command.strip()
 
 
-@pytest.mark.parametrize("module", ["shardkit.options", "shardkit.sample", "shardkit.schema",
-                                    "shardkit.cli.tables", "shardkit.formats.wds.names"])  # fmt: skip
+WITH_EXAMPLES = ["cli.tables", "formats.wds.names", "options", "sample", "schema"]
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_in_docstrings_run(module: str) -> None:
     import doctest
     import importlib
 
-    failed, tried = doctest.testmod(importlib.import_module(module))
+    failed, tried = doctest.testmod(importlib.import_module(f"shardkit.{module}"))
     assert tried > 0
     assert failed == 0

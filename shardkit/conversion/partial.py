@@ -69,7 +69,11 @@ class Partial:
             storage.sync(self.path)
             storage.sync(self.path.parent)
         storage.make_folder(self.tasks)
-        for entry in sorted(self.tasks.iterdir()):
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove the tasks that are not finished, and that nobody is at."""
+        for entry in sorted(self.tasks.glob("*")):
             if not is_finished(entry):
                 storage.remove(entry)
 

@@ -51,18 +51,28 @@ class Pool:
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
         """Do all `tasks`; `report` is called in this thread.
 
-        Raises the first error that a task raises, and WorkerError if one task kills two workers.
+        Raises the first error that a task raises, and WorkerError if one task kills two workers;
+        no process is left running then.
         """
         while len(self._started) < min(self._workers, tasks):
             self._started.append(_Worker(self._events))
-        _distribute(works, self._started, self._events, report)
+        try:
+            _distribute(works, self._started, self._events, report)
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End all processes at once; a second call does nothing."""
+        for worker in self._started:
+            worker.kill()
+        self._started.clear()
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for worker in self._started:
-            worker.kill()
+        self.kill()
 
 
 @dataclass(frozen=True)

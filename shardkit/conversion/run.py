@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from shardkit.conversion.partial import Partial, check_output, differences, is_c
 from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.work import Progress, Work, read_result
-from shardkit.errors import OutputError, SourceError, UsageError
+from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import FieldStats, Manifest, Splits, load_any
 from shardkit.options import ConvertOptions
@@ -136,6 +137,10 @@ def _run(
         _work(plan, partial, finished, monitor, processes)
         assemble(plan, partial)
         partial.publish()
+    except BaseException:
+        with contextlib.suppress(ShardkitError):
+            partial.sweep()  # what other workers were at when one failed
+        raise
     finally:
         partial.release()
     return _result(plan, target, began)
