@@ -97,7 +97,8 @@ def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
     if manifest is not None and whole and manifest.label_counts is not None:
         counts = Counter(dict(enumerate(manifest.label_counts)))
     else:
-        field = next((f for f in _LABELS if isinstance(dataset.schema.get(f), Int)), None)
+        candidates = (manifest.label,) if manifest is not None else _LABELS
+        field = next((f for f in candidates if isinstance(dataset.schema.get(f), Int)), None)
         if field is None:
             return None
         counts = Counter(label for label in _values(dataset, field) if label is not None)

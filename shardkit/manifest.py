@@ -58,6 +58,7 @@ class Manifest:
     shards: tuple[Shard, ...]
     classes: tuple[str, ...] | None = None
     label_counts: tuple[int, ...] | None = None
+    label: str = "label"  # the field that `classes` names the values of
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: int = 0  # samples that were dropped, listed in errors.jsonl
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl
@@ -121,8 +122,14 @@ def load_any(folder: Path) -> Manifest | Splits:
         if "splits" in data:
             return Splits(**data)
         del data["checksum"]
-        return _from_json(data)
-    except (KeyError, TypeError) as error:
+        manifest = _from_json(data)
+        if min(
+            [0, *(s.samples for s in manifest.shards), *(s.file.bytes for s in manifest.shards)]
+        ):
+            raise ValueError("a count is negative")
+        manifest.schema  # noqa: B018 - raises for what is no schema
+        return manifest
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from None
 
 
@@ -150,4 +157,6 @@ def _from_json(data: dict[str, Any]) -> Manifest:
 
 
 def _dump(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n"
+    # A class name that is not Unicode becomes an escape that JSON reads back.
+    text = json.dumps(data, ensure_ascii=False, indent=1)
+    return text.encode("utf-8", "backslashreplace") + b"\n"

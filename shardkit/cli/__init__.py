@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
-from typing import Any
+import warnings
+from typing import Any, TextIO
 
 import click
 
-from shardkit.errors import ShardkitError
+from shardkit.errors import ShardkitError, ShardkitWarning
 from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
@@ -46,6 +48,10 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 the data are at fault, 2 the command line is."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
+    warnings.showwarning = _show_warning
     try:
         group.main(standalone_mode=False)
     except click.ClickException as error:
@@ -68,8 +74,24 @@ def main() -> None:
 def _ended(error: BaseException) -> int:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    click.echo("\nshardkit: interrupted; the same command run again continues", err=True)
+    again = "; the same command run again continues" if "convert" in sys.argv[1:2] else ""
+    click.echo(f"\nshardkit: interrupted{again}", err=True)
     return 130
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Ours are for people: without the line of code that Python would show."""
+    if issubclass(category, ShardkitWarning):
+        click.echo(f"shardkit: warning: {message}", err=True)
+    else:
+        click.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True)
 
 
 def _show(error: ShardkitError) -> None:

@@ -84,10 +84,12 @@ def command(
     """
     from shardkit.cli.progress import make_monitor, show_plan, show_result
     from shardkit.conversion import run
+    from shardkit.conversion.partial import check_output
 
     if plan_only:
         plan = run.prepare(source, to, **options)
         target = out or run.default_output(source, to)
+        check_output(target, source)
         if as_json:
             print_json({"out": str(target), **plan.describe()})
         else:

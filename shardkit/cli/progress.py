@@ -111,7 +111,7 @@ def show_plan(plan: Plan, out: Path) -> None:
     for option, value in about["options"].items():
         if value not in (None, {}):
             rows.append((option.replace("_", " "), size(value) if "size" in option else str(value)))
-    rows += _passed_over(about["parts"][0]["ignored"])
+    rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     rows += [("problem", problem) for problem in about["problems"]]
     print_table("Would convert", rows)
 
@@ -131,7 +131,7 @@ def show_result(result: ConvertResult) -> None:
         ]
         if split.errors:
             rows.append(("  dropped", f"{split.errors:,}, listed in {split.path}/errors.jsonl"))
-    rows += _passed_over(result.ignored)
+    rows += [("note", note) for note in result.notes] + _passed_over(result.ignored)
     if not result.already_complete:
         speed = size(int(result.source_bytes / max(result.seconds, 0.001)))
         rows.append(("time", f"{result.seconds:.1f} s, {speed}/s"))

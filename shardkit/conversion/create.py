@@ -46,7 +46,12 @@ class DatasetWriter:
         self._partial = _begin(Path(out), overwrite)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
-            self._folder, self._format, self._schema, options.max_bytes(), options.shard_samples
+            self._folder,
+            self._format,
+            self._schema,
+            options.max_bytes(),
+            options.shard_samples,
+            classes=None if self._classes is None else len(self._classes),
         )
         self._keys: set[str] = set()
         self._open = True
@@ -68,7 +73,13 @@ class DatasetWriter:
             raise SampleError(
                 "two samples have the same key", key=key, fix="give every sample a key of its own"
             )
-        self._shards.write(checked)
+        try:
+            self._shards.write(checked)
+        except SampleError:
+            raise  # the sample is not in, all else is as it was
+        except BaseException:
+            self.discard()  # what is on the disk is not known
+            raise
         self._keys.add(key)
 
     def close(self) -> None:

@@ -29,10 +29,11 @@ class Partial:
     """The working folder of one output."""
 
     def __init__(self, out: Path) -> None:
-        self.out = out
-        self.path = out.with_name(out.name + ".partial")
+        self.out = Path(os.path.abspath(out))
+        self.path = self.out.with_name(self.out.name + ".partial")
         self.tasks = self.path / "tasks"
         self.dataset = self.path / "dataset"
+        self._replaced = self.path / "replaced"
         self._lock: int | None = None
 
     def task_folder(self, number: int) -> Path:
@@ -53,8 +54,9 @@ class Partial:
         """Make and lock the folder; what is finished in it counts if we `go_on`."""
         if self.path.exists():
             self._refuse_strangers()
-        storage.make_folder(self.path)
-        self._lock = _locked(self.path)
+        while self._lock is None:
+            storage.make_folder(self.path)
+            self._lock = _locked(self.path)
         try:
             self._prepare(identity, go_on)
         except BaseException:
@@ -62,8 +64,10 @@ class Partial:
             raise
 
     def _prepare(self, identity: dict[str, Any], go_on: bool) -> None:
+        self._restore()
         if not (go_on and self.job() == identity):
-            self._clear()
+            for name in (JOB, JOB + UNFINISHED, "tasks", "dataset"):
+                storage.remove(self.path / name)
             storage.write_file(self.path / (JOB + UNFINISHED), _dump(identity))
             storage.rename(self.path / (JOB + UNFINISHED), self.path / JOB)
             storage.sync(self.path)
@@ -71,17 +75,22 @@ class Partial:
         storage.make_folder(self.tasks)
         self.sweep()
 
+    def _restore(self) -> None:
+        """Give the old dataset its place back, if a run died between the two renames."""
+        if self._replaced.exists() and not self.out.exists():
+            storage.rename(self._replaced, self.out)
+
     def sweep(self) -> None:
         """Remove the tasks that are not finished, and that nobody is at."""
         for entry in sorted(self.tasks.glob("*")):
-            if not is_finished(entry):
+            if entry.name.endswith(UNFINISHED) or not is_finished(entry):
                 storage.remove(entry)
 
     def release(self) -> None:
         """Let others in again; what is done stays for a later run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        handle, self._lock = self._lock, None
+        if handle is not None and handle >= 0:
+            os.close(handle)
 
     def finished(self, tasks: int) -> list[int]:
         """Numbers of the tasks that are done."""
@@ -90,27 +99,29 @@ class Partial:
     def publish(self) -> None:
         """`dataset/` becomes OUT, in one rename unless there is an old one to put aside first."""
         storage.sync(self.dataset)
-        if self.dataset.exists():
-            if self.out.exists():
-                storage.remove(self.path / "replaced")
-                storage.rename(self.out, self.path / "replaced")
-            storage.rename(self.dataset, self.out)
+        if self.out.exists():
+            storage.remove(self._replaced)
+            storage.rename(self.out, self._replaced)
+        storage.rename(self.dataset, self.out)
         storage.sync(self.out.parent)
         self.discard()
 
     def discard(self) -> None:
-        """Remove the whole folder, the job last: without it, nothing in here counts."""
-        self.release()
-        for name in ("tasks", "dataset", "replaced"):
-            storage.remove(self.path / name)
-        storage.remove(self.path)
-
-    def _clear(self) -> None:
-        for name in sorted(_OURS - {_LOCK, "replaced"}):
-            storage.remove(self.path / name)
+        """Remove the whole folder; the lock goes last, so that no other run is in it meanwhile."""
+        try:
+            self._restore()
+            for name in ("tasks", "dataset", "replaced", JOB, JOB + UNFINISHED):
+                storage.remove(self.path / name)
+            storage.remove(self.path)
+        finally:
+            self.release()
 
     def _refuse_strangers(self) -> None:
-        strangers = sorted({p.name for p in self.path.iterdir()} - _OURS)
+        with storage.explained("list", self.path):
+            names = {p.name for p in self.path.iterdir()}
+        strangers = sorted(names - _OURS)
+        if names and not strangers and not names & {JOB, _LOCK}:
+            strangers = sorted(names)  # folders that happen to be called like ours
         if strangers:
             raise OutputError(
                 "the folder for unfinished work holds something else",
@@ -121,14 +132,26 @@ class Partial:
 
 
 def _locked(folder: Path) -> int | None:
-    """Keep other runs out of a folder until the handle is closed or the process ends."""
+    """Keep other runs out of a folder until the handle is closed or the process ends.
+
+    None if the folder was removed by its last run meanwhile; -1 on systems without such locks.
+    """
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:
+        return -1
+    try:
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError:
         return None
-    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage.explain(error, "create", folder / _LOCK) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino == os.stat(folder / _LOCK).st_ino:
+            return handle
+    except FileNotFoundError:
+        pass
     except OSError:
         os.close(handle)
         raise OutputError(
@@ -136,22 +159,35 @@ def _locked(folder: Path) -> int | None:
             path=folder,
             fix="wait for it, or give another output with -o",
         ) from None
-    return handle
+    os.close(handle)
+    return None
 
 
 def check_output(out: Path, source: Path | None) -> None:
     """Raise OutputError where the output would lie in the source, or replace what is not ours."""
     if source is not None:
-        real, real_source = Path(os.path.realpath(out)), Path(os.path.realpath(source))
-        if real == real_source or real_source in real.parents or real in real_source.parents:
-            raise OutputError(
-                "the output and the source must not lie inside one another",
-                path=out,
-                found=f"source {source}",
-                fix="give another folder with -o",
-            )
-    if not out.parent.is_dir():
-        raise OutputError("the folder that would hold the output does not exist", path=out.parent)
+        real_source = Path(os.path.realpath(source))
+        for path in (out, Partial(out).path):
+            real = Path(os.path.realpath(path))
+            if real == real_source or real_source in real.parents or real in real_source.parents:
+                raise OutputError(
+                    "the output and the source must not lie inside one another",
+                    path=path,
+                    found=f"source {source}",
+                    fix="give another folder with -o",
+                )
+    parent = Partial(out).out.parent
+    if not parent.is_dir():
+        raise OutputError("the folder that would hold the output does not exist", path=parent)
+    with storage.explained("look at", out):
+        _check_place(out)
+
+
+def _check_place(out: Path) -> None:
+    if out.is_symlink() and not out.exists():
+        raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
+    if out.exists() and not out.is_dir():
+        raise OutputError("the output is a file", path=out, fix="give a folder with -o")
     if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
         raise OutputError(
             "the output folder holds something that is no dataset of ours",
@@ -159,21 +195,33 @@ def check_output(out: Path, source: Path | None) -> None:
             found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
             fix="give another folder with -o; --overwrite replaces datasets only",
         )
-    if out.exists() and not out.is_dir():
-        raise OutputError("the output is a file", path=out, fix="give a folder with -o")
 
 
 def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bool:
-    """Whether `out` already holds the dataset that this run would make."""
+    """Whether `out` already holds, whole, the dataset that this run would make."""
     if not manifests.has_manifest(out):
         return False
-    manifest = manifests.load_any(out)
-    if manifest.errors and not with_errors:
+    try:
+        manifest = manifests.load_any(out)
+        if manifest.errors and not with_errors:
+            return False
+        made = {"format": manifest.format, "source": manifest.source, "options": manifest.options}
+        return (
+            all(identity[name] == value for name, value in made.items())
+            and None not in identity["source"].values()
+            and _has_all_files(out, manifest)
+        )
+    except ShardkitError:  # whatever is there, it is not that
         return False
-    stored = {"format": identity["format"], "source": manifest.source, "options": manifest.options}
-    return all(identity[name] == value for name, value in stored.items()) and (
-        None not in identity["source"].values()
-    )
+
+
+def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits) -> bool:
+    if isinstance(manifest, manifests.Splits):
+        names = manifest.splits
+        return all(_has_all_files(folder / name, manifests.load(folder / name)) for name in names)
+    files = [f for shard in manifest.shards for f in (shard.file, *shard.beside)]
+    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
+    return all(sizes.get(file.name) == file.bytes for file in (*files, *manifest.files))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:

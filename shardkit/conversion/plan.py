@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit.errors import ShardkitError, SourceError
+from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
@@ -69,6 +70,16 @@ class Plan:
     def bytes(self) -> int:
         return sum(self.sizes)
 
+    def ignored(self) -> dict[str, int]:
+        """What the sources passed over, and how often."""
+        total: Counter[str] = Counter()
+        for source in {id(part.source): part.source for part in self.parts}.values():
+            total.update(source.ignored)
+        return dict(total)
+
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(note for part in self.parts for note in part.source.notes))
+
     def describe(self) -> dict[str, Any]:
         """For `--plan`: what would be done."""
         return {
@@ -82,10 +93,11 @@ class Plan:
                     "samples": len(part.order),
                     "schema": part.schema(self.options.rename).to_json(),
                     "classes": None if part.source.classes is None else len(part.source.classes),
-                    "ignored": part.source.ignored,
                 }
                 for part in self.parts
             ],
+            "ignored": self.ignored(),
+            "notes": self.notes(),
             "problems": [str(p) for part in self.parts for p in part.problems],
             "options": self.options.shaping(),
         }
@@ -139,7 +151,10 @@ def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
     for index in range(len(source)):
         key = source.key(index)
         if key is None:
-            key = source[index]["__key__"]
+            try:
+                key = source[index]["__key__"]
+            except SampleError:  # the conversion will meet it again, and say so
+                key = source.name(index)
         hashes[index] = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
     ends = np.cumsum(list(shares.values()))
     ends[-1] = 1.0

@@ -17,16 +17,25 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from shardkit import storage
-from shardkit.conversion.work import UNFINISHED, Progress, Report, Work, run_task
-from shardkit.errors import ShardkitError, WorkerError
+from shardkit.conversion.work import (
+    UNFINISHED,
+    Progress,
+    Report,
+    Work,
+    is_finished,
+    run_task,
+)
+from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
 
 _START = (
-    "import sys, pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
+    "import pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
     "from shardkit.conversion.pool import serve; serve()"
 )
 
@@ -105,6 +114,8 @@ def _distribute(
             busy += event.worker.give(next(works, None)) - 1
         elif event.kind == "failed":
             raise event.content
+        elif is_finished(event.work.folder):  # it died with its work done
+            busy += event.worker.give(next(works, None)) - 1
         else:
             if number in died:
                 raise _died_twice(event)
@@ -163,10 +174,15 @@ class _Worker:
         if hasattr(signal, "pthread_sigmask"):
             # A child inherits the mask: Ctrl-C reaches the whole group, but is for the parent.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        self._start()
+        with contextlib.suppress(OSError):  # it is tried again, and told, when there is a task
+            self._start()
         while (work := self._inbox.get()) is not None:
-            if self._process is None:
-                self._start()
+            try:
+                if self._process is None:
+                    self._start()
+            except OSError as error:
+                self._events.put(_Event(self, work, "failed", _not_started(error)))
+                continue
             try:
                 self._talk(work)
             except (EOFError, OSError, pickle.UnpicklingError):
@@ -211,6 +227,14 @@ def _send(pipe: Any, message: Any) -> None:
     pipe.flush()
 
 
+def _not_started(error: OSError) -> WorkerError:
+    return WorkerError(
+        "a worker process cannot be started",
+        found=f"{sys.executable}: {error.strerror}",
+        fix="use fewer --workers, or --workers 0 to work in this process",
+    )
+
+
 def _not_picklable(error: Exception) -> WorkerError:
     return WorkerError(
         "the source cannot be sent to worker processes",
@@ -226,6 +250,7 @@ def serve() -> None:
     """Do the tasks that arrive on stdin, until it ends."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the user's code prints must not run into the channel
+    warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
     while True:

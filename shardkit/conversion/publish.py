@@ -14,6 +14,7 @@ from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import Stats, shard_name
 from shardkit.conversion.work import error_line, read_result
 from shardkit.manifest import ERRORS, KEYS, File, Manifest, Shard, Splits
+from shardkit.schema import Schema
 from shardkit.version import __version__
 
 
@@ -34,7 +35,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial) -> Manifest:
     tasks = [partial.task_folder(t.number) for t in plan.tasks if t.part.name == part.name]
     results = [read_result(task) for task in tasks]
     shards: list[Shard] = []
-    stats = Stats(part.schema(plan.options.rename))
+    stats = Stats(Schema({}))
     for task, result in zip(tasks, results, strict=True):
         for entry in result["shards"]:
             name = shard_name(len(shards), plan.format.name)
@@ -53,6 +54,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial) -> Manifest:
         part.source.classes,
         errors=len(part.problems) + sum(result["errors"] for result in results),
         files=lists,
+        label=plan.options.rename.get("label", "label"),
         source=plan.identity["source"],
         options=plan.options.shaping(),
     )

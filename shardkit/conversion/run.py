@@ -55,6 +55,7 @@ class ConvertResult:
     splits: dict[str, SplitResult]
     source_bytes: int
     ignored: dict[str, int]  # files passed over, by reason
+    notes: list[str]  # what may surprise: pictures without labels, say
     seconds: float
     already_complete: bool = False  # an earlier run of the same command had made it
 
@@ -92,7 +93,8 @@ def convert(
 
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
     DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
-    After any of them, the same call continues where this one stopped.
+    After any of them, the same call continues where this one stopped; for a sequence, whose content
+    nobody can compare, it begins again.
     """
     workers = ConvertOptions.of(**options).workers
     if workers is None:
@@ -126,6 +128,7 @@ def _run(
     began = time.monotonic()
     source_path = Path(source) if isinstance(source, str | os.PathLike) else None
     target = Path(out) if out is not None else default_output(source_path, plan.format.name)
+    target = Path(os.path.abspath(target))
     check_output(target, source_path)
     partial = Partial(target)
     if _is_done(plan, target, partial):
@@ -179,10 +182,20 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
         raise OutputError(
             "the output exists and holds another dataset",
             path=out,
-            found=differences(_made_with(out), {n: plan.identity[n] for n in _made_with(out)}),
+            found=_difference(out, plan),
             fix="give another folder with -o, or replace this one with --overwrite",
         )
     return False
+
+
+def _difference(out: Path, plan: Plan) -> str:
+    """Why the dataset at `out` is not the one that is asked for."""
+    made = _made_with(out)
+    words = differences(made, {name: plan.identity[name] for name in made})
+    if not words:
+        dropped = load_any(out).errors and plan.options.on_error == "fail"
+        words = "bad samples were dropped from it" if dropped else "it is damaged, or may be older"
+    return words
 
 
 def _made_with(out: Path) -> dict[str, Any]:
@@ -258,10 +271,13 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
     """The tasks that an earlier run has done, less those that dropped samples if we must not."""
     finished = set(partial.finished(len(plan.tasks)))
     if plan.options.on_error == "fail":
-        for number in sorted(finished):
-            if _errors_of(partial, {number}):
-                storage.remove(partial.task_folder(number))
-                finished.remove(number)
+        dropped = {number for number in finished if _errors_of(partial, {number})}
+        if dropped and partial.dataset.exists():  # shards have moved, and their numbers may change
+            storage.remove(partial.dataset)
+            dropped = finished
+        for number in sorted(dropped):
+            storage.remove(partial.task_folder(number))
+        finished -= dropped
     return finished
 
 
@@ -274,16 +290,13 @@ def _result(
 ) -> ConvertResult:
     made = load_any(out)
     folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
-    ignored: dict[str, int] = {}
-    for source in {id(part.source): part.source for part in plan.parts}.values():
-        for what, count in source.ignored.items():
-            ignored[what] = ignored.get(what, 0) + count
     return ConvertResult(
         out=os.fspath(out),
         format=plan.format.name,
         splits={name: _split_result(folder) for name, folder in folders.items()},
         source_bytes=plan.bytes,
-        ignored=ignored,
+        ignored=plan.ignored(),
+        notes=plan.notes(),
         seconds=round(time.monotonic() - began, 3),
         already_complete=already_complete,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardkit import storage
+from shardkit.errors import SampleError
 from shardkit.formats import FORMATS
 from shardkit.formats.base import Format, ShardWriter
 from shardkit.manifest import FieldStats, File, Shard
@@ -35,7 +36,11 @@ class ShardSequence:
         schema: Schema,
         max_bytes: int | None,
         max_samples: int | None,
+        *,
+        label: str = "label",
+        classes: int | None = None,
     ) -> None:
+        """`label` is the field with the class, `classes` how many classes there are."""
         self._folder = folder
         self._format = format
         self._schema = schema
@@ -43,8 +48,11 @@ class ShardSequence:
         self._max_samples = max_samples
         self._writer: ShardWriter | None = None
         self._samples = 0  # in the open shard
+        self._keys: set[str] = set()  # in the open shard
+        self._label = label
+        self._classes = classes
         self.shards: list[Shard] = []
-        self.stats = Stats(schema)
+        self.stats = Stats(schema, label)
 
     def write(self, sample: Sample) -> int:
         """Add a checked sample; returns its payload bytes.
@@ -53,6 +61,7 @@ class ShardSequence:
         """
         if self._samples == self._max_samples:
             self._close_shard()
+        self._check(sample)
         if self._writer is None:
             self._open_shard()
         if not self._written(sample):
@@ -60,6 +69,7 @@ class ShardSequence:
             self._open_shard()
             self._written(sample)
         self._samples += 1
+        self._keys.add(sample["__key__"])
         return self.stats.add(sample)
 
     def close(self) -> None:
@@ -67,6 +77,23 @@ class ShardSequence:
         if self._writer is not None:
             self._close_shard()
         self.stats.flush()
+
+    def _check(self, sample: Sample) -> None:
+        """What no single sample tells: keys that were used, labels without a class."""
+        key = sample["__key__"]
+        if key in self._keys:
+            raise SampleError(
+                "two samples have the same key", key=key, fix="give every sample a key of its own"
+            )
+        label = sample.get(self._label)
+        if self._classes is not None and type(label) is int and not 0 <= label < self._classes:
+            raise SampleError(
+                "the label is of no class",
+                key=key,
+                field=self._label,
+                expected=f"0 to {self._classes - 1}",
+                found=str(label),
+            )
 
     def abandon(self) -> None:
         """Let go of the open shard; whoever owns the folder removes what is in it."""
@@ -100,6 +127,7 @@ class ShardSequence:
             for name in names:
                 storage.remove(self._folder / name)
         self._samples = 0
+        self._keys.clear()
 
 
 def _finished(path: Path) -> File:
@@ -149,7 +177,8 @@ class FieldSizes:
 class Stats:
     """Counts over samples: sizes per field, samples per label; merged in any order alike."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, label: str = "label") -> None:
+        self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
@@ -166,7 +195,7 @@ class Stats:
                 pending.append(size)
                 if len(pending) >= _FLUSH:
                     self.flush()
-        label = sample.get("label")
+        label = sample.get(self._label)
         if type(label) is int:
             self.labels[label] += 1
         return total

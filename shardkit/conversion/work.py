@@ -85,8 +85,15 @@ def run_task(work: Work, report: Report) -> None:
 
 def _write(work: Work, folder: Path, report: Report) -> None:
     schema = work.source.schema.renamed(work.rename)
+    classes = work.source.classes
     shards = ShardSequence(
-        folder, get_format(work.format), schema, work.max_bytes, work.max_samples
+        folder,
+        get_format(work.format),
+        schema,
+        work.max_bytes,
+        work.max_samples,
+        label=work.rename.get("label", "label"),
+        classes=None if classes is None else len(classes),
     )
     reporter = _Reporter(report)
     errors: list[bytes] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit import storage
+from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
 from shardkit.formats import format_of
 from shardkit.manifest import Splits, has_manifest, load_any
@@ -42,8 +43,12 @@ def open_sources(
         from shardkit.sources.folder_scan import scan_folder
 
         return scan_folder(path, split=split, classes=classes)
+    from shardkit.dataset import Dataset
+    from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.sequence import SequenceSource
 
+    if isinstance(source, Dataset) and schema is None and classes is None:
+        return {WHOLE: DatasetSource(source)}
     return {WHOLE: SequenceSource(source, Schema(schema) if schema is not None else None, classes)}
 
 
@@ -59,8 +64,24 @@ def _datasets(path: Path, split: str) -> dict[str, Source]:
 
 
 def _holds_shards(folder: Path) -> bool:
-    """Whether a folder is a dataset: finished, unfinished, or shards that others made."""
+    """Whether a folder is a dataset: finished, unfinished, or shards that others made.
+
+    Raises UsageError for a folder of shards that holds pictures or other folders as well.
+    """
+    unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
+    if unfinished or has_manifest(folder):
+        return True
     with storage.explained("list", folder), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".")]
-    marks = {"shardkit.json", "job.json"}
-    return any(name in marks or format_of(Path(name)) for name in names)
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    shards = [e.name for e in visible if format_of(Path(e.name)) and not e.is_dir()]
+    others = [
+        e.name for e in visible if e.is_dir() or e.name.rpartition(".")[2].lower() in SUFFIXES
+    ]
+    if shards and others:
+        raise UsageError(
+            "the folder holds both shards and what may be pictures",
+            path=folder,
+            found=f"{shards[0]!r} beside {others[0]!r}",
+            fix="move one of them away, or give the shard itself as the source",
+        )
+    return bool(shards)

@@ -25,6 +25,8 @@ class Source(ABC):
     classes: tuple[str, ...] | None = None
     # What was found wrong while planning that belongs to no sample: a loop of links, say.
     problems: Sequence[ShardkitError] = ()
+    # What a user may not expect of how the source was understood.
+    notes: Sequence[str] = ()
     # What was passed over on purpose, and how often, for the summary.
     ignored: dict[str, int]
 

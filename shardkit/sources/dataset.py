@@ -55,9 +55,9 @@ class DatasetSource(Source):
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
-        if dataset.manifest is not None:
-            return {"files": storage.checksum(dataset.path / NAME)}
         files, times = xxhash.xxh3_128(), xxhash.xxh3_128()
+        if dataset.manifest is not None:
+            files.update(storage.read(dataset.path / NAME))
         for shard in range(dataset.shards):
             path = dataset.shard_path(shard)
             about = path.stat()

@@ -22,6 +22,7 @@ from shardkit.sources.image_folder import NO_FILE, SIDECARS, Files, ImageFolder
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
 
+_LAST_63_BITS = 2**63 - 1
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 
 
@@ -52,15 +53,18 @@ def _split_folders(root: Path) -> list[str]:
     folders = [e.name for e in visible if _is_folder(e)]
     splits = [n for n in SPLIT_FOLDERS if n in folders and _holds_classes(root / n)]
     others = sorted(set(folders) - set(splits))
-    if len(splits) > 1 and others:
+    files = [e.name for e in visible if e.name in METADATA_FILES or _is_picture(e.name)]
+    beside = [f"{name}/" for name in others] + [n for n in files if n not in folders]
+    if splits and beside:
         raise UsageError(
             f"the folder holds splits ({', '.join(splits)}) and something else as well",
             path=root,
-            found=", ".join(f"{name}/" for name in others[:5]),
-            fix="move the others away, convert one split at a time, or take them all as classes"
+            found=", ".join(beside[:5]),
+            expected="nothing but split folders, each with a folder per class",
+            fix="move the others away, convert one split at a time, or take all folders as classes"
             " with --split none",
         )
-    return [] if others else splits
+    return splits
 
 
 def _holds_classes(folder: Path) -> bool:
@@ -69,6 +73,11 @@ def _holds_classes(folder: Path) -> bool:
             e.name in METADATA_FILES or (_is_folder(e) and not e.name.startswith("."))
             for e in entries
         )
+
+
+def _is_picture(name: str) -> bool:
+    stem, _, suffix = name.rpartition(".")
+    return bool(stem) and suffix.lower() in SUFFIXES
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -159,6 +168,9 @@ class _Scan:
         if files.metadata is not None:
             self._add_columns(fields, files.metadata.schema)
         source = ImageFolder(self.root, files, Schema(fields), classes)
+        if "" in files.folders and len(files.folders) > 1:
+            first = files.names[files.folder_of.tolist().index(files.folders.index(""))]
+            source.notes = (f"no labels from folders: {first!r} lies beside them",)
         source.problems = self.problems
         source.ignored = dict(self.ignored)
         return source
@@ -232,10 +244,9 @@ class _Scan:
         others: dict[str, os.DirEntry[str]] = {}
         for entry in entries:
             name = entry.name
-            dot = name.rfind(".")
-            if name[dot + 1 :].lower() in SUFFIXES and dot > 0:
+            if _is_picture(name):
                 pictures[name] = entry
-            elif name in METADATA_FILES:
+            elif name in METADATA_FILES and entry.is_file():
                 self._metadata.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
@@ -246,13 +257,13 @@ class _Scan:
         self._ignore(others, stems)
         names = sorted(pictures)
         about = [_look(pictures[name]) for name in names]
-        bits, sidecar_sizes = _sidecars_of(names, others)
+        bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others)
         return Files(
             folders=[folder],
             names=names,
             folder_of=np.zeros(len(names), np.uint32),
             sizes=np.array([size for size, _ in about], np.int64),
-            times=np.array([time for _, time in about], np.int64),
+            times=np.array([time for _, time in about], np.int64) ^ sidecar_times,
             sidecars=bits,
             sidecar_sizes=sidecar_sizes,
             odd_keys=_odd_keys(folder, names),
@@ -300,16 +311,22 @@ def _look(entry: os.DirEntry[str]) -> tuple[int, int]:
 
 def _sidecars_of(
     names: list[str], others: dict[str, os.DirEntry[str]]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Per picture which sidecars it has, as bits in the order of SIDECARS, and their bytes."""
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Per picture its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
+
+    Of the times only a mixture is kept: it is for noticing that one has changed.
+    """
     bits = np.zeros(len(names), np.uint8)
     sizes = np.zeros(len(names), np.int64)
+    times = np.zeros(len(names), np.int64)
     if others:
         for number, name in enumerate(names):
             stem = name[: name.rfind(".")]
             for bit, sidecar in enumerate(SIDECARS):
                 entry = others.get(stem + sidecar.ending)
                 if entry is not None:
+                    size, time = _look(entry)
                     bits[number] |= 1 << bit
-                    sizes[number] += max(_look(entry)[0], 0)
-    return bits, sizes
+                    sizes[number] += max(size, 0)
+                    times[number] ^= time << bit & _LAST_63_BITS
+    return bits, sizes, times

@@ -172,7 +172,10 @@ class Files:
 
 def _read(path: str, size: int | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
-    if size == NO_FILE and os.path.exists(path):  # opening a pipe would wait for ever
+    known = size is not None and size != NO_FILE
+    if (
+        not known and os.path.exists(path) and not os.path.isfile(path)
+    ):  # a pipe would wait for ever
         raise SampleError(
             "this is no regular file", path=path, fix="remove it, or use --on-error skip"
         )
