@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import operator
@@ -20,7 +21,7 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import Manifest
-from shardkit.schema import Schema
+from shardkit.schema import Bytes, FieldType, Schema
 
 # Each open shard holds two mapped files, and a process may often hold 1,024 files.
 _OPEN_SHARDS = 128
@@ -49,13 +50,15 @@ class Dataset:
         self._format = get_format(format)
         self._readers: dict[int, ShardReader] = {}
         self._opened: deque[int] = deque()  # oldest first
-        self._layouts = [manifest.layout if manifest else None for _ in shards]
+        self._starts: list[int] = []
+        self._layouts: list[Any] = [manifest.layout if manifest else None for _ in shards]
         if manifest is None:
-            lengths_and_schemas = [
-                (len(reader), reader.schema) for reader in map(self._look_into, range(len(shards)))
-            ]
-            counts = [length for length, _ in lengths_and_schemas]
-            self.schema = _common_schema([schema for _, schema in lengths_and_schemas])
+            counts = [self._look_into(shard) for shard in range(len(shards))]
+            self.schema = _common_schema([layout["schema"] for layout in self._layouts])
+            common = self.schema.to_json()
+            for layout in self._layouts:
+                layout["schema"] = {name: common[name] for name in layout["schema"]}
+            self.close()  # readers that took a field for more than the others do
         else:
             counts = [samples or 0 for _, samples, _ in shards]
             self.schema = manifest.schema
@@ -87,6 +90,18 @@ class Dataset:
             raise IndexError(f"{self.path} has {len(self)} samples")
         return shard, index - self._starts[shard]
 
+    def part(self, shards: list[int]) -> Dataset:
+        """A dataset of these shards alone: what a task needs of a large one."""
+        chosen = [(self._names[s], *self.extent(s)) for s in shards]
+        part = copy.copy(self)
+        part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
+        part._names = [name for name, _, _ in chosen]
+        part._bytes = [size for _, _, size in chosen]
+        part._layouts = [self._layouts[s] for s in shards]
+        *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
+        part._readers, part._opened = {}, deque()
+        return part
+
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""
         stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
@@ -115,6 +130,13 @@ class Dataset:
         path = self.shard_path(shard)
         _check_size(path, self._bytes[shard])
         opened = self._format.open(path, self._layouts[shard])
+        if self._starts and len(opened) != self.extent(shard)[0]:
+            raise DamagedError(
+                "the shard or its index does not have the samples that it should",
+                path=path,
+                expected=f"{self.extent(shard)[0]:,} samples",
+                found=f"{len(opened):,}",
+            )
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
             self._opened.append(shard)
@@ -150,12 +172,12 @@ class Dataset:
         fields = ", ".join(self.schema)
         return f"<Dataset {self.path} ({self.format}): {len(self)} samples of {fields}>"
 
-    def _look_into(self, shard: int) -> ShardReader:
+    def _look_into(self, shard: int) -> int:
         """Open a foreign shard for the first time, and keep what it took to find its samples."""
         reader = self.reader(shard)
         self._layouts[shard] = reader.layout
         self._bytes[shard] = self.shard_path(shard).stat().st_size
-        return reader
+        return len(reader)
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
@@ -174,7 +196,8 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def _open_folder(folder: Path) -> Dataset:
-    if folder.name.endswith(".partial") or (folder / "job.json").is_file():
+    above = [folder, *Path(os.path.abspath(folder)).parents]
+    if any(path.name.endswith(".partial") and (path / "job.json").is_file() for path in above):
         raise FormatError(
             "this is an unfinished conversion, not a dataset",
             path=folder,
@@ -185,7 +208,7 @@ def _open_folder(folder: Path) -> Dataset:
         shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
         return Dataset(folder, manifest.format, [*shards], manifest)
     with storage.explained("list", folder):
-        names = sorted(p.name for p in folder.iterdir() if p.is_file())
+        names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
     found = {name: format for name in names if (format := format_of(Path(name)))}
     if not found:
         raise unknown_format(folder)
@@ -227,16 +250,16 @@ def _check_size(path: Path, expected: int | None) -> None:
         )
 
 
-def _common_schema(schemas: list[Schema]) -> Schema:
-    """One schema for shards that nobody promised to be alike; what some lack is optional."""
-    fields = {}
-    for name in dict.fromkeys(name for schema in schemas for name in schema):
-        kinds = {dataclasses.replace(s[name], optional=False) for s in schemas if name in s}
-        if len(kinds) > 1:
-            raise FormatError(
-                f"the shards disagree about the type of the field {name!r}",
-                found=" and ".join(sorted(map(repr, kinds))),
-            )
-        optional = any(name not in s or s[name].optional for s in schemas if len(s))
-        fields[name] = dataclasses.replace(kinds.pop(), optional=optional)
+def _common_schema(schemas: list[dict[str, Any]]) -> Schema:
+    """One schema for shards that nobody promised to be alike.
+
+    What some lack is optional; a field that is of one type here and another there is bytes.
+    """
+    fields: dict[str, FieldType] = {}
+    known = [Schema.from_json(schema) for schema in schemas if schema]
+    for name in dict.fromkeys(name for schema in known for name in schema):
+        kinds = {dataclasses.replace(s[name], optional=False) for s in known if name in s}
+        kind = kinds.pop() if len(kinds) == 1 else Bytes()
+        optional = any(name not in s or s[name].optional for s in known)
+        fields[name] = dataclasses.replace(kind, optional=optional)
     return Schema(fields)

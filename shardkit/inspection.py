@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -110,10 +111,13 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
     for shard in range(dataset.shards):
         reader = dataset.reader(shard)
         for position in range(len(reader)):
-            if isinstance(reader, ReadsFields):
-                yield reader.read_fields(position, (field,)).get(field)
-            else:
-                yield reader[position].get(field)
+            try:
+                if isinstance(reader, ReadsFields):
+                    yield reader.read_fields(position, (field,)).get(field)
+                else:
+                    yield reader[position].get(field)
+            except SampleError:  # a value that is not of its type counts for nothing
+                yield None
 
 
 def _pictures(dataset: Dataset) -> dict[str, Any]:
@@ -172,4 +176,5 @@ def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
     text = " ".join(value.split()) if isinstance(value, str) else str(value)
     if len(text) > _TEXT:
         return text[: _TEXT - 3] + "..."
-    return text if isinstance(value, str) else value
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return value if finite and not isinstance(value, str) else text

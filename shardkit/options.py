@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -34,7 +35,7 @@ class ConvertOptions:
             raise UsageError("a shard is bounded by its size or by its samples, not by both")
         for name, least in (("shard_samples", 1), ("limit", 1), ("workers", 0), ("max_errors", 0)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            if value is not None and (not isinstance(value, numbers.Integral) or value < least):
                 raise UsageError(
                     f"{name} must be a whole number from {least} up", found=repr(value)
                 )
@@ -97,12 +98,8 @@ def parse_split(text: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     names_good = all(re.fullmatch(r"\w[\w.-]*", name) for name in shares)
-    if (
-        not shares
-        or not names_good
-        or min(shares.values()) <= 0
-        or abs(sum(shares.values()) - 1) > 1e-9
-    ):
+    good = names_good and all(share > 0 for share in shares.values())
+    if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(
             "this is no way to split",
             found=repr(text),

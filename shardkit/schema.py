@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shardkit.errors import FormatError, SampleError, UsageError
-from shardkit.sample import Sample
+from shardkit.sample import JsonText, Sample
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +64,10 @@ class Float(FieldType):
     def check(self, value: Any) -> float:
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise TypeError
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise TypeError from None
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +89,7 @@ class Text(FieldType):
     python = "str"
 
     def check(self, value: Any) -> str:
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not _is_unicode(value):
             raise TypeError
         return value
 
@@ -116,7 +120,14 @@ class Json(FieldType):
     python = "JSON value"
 
     def check(self, value: Any) -> Any:
-        if not isinstance(value, dict | list | str | int | float | None):
+        if isinstance(value, JsonText):
+            return value
+        try:
+            text = JsonText.of(value)
+            same = bool(json.loads(text) == value) and _is_unicode(text)
+        except (ValueError, RecursionError):
+            raise TypeError from None
+        if not same:  # a tuple, a key that is no text: it would come back as something else
             raise TypeError
         return value
 
@@ -129,6 +140,10 @@ class Array(FieldType):
     shape: tuple[int | None, ...] | None = None
 
     python = "numpy.ndarray"
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:  # also of a type such as numpy.float32
+            object.__setattr__(self, "dtype", np.dtype(self.dtype).str)
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
@@ -234,6 +249,15 @@ class Schema(Mapping[str, FieldType]):
     def of(cls, sample: Sample) -> Schema:
         """A schema guessed from one sample's values; encoded pictures are told from other bytes."""
         return cls({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no lone surrogates, which no encoding can store."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_name(name: str, kind: FieldType) -> None:

@@ -24,6 +24,7 @@ CHANGES = ("make_folder", "create", "write", "sync", "rename", "remove")
 
 CHECKSUM = "xxh3-128"
 _BLOCK = 1 << 20  # bytes per read while hashing
+_MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
 
 
@@ -47,7 +48,11 @@ class NewFile:
         return self._file.fileno()
 
     def write(self, chunks: list[bytes]) -> None:
-        """Append the chunks, at most 1,024 of them, in one system call if the system lets us."""
+        """Append the chunks, in as few system calls as the system lets us."""
+        for first in range(0, len(chunks), _MAX_CHUNKS):
+            self._write(chunks[first : first + _MAX_CHUNKS])
+
+    def _write(self, chunks: list[bytes]) -> None:
         for chunk in chunks:
             self._digest.update(chunk)
         expected = sum(map(len, chunks))

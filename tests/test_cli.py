@@ -101,7 +101,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
         (["convert", "empty", "--to", "wds"], 1, "there are no pictures"),
         (["convert", "bad", "--to", "wds"], 1, "the value is no picture"),
-        (["inspect", "empty"], 1, "no dataset, shard or folder"),
+        (["inspect", "empty"], 1, "no dataset or shard"),
         (["inspect", "cut.tar"], 1, "truncated"),
         (["inspect", "nothing.tar"], 2, "there is no such file or folder"),
         (["nonsense"], 2, "No such command"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.manifest import Manifest
 from shardkit.testing import picture
 from tests.conftest import files_of, write_pictures
@@ -162,22 +163,59 @@ def test_a_damaged_manifest_is_named(
 def test_what_is_no_dataset_is_named(tmp_path: Path, images: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         shardkit.open(tmp_path / "nothing")
-    with pytest.raises(FormatError, match="no dataset, shard or folder of pictures"):
+    with pytest.raises(FormatError, match="no dataset or shard"):
         shardkit.open(images)
     (tmp_path / "x.zip").touch()
-    with pytest.raises(FormatError, match="no dataset, shard or folder of pictures"):
+    with pytest.raises(FormatError, match="no dataset or shard"):
         shardkit.open(tmp_path / "x.zip")
 
 
-def test_foreign_shards_that_disagree_are_named(tmp_path: Path) -> None:
+def test_foreign_shards_that_disagree_about_a_field_give_its_bytes(tmp_path: Path) -> None:
     for name, value in (("0.tar", b"1"), ("1.tar", b"cat")):
         with tarfile.open(tmp_path / name, "w") as tar:
             info = tarfile.TarInfo("a.cls")
             info.size = len(value)
             tar.addfile(info, io.BytesIO(value))
-    with pytest.raises(FormatError, match="disagree about the type of the field 'cls'") as error:
-        shardkit.open(tmp_path)
-    assert error.value.found == "Bytes() and Int()"
+    ds = shardkit.open(tmp_path)
+    assert ds.schema["cls"] == shardkit.Bytes()
+    assert [sample["cls"] for sample in ds] == [b"1", b"cat"]
+
+
+@pytest.mark.parametrize("folder", ["", "dataset", "tasks/000000"])
+def test_unfinished_work_is_not_opened(out: Path, folder: str) -> None:
+    partial = out.with_name("x.partial")
+    shutil.copytree(out, partial / folder)
+    (partial / "job.json").write_text("{}")
+    with pytest.raises(FormatError, match="unfinished conversion"):
+        shardkit.open(partial / folder)
+
+
+def test_a_lost_index_is_built_from_the_headers(out: Path) -> None:
+    expected = list(shardkit.open(out))
+    for path in out.glob("*.npy"):
+        path.unlink()
+    ds = shardkit.open(out)
+    assert list(ds) == expected
+    assert list(pickle.loads(pickle.dumps(ds))) == expected
+
+
+def test_an_index_that_lies_is_named(out: Path) -> None:
+    path = out / "shard-000000.index.npy"
+    index = np.load(path)
+    for change in ("fewer", "beyond", "zero", "key"):
+        changed = index.copy()
+        if change == "fewer":
+            changed = changed[:-1]
+        elif change == "beyond":
+            changed["image"]["offset"][0] = 10**9
+        elif change == "zero":
+            changed[0] = np.zeros((), changed.dtype)
+        else:
+            changed["__key__"]["offset"][0] = changed["image"]["offset"][0]
+        np.save(path, changed)
+        with pytest.raises((DamagedError, SampleError)) as error:
+            shardkit.open(out)[0]
+        assert error.value.where["path"] in (path, out / "shard-000000.tar")
 
 
 def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) -> None:

@@ -86,12 +86,12 @@ class ShardSequence:
                 "two samples have the same key", key=key, fix="give every sample a key of its own"
             )
         label = sample.get(self._label)
-        if self._classes is not None and type(label) is int and not 0 <= label < self._classes:
+        if self._classes is not None and type(label) is int and not -1 <= label < self._classes:
             raise SampleError(
                 "the label is of no class",
                 key=key,
                 field=self._label,
-                expected=f"0 to {self._classes - 1}",
+                expected=f"0 to {self._classes - 1}, or -1 for none",
                 found=str(label),
             )
 

@@ -53,7 +53,7 @@ def unknown_format(path: Path) -> FormatError:
     """The error for a path that none of the formats claims."""
     suffixes = sorted(suffix for row in FORMATS.values() for suffix in row.suffixes)
     return FormatError(
-        "this is no dataset, shard or folder of pictures that shardkit knows",
+        "this is no dataset or shard that shardkit knows",
         path=path,
         expected=f"a folder with shardkit.json, a file or folder of {', '.join(suffixes)}",
         fix="`shardkit formats` lists what can be read",

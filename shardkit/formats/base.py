@@ -112,4 +112,8 @@ class Format(ABC):
 
     @abstractmethod
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        """Upper bounds in bytes of samples with `payload` bytes in up to `fields` fields each."""
+        """Bounds in bytes of samples with `payload` bytes in up to `fields` fields each.
+
+        For planning alone: where a rare sample (a very long key) is larger, shards still keep
+        their limit.
+        """

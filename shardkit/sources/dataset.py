@@ -51,7 +51,15 @@ class DatasetSource(Source):
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:
             indices = self._indices[indices]
-        return DatasetSource(self._dataset, indices, self._originals)
+        extents = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
+        ends = np.cumsum(extents)
+        shard_of = np.searchsorted(ends, indices, side="right")
+        used, number = np.unique(shard_of, return_inverse=True)
+        part = self._dataset.part(used.tolist())
+        starts = ends - extents
+        part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
+        moved = indices - starts[shard_of] + part_starts[number]
+        return DatasetSource(part, moved, self._originals)
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset

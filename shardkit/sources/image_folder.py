@@ -12,13 +12,14 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
+from shardkit.codecs.array import load_array
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
@@ -218,13 +219,13 @@ def _read_sidecar(path: str, sidecar: Sidecar) -> Any:
         if isinstance(sidecar.type, Image):
             return data
         if isinstance(sidecar.type, Array):
-            return _load_array(data)
+            return load_array(data)
         text = data.decode("utf-8-sig")
         if isinstance(sidecar.type, Json):
             json.loads(text)
             return JsonText(text)
         return text
-    except (ValueError, EOFError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SampleError(
             "the file beside a picture is damaged",
             path=path,
@@ -232,9 +233,3 @@ def _read_sidecar(path: str, sidecar: Sidecar) -> Any:
             expected=sidecar.type.python + (", UTF-8" if isinstance(sidecar.type, Text) else ""),
             found=str(error),
         ) from None
-
-
-def _load_array(data: bytes) -> npt.NDArray[Any]:
-    import io
-
-    return cast("npt.NDArray[Any]", np.load(io.BytesIO(data), allow_pickle=False))

@@ -1,7 +1,7 @@
 """`metadata.csv` and `metadata.jsonl` beside pictures: the Hugging Face ImageFolder convention.
 
 Each row names a picture in its column `file_name`, relative to the metadata file; the other columns
-become fields. A column's type is the narrowest that gives every value back as it was written.
+become fields. A column is whole numbers, numbers or text, whichever is the narrowest that fits all.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
     try:
         head = next(reader, [])
+        if len(set(head)) != len(head):
+            raise SourceError("two columns of the metadata have one name", path=path)
         for cells in reader:
             if not cells:
                 continue

@@ -28,12 +28,14 @@ class SequenceSource(Source):
         schema: Schema | None = None,
         classes: Sequence[str] | None = None,
         indices: Indices | None = None,
+        size: int | None = None,
     ) -> None:
         super().__init__()
         if not len(sequence):
             raise SourceError("the sequence has no samples")
         self._sequence = sequence
         self._indices = np.arange(len(sequence)) if indices is None else indices
+        self._mean_size = size  # of a sample, once a few were read
         self.classes = None if classes is None else tuple(classes)
         if schema is None:
             own = getattr(sequence, "schema", None)
@@ -47,13 +49,15 @@ class SequenceSource(Source):
         return self.schema.check(self._at(int(self._indices[index])))
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        step = max(1, len(self) // _PROBES)
-        probes = [self._size(i) for i in range(0, len(self), step)]
-        return np.full(len(self), sum(probes) // len(probes), np.int64)
+        if self._mean_size is None:
+            step = max(1, len(self) // _PROBES)
+            probes = [self._size(i) for i in range(0, len(self), step)]
+            self._mean_size = sum(probes) // len(probes)
+        return np.full(len(self), self._mean_size, np.int64)
 
     def select(self, indices: Indices) -> SequenceSource:
         chosen = self._indices[indices]
-        return SequenceSource(self._sequence, self.schema, self.classes, chosen)
+        return SequenceSource(self._sequence, self.schema, self.classes, chosen, self._mean_size)
 
     def fingerprint(self) -> None:
         return None  # nothing says whether a sequence is the same as in an earlier run

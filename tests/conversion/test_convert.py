@@ -446,7 +446,129 @@ def test_an_unknown_format_and_a_missing_source_are_named(tmp_path: Path, images
         shardkit.convert(images, "zip", tmp_path / "out", workers=0)
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         shardkit.convert(tmp_path / "nothing", "wds", tmp_path / "out", workers=0)
-    with pytest.raises(shardkit.FormatError, match="no dataset, shard or folder of pictures"):
+    with pytest.raises(shardkit.FormatError, match="no dataset or shard"):
         shardkit.convert(images / "class0/000.jpg", "wds", tmp_path / "out", workers=0)
     with pytest.raises(OutputError, match="would hold the output does not exist"):
         shardkit.convert(images, "wds", tmp_path / "a/b", workers=0)
+
+
+def test_one_shard_of_a_dataset_is_another_source_than_the_next(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "ds", workers=0, shard_samples=20)
+    first, second = (tmp_path / f"ds/shard-00000{n}.tar" for n in range(2))
+    shardkit.convert(first, "wds", tmp_path / "out", workers=0)
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        shardkit.convert(second, "wds", tmp_path / "out", workers=0)
+    assert error.value.found == "the source has changed"
+
+
+def test_a_dataset_that_lost_a_shard_is_not_complete(many: Path, tmp_path: Path) -> None:
+    shardkit.convert(many, "wds", tmp_path / "out", workers=0, shard_samples=20)
+    before = files_of(tmp_path / "out")
+    (tmp_path / "out/shard-000001.tar").unlink()
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", workers=0, shard_samples=20)
+    assert "damaged" in str(error.value.found)
+    shardkit.convert(many, "wds", tmp_path / "out", workers=0, shard_samples=20, overwrite=True)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_an_archive_beside_class_folders_is_a_question(images: Path, tmp_path: Path) -> None:
+    (images / "download.tgz").write_bytes(b"x")
+    with pytest.raises(UsageError, match="both shards and what may be pictures"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+
+
+def test_a_picture_beside_class_folders_takes_the_labels_and_that_is_said(
+    images: Path, tmp_path: Path
+) -> None:
+    (images / "preview.jpg").write_bytes(picture())
+    result = shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert result.samples == 13
+    assert result.notes == ["no labels from folders: 'preview.jpg' lies beside them"]
+
+
+def test_a_key_of_two_samples_is_a_bad_sample(tmp_path: Path) -> None:
+    samples = [{"__key__": "a", "label": n} for n in range(2)]
+    with pytest.raises(SampleError, match="two samples have the same key"):
+        shardkit.convert(samples, "wds", tmp_path / "out")
+    result = shardkit.convert(samples, "wds", tmp_path / "out", on_error="skip")
+    assert (result.samples, result.errors) == (1, 1)
+
+
+def test_a_renamed_label_is_counted(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, rename={"label": "cls"})
+    assert load(tmp_path / "out").label_counts == (4, 4, 4)
+    from shardkit.inspection import inspect
+
+    classes = inspect(tmp_path / "out/shard-000000.tar")["classes"]
+    assert [entry["samples"] for entry in classes] == [4, 4, 4]
+
+
+def test_an_open_dataset_is_a_source_with_its_classes(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "one", workers=0)
+    with shardkit.open(tmp_path / "one") as ds:
+        shardkit.convert(ds, "wds", tmp_path / "two")  # type: ignore[arg-type]
+    assert load(tmp_path / "two").classes == ("class0", "class1", "class2")
+
+
+def test_captions_that_change_in_place_stop_a_run_from_continuing(
+    many: Path, tmp_path: Path
+) -> None:
+    caption = many / "class0/000.txt"
+    caption.write_text("one")
+    (many / "class3/014.jpg").write_bytes(b"text")
+    options: dict[str, Any] = {"shard_size": "100kB", "workers": 0}
+    with pytest.raises(SampleError):
+        shardkit.convert(many, "wds", tmp_path / "out", **options)
+    caption.write_text("two")
+    os.utime(caption, (1, 1))
+    with pytest.raises(OutputError, match="unfinished conversion"):
+        shardkit.convert(many, "wds", tmp_path / "out", **options)
+
+
+def test_a_folder_that_is_only_called_like_our_unfinished_work_is_left_alone(
+    images: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "out.partial/dataset/precious.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(picture())
+    with pytest.raises(OutputError, match="holds something else"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert mine.exists()
+    images.rename(tmp_path / "pictures.partial")
+    with pytest.raises(OutputError, match="inside one another"):
+        shardkit.convert(tmp_path / "pictures.partial", "wds", tmp_path / "pictures", workers=0)
+
+
+def test_workers_that_cannot_be_started_end_the_run(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(WorkerError, match="cannot be started"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=2)
+
+
+def test_x2_code_in_the_current_folder_is_not_run(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pickle.py", "struct.py", "numpy.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    shardkit.convert(images, "wds", tmp_path / "out", workers=1)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_four_hundred_fields(tmp_path: Path) -> None:
+    sample = {f"field{n}": n for n in range(400)}
+    shardkit.convert([sample] * 3, "wds", tmp_path / "out")
+    assert shardkit.open(tmp_path / "out")[2] == {"__key__": "000000002", **sample}
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": {1, 2}}, {1: "x"}, [(1, 2)], "\udcff", {"a": float("nan")}]
+)
+def test_what_json_cannot_give_back_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(SampleError, match="not of its field's type"):
+        shardkit.convert([{"x": value}], "wds", tmp_path / "out", schema={"x": shardkit.Json()})

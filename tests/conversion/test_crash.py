@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,3 +267,85 @@ def test_work_that_is_done_is_not_done_again(source: Path, tmp_path: Path) -> No
     made = {p.parent.name.split(".")[0] for p in seen if p.name == "result.json"}
     assert made
     assert made.isdisjoint(path.parent.name for path in done)
+
+
+def test_shards_that_moved_are_not_lost_when_tasks_are_done_again(tmp_path: Path) -> None:
+    source = write_pictures(tmp_path / "in", classes=2, each=2, kilobytes=3)
+    bad = [source / f"class0/{n:03d}.jpg" for n in range(2)]
+    good = [path.read_bytes() for path in bad]
+    times = [path.stat().st_mtime_ns for path in bad]
+    for path in bad:
+        path.write_bytes(bytes(path.stat().st_size))
+        os.utime(path, ns=(times[0], times[0]))
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardkit.manifest.Manifest.write", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # the first task dropped all, the shard has moved
+            convert(source, out)
+    for path, data in zip(bad, good, strict=True):
+        path.write_bytes(data)
+        os.utime(path, ns=(times[0], times[0]))
+    convert(source, out, on_error="fail")
+    convert(source, tmp_path / "reference", on_error="fail")
+    assert files_of(out) == files_of(tmp_path / "reference")
+    assert len(shardkit.open(out)) == 4
+
+
+def test_an_old_dataset_that_was_put_aside_is_given_back(tmp_path: Path) -> None:
+    schema = {"label": shardkit.Int()}
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    with shardkit.create(out, "wds", schema) as writer:
+        writer.write({"label": 1})
+    before = files_of(out)
+    partial.mkdir()
+    (partial / "lock").touch()
+    out.rename(partial / "replaced")  # a run was killed between its two renames
+
+    def fail() -> None:
+        with shardkit.create(out, "wds", schema, overwrite=True) as writer:
+            writer.write({"label": 2})
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert files_of(out) == before
+
+
+def test_after_a_failed_write_nothing_is_published(tmp_path: Path) -> None:
+    schema = {"blob": shardkit.Bytes()}
+    writer = shardkit.create(tmp_path / "out", "wds", schema)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(file: storage.NewFile, chunks: list[bytes]) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr(storage.NewFile, "write", fail)
+        with pytest.raises(StorageError):
+            writer.write({"blob": bytes(1_000_000)})
+    with pytest.raises(ValueError, match="closed"):
+        writer.write({"blob": b"x"})
+    writer.close()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
+    source: Path, tmp_path: Path
+) -> None:
+    """The worker is killed after its last rename, before it can say so."""
+    out = tmp_path / "out"
+    code = (
+        "import os, signal\nfrom shardkit.conversion import work\nreal = work.run_task\n"
+        "def run_task(task, report):\n    real(task, report)\n"
+        "    if task.number == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from shardkit.conversion import pool\npool.run_task = run_task\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        from shardkit.conversion import pool
+
+        start = pool._START.replace(
+            "from shardkit.conversion.pool", f"exec({code!r});from shardkit.conversion.pool"
+        )
+        patch.setattr(pool, "_START", start)
+        convert(source, out, workers=2)
+    convert(source, tmp_path / "reference")
+    assert files_of(out) == files_of(tmp_path / "reference")

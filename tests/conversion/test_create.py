@@ -18,16 +18,28 @@ SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 
 def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with shardkit.create(out, "wds", EVERYTHING, shard_samples=4, classes=["a", "b"]) as writer:
+    with shardkit.create(out, "wds", EVERYTHING, shard_samples=4) as writer:
         for n in range(10):
             writer.write(everything(n))
             assert not out.exists()
     with shardkit.open(out) as ds:
         assert [s.samples for s in ds.manifest.shards] == [4, 4, 2]  # type: ignore[union-attr]
-        assert ds.classes == ("a", "b")
         for n in range(10):
             assert_same(ds[n], everything(n))
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_labels_have_a_class_or_none(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "out", "wds", SCHEMA, classes=["a", "b"]) as writer:
+        for label in (1, 0, 1, -1):
+            writer.write({"image": picture(), "label": label})
+        with pytest.raises(SampleError, match="the label is of no class"):
+            writer.write({"image": picture(), "label": 2})
+    with shardkit.open(tmp_path / "out") as ds:
+        assert ds.classes == ("a", "b")
+        assert ds.manifest is not None
+        assert ds.manifest.label_counts == (1, 2)
+        assert len(ds) == 4
 
 
 def test_keys_are_numbered_where_there_are_none(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_picture_gets_the_extension_of_its_bytes(
         ("text", Text(), "txt"), ("txt", Text(), "txt"), ("caption", Text(), "caption.txt"),
         ("json", Json(), "json"), ("about", Json(), "about.json"), ("x.json", Json(), "x.json"),
         ("score", Float(), "score.json"), ("good", Bool(), "good.json"),
-        ("blob", Bytes(), "blob"), ("jpg", Bytes(), "jpg.bin"), ("json", Bytes(), "json.bin"),
+        ("blob", Bytes(), "blob"), ("jpg", Bytes(), "jpg"), ("json", Bytes(), "json"),
         ("npy", Array(), "npy"), ("points", Array(), "points.npy"),
         ("jpg", Image(), "jpg"), ("seg.png", Image(), "seg.png"), ("label", Text(), "label.txt"),
     ],

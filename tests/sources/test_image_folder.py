@@ -108,12 +108,22 @@ def test_split_folders_share_one_table_of_classes(tmp_path: Path) -> None:
     assert keys(whole)[0] == "test/cat/4"
 
 
-def test_split_folders_beside_others_are_a_question(tmp_path: Path) -> None:
-    for name in ("train/cat/1.jpg", "val/cat/2.jpg", "extra/cat/3.jpg"):
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["train/cat/1.jpg", "val/cat/2.jpg", "extra/cat/3.jpg"], "extra/"),
+        (["train/cat/1.jpg", "val/1.jpg", "test/2.jpg"], "test/, val/"),  # as ImageNet comes
+        (["train/cat/1.jpg", "1.jpg"], "1.jpg"),
+    ],
+)
+def test_split_folders_beside_others_are_a_question(
+    tmp_path: Path, names: list[str], found: str
+) -> None:
+    for name in names:
         put(tmp_path / name)
     with pytest.raises(UsageError, match="and something else") as error:
         open_sources(tmp_path)
-    assert error.value.found == "extra/"
+    assert error.value.found == found
     assert "--split none" in str(error.value)
 
 
@@ -249,6 +259,7 @@ def test_metadata_that_name_no_picture_are_a_problem(images: Path) -> None:
     [
         ("metadata.csv", "file_name,x\na.jpg\n", "another number of cells"),
         ("metadata.csv", "name,x\na.jpg,1\n", "has no 'file_name'"),
+        ("metadata.csv", "file_name,x,x\na.jpg,1,2\n", "two columns .* have one name"),
         ("metadata.csv", 'file_name\n"a', "is no CSV"),
         ("metadata.jsonl", "{", "is no JSON"),
         ("metadata.jsonl", "[]", "is no JSON object"),
@@ -315,6 +326,9 @@ def test_a_pipe_is_a_bad_sample_and_nobody_waits_for_it(images: Path) -> None:
     source = open_one(images)
     with pytest.raises(SampleError, match="no regular file"):
         source[1]
+    os.mkfifo(images / "class2/000.txt")
+    with pytest.raises(SampleError, match="no regular file"):
+        open_one(images)[9]
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs a system with users")

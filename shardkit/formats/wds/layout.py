@@ -23,7 +23,7 @@ from shardkit.schema import Image, Schema
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-# At most: header, padding, and for a name over 100 bytes two blocks and the name's own.
+# At most, for a name of up to 100 bytes; a longer one has two blocks and more beside.
 MEMBER_OVERHEAD = BLOCK + (BLOCK - 1)
 
 _NAME = 100  # bytes of a ustar name

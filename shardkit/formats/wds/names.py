@@ -32,7 +32,6 @@ _EXPECTED = {"label": (Int, "cls"), "text": (Text, "txt")}
 _DEFAULT: dict[type[FieldType], str] = {
     **dict.fromkeys((Int, Float, Bool, Json), "json"),
     Text: "txt",
-    Bytes: "bin",
     Array: "npy",
 }
 
@@ -77,7 +76,7 @@ def _extensions(field: str, kind: FieldType) -> list[str]:
     expected_type, extension = _EXPECTED.get(field, (None, ""))
     if expected_type is stored:
         return [extension]
-    if decoded_type(field) is stored:
+    if stored is Bytes or decoded_type(field) is stored:
         return [field]
     if stored is Image:
         prefix = "" if field == "image" else field + "."

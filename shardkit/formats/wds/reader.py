@@ -11,10 +11,12 @@ import io
 import json
 import lzma
 import mmap
+import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -22,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit import storage
-from shardkit.errors import DamagedError, SampleError, ShardkitWarning
+from shardkit.codecs.array import load_array
+from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, index_dtype, index_path, members, row_struct
@@ -30,6 +33,7 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 _CHUNK = 1 << 20  # bytes at a time while unpacking
+_HEADER = 1 << 20  # bytes of an index's header at most: hundreds of fields
 _Index = npt.NDArray[np.void]
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
@@ -41,7 +45,11 @@ class WdsReader(ShardReader):
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self._path = path
         self._map: mmap.mmap | bytes | None = _mapped(path)
-        self.layout = _scan(self._map, path) if layout is None else layout
+        if layout is None:
+            layout = _scan(self._map, path)
+        elif "index" not in layout and not index_path(path).exists():
+            layout = _scan(self._map, path, layout)
+        self.layout = layout
         self.schema = Schema.from_json(self.layout["schema"])
         self._odd_keys: dict[int, str] = self.layout.get("odd_keys", {})
         index = self.layout.get("index")
@@ -69,24 +77,30 @@ class WdsReader(ShardReader):
             raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
         row = self._unpack(self._rows, position * self._row_size)
         start, size = row[:2]
-        key = data[start : start + size].decode() if size else self._odd_keys[position]
-        sample: Sample = {"__key__": key}
-        name = ""
+        name = "__key__"
+        sample: Sample = {}
         try:
+            if not size:
+                sample[name] = self._odd_keys[position]
+            else:
+                sample[name] = data[start : start + size].decode()
             for name, at, decode in columns:
-                start = row[at]
+                start, size = row[at], row[at + 1]
                 if start:
-                    value = data[start : start + row[at + 1]]
+                    value = data[start : start + size]
+                    if len(value) != size:
+                        raise ValueError("the file ends before it")
                     sample[name] = value if decode is None else decode(value)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, KeyError, RecursionError) as error:
+            expected = self.schema[name].python if name in self.schema else "a key"
             raise SampleError(
                 f"a value is damaged: {error}",
                 path=self._path,
                 position=position,
-                key=key,
+                key=sample.get("__key__"),
                 field=name,
                 offset=start,
-                expected=self.schema[name].python,
+                expected=expected,
             ) from None
         return sample
 
@@ -115,8 +129,10 @@ def _load_index(path: Path, schema: Schema) -> _Index:
     place = index_path(path)
     try:
         with storage.explained("read", place):
-            index = np.load(place, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:  # numpy's word for anything but a whole .npy
+            index = np.load(place, mmap_mode="r", allow_pickle=False, max_header_size=_HEADER)
+    except ShardkitError:
+        raise
+    except Exception as error:  # numpy raises whatever a damaged header leads it to
         raise DamagedError(f"the index of a shard is damaged: {error}", path=place) from None
     if index.dtype != index_dtype(schema) or index.ndim != 1:
         raise DamagedError(
@@ -141,18 +157,29 @@ def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -
 # --- foreign shards ------------------------------------------------------------------------------
 
 
-def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
-    """The layout of a foreign TAR from its headers: schema, index, and odd keys.
+def _scan(
+    data: mmap.mmap | bytes, path: Path, layout: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The layout of a TAR from its headers: schema, index, and odd keys.
 
-    Odd are the keys that do not stand in one piece in the file, or are not Unicode.
+    Odd are the keys that do not stand in one piece in the file, or are not Unicode. A TAR of ours
+    that has lost its index comes with its `layout`, which names fields and types.
     """
+    field_of = {}
+    if layout is not None:
+        field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
     keys: list[tuple[str, int]] = []
     found: dict[str, list[tuple[int, int, int]]] = {}
     for key, name_offset, fields in _samples(data, path):
-        for field, member in fields.items():
+        for extension, member in fields.items():
+            field = field_of.get(extension, extension)
             found.setdefault(field, []).append((len(keys), member.offset, member.size))
         keys.append((key, name_offset))
-    schema = Schema({f: _foreign_type(f, places, data, len(keys)) for f, places in found.items()})
+    if layout is not None:
+        schema = Schema.from_json(layout["schema"])
+        found = {field: places for field, places in found.items() if field in schema}
+    else:
+        schema = Schema({f: _foreign_type(f, p, data, len(keys)) for f, p in found.items()})
     index = np.zeros(len(keys), index_dtype(schema))
     for field, places in found.items():
         positions, offsets, sizes = np.array(places, np.int64).T
@@ -165,7 +192,7 @@ def _scan(data: mmap.mmap | bytes, path: Path) -> dict[str, Any]:
             index[position]["__key__"] = (name_offset, len(encoded))
         else:
             odd[position] = key
-    return {"schema": schema.to_json(), "index": index, "odd_keys": odd}
+    return {**(layout or {}), "schema": schema.to_json(), "index": index, "odd_keys": odd}
 
 
 def _samples(data: mmap.mmap | bytes, path: Path) -> list[tuple[str, int, dict[str, Member]]]:
@@ -237,27 +264,39 @@ def _foreign_type(
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
     with storage.explained("open", path), open(path, "rb") as file:
-        unpack = _unpacker(file.read(6))
-        file.seek(0)
-        if unpack is None:
+        if _unpacker(file.read(6)) is None:
             return _map_file(file)
-        warnings.warn(
-            f"{path} is compressed and was unpacked to a temporary file; for fast random access"
-            " convert it once: shardkit convert ... --to wds",
-            ShardkitWarning,
-            stacklevel=4,
-        )
-        with tempfile.TemporaryFile() as plain:
-            try:
-                unpack(file, plain)
-            except Exception as error:  # each library has errors of its own
-                if isinstance(error, OSError) and error.errno:
-                    raise
-                raise DamagedError(
-                    f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
-                ) from None
-            plain.flush()
-            return _map_file(plain)
+        about = os.fstat(file.fileno())
+    warnings.warn(
+        f"{path} is compressed and is unpacked to a temporary file; for fast random access convert"
+        " it once: shardkit convert ... --to wds",
+        ShardkitWarning,
+        stacklevel=4,
+    )
+    return _unpacked(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(2)  # the tasks of a conversion open the same file one after the other
+def _unpacked(path: Path, size: int, time: int) -> mmap.mmap | bytes:
+    """The plain TAR in a compressed one; `size` and `time` tell one file at `path` from another."""
+    with (
+        storage.explained("open", path),
+        open(path, "rb") as file,
+        tempfile.TemporaryFile() as plain,
+    ):
+        unpack = _unpacker(file.read(6))
+        assert unpack is not None
+        file.seek(0)
+        try:
+            unpack(file, plain)
+        except Exception as error:  # each library has errors of its own
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise DamagedError(
+                f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
+            ) from None
+        plain.flush()
+        return _map_file(plain)
 
 
 def _map_file(file: Any) -> mmap.mmap | bytes:
@@ -321,13 +360,6 @@ def _bool(data: bytes) -> bool:
     return value
 
 
-def _array(data: bytes) -> npt.NDArray[Any]:
-    try:
-        return cast("npt.NDArray[Any]", np.load(io.BytesIO(data), allow_pickle=False))
-    except EOFError as error:
-        raise ValueError(str(error)) from None
-
-
 _DECODERS: dict[type[FieldType], _Decoder | None] = {
     Bytes: None,
     Image: None,
@@ -336,5 +368,5 @@ _DECODERS: dict[type[FieldType], _Decoder | None] = {
     Bool: _bool,
     Text: bytes.decode,
     Json: json.loads,
-    Array: _array,
+    Array: load_array,
 }

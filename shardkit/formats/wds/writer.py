@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
@@ -26,10 +27,8 @@ from shardkit.formats.wds.layout import (
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
-# Gathered before a write: few enough bytes to be in the processor's cache still, and no more
-# chunks than a system call takes (1,024) with those of one more sample.
+# Bytes gathered before a write: few enough to be in the processor's cache still.
 _BUFFER = 1 << 18
-_MAX_CHUNKS = 512
 
 
 class WdsWriter(ShardWriter):
@@ -61,7 +60,7 @@ class WdsWriter(ShardWriter):
                 extension = field.extensions[info.format]
                 pixels: tuple[int, ...] = info[1:]
             else:
-                payload = field.encode(payload)
+                payload = _encoded(field, payload, sample["__key__"])
                 extension = field.extensions[""]
                 pixels = ()
             size = len(payload)
@@ -80,7 +79,7 @@ class WdsWriter(ShardWriter):
         self._buffer += chunks
         self._buffered += at - start
         self._size = at
-        if self._buffered >= _BUFFER or len(self._buffer) > _MAX_CHUNKS:
+        if self._buffered >= _BUFFER:
             self._flush()
         return True
 
@@ -130,10 +129,17 @@ def _ending(endings: list[str], suffix: str) -> bytes:
     return b"." + next(e for e in endings if e.rpartition(".")[2] == suffix).encode()
 
 
-def _array(value: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, value, allow_pickle=False)
-    return file.getvalue()
+def _encoded(field: _Field, value: Any, key: str) -> bytes:
+    assert field.encode is not None
+    try:
+        return field.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate in text, say
+        raise SampleError(
+            f"the value cannot be stored: {error}",
+            key=key,
+            field=field.name,
+            found=f"{value!r:.60}",
+        ) from None
 
 
 def _json(value: Any) -> bytes:
@@ -144,7 +150,7 @@ _ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
     Bytes: bytes,
     Int: b"%d".__mod__,
     Text: str.encode,
-    Array: _array,
+    Array: dump_array,
     Float: _json,
     Bool: _json,
     Json: _json,
@@ -157,7 +163,7 @@ def _member_name(key: str) -> bytes:
     Raises SampleError where WebDataset would read another key from it, or none.
     """
     base = key[key.rfind("/") + 1 :]
-    plain = base and "." not in base and key[:2] != "__" and "\0" not in key
+    plain = base and "." not in base and key[:2] != "__" and "\0" not in key and "\n" not in key
     if not plain and ("\0" in key or names.split(key + ".x") != (key, "x")):
         raise SampleError(
             "a TAR member cannot be named after this key",
