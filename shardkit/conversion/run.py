@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,8 +56,8 @@ class ConvertResult:
     source_bytes: int
     ignored: dict[str, int]  # files passed over, by reason
     notes: list[str]  # what may surprise: pictures without labels, say
-    seconds: float
     already_complete: bool = False  # an earlier run of the same command had made it
+    seconds: float = 0.0  # planning, working and publishing
 
     @property
     def samples(self) -> int:
@@ -96,12 +96,14 @@ def convert(
     After any of them, the same call continues where this one stopped; for a sequence, whose content
     nobody can compare, it begins again.
     """
+    began = time.monotonic()
     workers = ConvertOptions.of(**options).workers
     if workers is None:
         workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
     with pool.Pool(workers) as processes:
         plan = prepare(source, to, schema=schema, **options)
-        return _run(plan, source, out, monitor, processes if workers else None)
+        result = _run(plan, source, out, monitor, processes if workers else None)
+    return replace(result, seconds=round(time.monotonic() - began, 3))
 
 
 def prepare(
@@ -125,14 +127,12 @@ def _run(
     monitor: Monitor | None,
     processes: pool.Pool | None,
 ) -> ConvertResult:
-    began = time.monotonic()
     source_path = Path(source) if isinstance(source, str | os.PathLike) else None
     target = Path(out) if out is not None else default_output(source_path, plan.format.name)
-    target = Path(os.path.abspath(target))
     check_output(target, source_path)
     partial = Partial(target)
     if _is_done(plan, target, partial):
-        return _result(plan, target, began, already_complete=True)
+        return _result(plan, target, already_complete=True)
     _refuse_problems(plan)
     partial.begin(plan.identity, go_on=plan.resumable)
     try:
@@ -146,7 +146,7 @@ def _run(
         raise
     finally:
         partial.release()
-    return _result(plan, target, began)
+    return _result(plan, target)
 
 
 def default_output(source: Path | None, format: str) -> Path:
@@ -285,9 +285,7 @@ def _errors_of(partial: Partial, finished: set[int]) -> int:
     return sum(read_result(partial.task_folder(number))["errors"] for number in finished)
 
 
-def _result(
-    plan: Plan, out: Path, began: float, *, already_complete: bool = False
-) -> ConvertResult:
+def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> ConvertResult:
     made = load_any(out)
     folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
     return ConvertResult(
@@ -297,7 +295,6 @@ def _result(
         source_bytes=plan.bytes,
         ignored=plan.ignored(),
         notes=plan.notes(),
-        seconds=round(time.monotonic() - began, 3),
         already_complete=already_complete,
     )
 

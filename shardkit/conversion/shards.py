@@ -83,7 +83,9 @@ class ShardSequence:
         key = sample["__key__"]
         if key in self._keys:
             raise SampleError(
-                "two samples have the same key", key=key, fix="give every sample a key of its own"
+                "two samples have the same key",
+                key=key,
+                fix="give every sample a key of its own; TARs whose keys repeat convert one by one",
             )
         label = sample.get(self._label)
         if self._classes is not None and type(label) is int and not -1 <= label < self._classes:
