@@ -15,9 +15,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardkit.conversion.convert import convert as convert
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.run import ConvertResult as ConvertResult
-    from shardkit.conversion.run import convert as convert
     from shardkit.dataset import Dataset as Dataset
     from shardkit.dataset import open_dataset as open  # noqa: F401
     from shardkit.errors import DamagedError as DamagedError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Public name -> module, and the name there if it is another.
 _PLACES = {
-    "convert": "conversion.run",
+    "convert": "conversion.convert",
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
     "create": "conversion.create:DatasetWriter",

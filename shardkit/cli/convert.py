@@ -83,10 +83,12 @@ def command(
     A run that was interrupted continues when the same command is given again.
     """
     from shardkit.cli.progress import make_monitor, show_plan, show_result
-    from shardkit.conversion import run
-    from shardkit.conversion.partial import check_output
+    from shardkit.conversion.convert import convert
 
     if plan_only:
+        from shardkit.conversion import run
+        from shardkit.conversion.partial import check_output
+
         plan = run.prepare(source, to, **options)
         target = out or run.default_output(source, to)
         check_output(target, source)
@@ -96,7 +98,7 @@ def command(
             show_plan(plan, target)
         return
     with make_monitor(quiet) as monitor:
-        result = run.convert(source, to, out, monitor=monitor, **options)
+        result = convert(source, to, out, monitor=monitor, **options)
     if as_json:
         print_json(result.to_dict())
     elif not quiet:

@@ -6,6 +6,7 @@ work.py      one task: read, check, write shards, count
 shards.py    samples -> shards in a folder, used by tasks and by `create`
 pool.py      worker processes
 publish.py   finished tasks -> a dataset, in one rename
-run.py       `convert`: all of it
+run.py       a whole conversion: plan, work, publish
+convert.py   `convert`: starts the workers, then all of it
 create.py    `create`: a user's own samples, one by one
 """

@@ -6,10 +6,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardkit.errors import SampleError, ShardkitError, SourceError
@@ -18,8 +17,13 @@ from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
 from shardkit.order import permutation
 from shardkit.schema import Schema
-from shardkit.sources.base import Indices, Source
+from shardkit.sources.base import Source
 from shardkit.version import __version__
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
 
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 

@@ -4,11 +4,15 @@ Why not `multiprocessing`: its spawn imports the caller's `__main__` again, whic
 script a second time where it has no guard, and its workers outlive a parent that is killed. Ours
 are plain interpreters that read tasks from stdin: when the parent dies in any way, stdin ends, and
 so do they. When a worker dies, its stdout ends, and the parent gives the task to a new one, once.
+
+This module imports next to nothing, so that workers start at once: they load what they need while
+the parent does, and while it plans.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import queue
@@ -18,20 +22,14 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shardkit import storage
-from shardkit.conversion.work import (
-    UNFINISHED,
-    Progress,
-    Report,
-    Work,
-    is_finished,
-    run_task,
-)
 from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
+
+if TYPE_CHECKING:
+    from shardkit.conversion.work import Progress, Report, Work
 
 _START = (
     "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
@@ -45,6 +43,8 @@ _EARLY = 4
 
 def run_here(works: Iterator[Work], report: Report) -> None:
     """Do all tasks in this process, one after the other."""
+    from shardkit.conversion.work import run_task
+
     for work in works:
         run_task(work, report)
 
@@ -52,10 +52,13 @@ def run_here(works: Iterator[Work], report: Report) -> None:
 class Pool:
     """Up to `workers` processes. Some are started at once, to be ready when the plan is."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
+        """`preload` names the modules that workers import before they have a task."""
         self._workers = workers
+        self._preload = preload
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._started = [_Worker(self._events) for _ in range(min(workers, _EARLY))]
+        self._started: list[_Worker] = []
+        self._start(min(workers, _EARLY))
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
         """Do all `tasks`; `report` is called in this thread.
@@ -63,13 +66,16 @@ class Pool:
         Raises the first error that a task raises, and WorkerError if one task kills two workers;
         no process is left running then.
         """
-        while len(self._started) < min(self._workers, tasks):
-            self._started.append(_Worker(self._events))
+        self._start(min(self._workers, tasks))
         try:
             _distribute(works, self._started, self._events, report)
         except BaseException:
             self.kill()
             raise
+
+    def _start(self, workers: int) -> None:
+        while len(self._started) < workers:
+            self._started.append(_Worker(self._events, self._preload))
 
     def kill(self) -> None:
         """End all processes at once; a second call does nothing."""
@@ -100,6 +106,8 @@ def _distribute(
     events: queue.SimpleQueue[_Event],
     report: Report,
 ) -> None:
+    from shardkit.conversion.work import Progress, is_finished
+
     done_of: dict[int, list[Progress]] = {}
     died: set[int] = set()
     busy = sum(worker.give(next(works, None)) for worker in pool)
@@ -128,6 +136,9 @@ def _distribute(
 
 def remove_unfinished(work: Work) -> None:
     """Remove what a dead worker left of a task."""
+    from shardkit import storage
+    from shardkit.conversion.work import UNFINISHED
+
     for path in work.folder.parent.glob(f"{work.folder.name}.*{UNFINISHED}"):
         storage.remove(path)
 
@@ -147,8 +158,9 @@ def _died_twice(event: _Event) -> WorkerError:
 class _Worker:
     """One process, and the thread of ours that starts it and talks to it."""
 
-    def __init__(self, events: queue.SimpleQueue[_Event]) -> None:
+    def __init__(self, events: queue.SimpleQueue[_Event], preload: Sequence[str]) -> None:
         self._events = events
+        self._preload = preload
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -200,6 +212,7 @@ class _Worker:
             process.kill()
         with contextlib.suppress(OSError):  # one that dies now is noticed with its first task
             _send(process.stdin, sys.path)
+            _send(process.stdin, self._preload)
 
     def _end(self) -> int:
         """Close the pipes, on which a process that still lives ends; its exit code."""
@@ -248,6 +261,10 @@ def _not_picklable(error: Exception) -> WorkerError:
 
 def serve() -> None:
     """Do the tasks that arrive on stdin, until it ends."""
+    from shardkit.conversion.work import run_task
+
+    for module in pickle.load(sys.stdin.buffer):
+        importlib.import_module(module)
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the user's code prints must not run into the channel
     warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning

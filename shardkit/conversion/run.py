@@ -1,12 +1,11 @@
-"""`convert`: plan, work, publish."""
+"""Plan, work, publish."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,36 +75,6 @@ class ConvertResult:
         return {**asdict(self), **totals}
 
 
-def convert(
-    source: str | os.PathLike[str] | Sequence[Any],
-    to: str,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    schema: Mapping[str, Any] | None = None,
-    monitor: Monitor | None = None,
-    **options: Any,
-) -> ConvertResult:
-    """Convert a folder of pictures, a dataset of any format, or a Python sequence of samples.
-
-    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make; without
-    it the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
-    `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
-
-    Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
-    DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
-    After any of them, the same call continues where this one stopped; for a sequence, whose content
-    nobody can compare, it begins again.
-    """
-    began = time.monotonic()
-    workers = ConvertOptions.of(**options).workers
-    if workers is None:
-        workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
-    with pool.Pool(workers) as processes:
-        plan = prepare(source, to, schema=schema, **options)
-        result = _run(plan, source, out, monitor, processes if workers else None)
-    return replace(result, seconds=round(time.monotonic() - began, 3))
-
-
 def prepare(
     source: str | os.PathLike[str] | Sequence[Any],
     to: str,
@@ -120,13 +89,14 @@ def prepare(
     return make_plan(sources, to, checked)
 
 
-def _run(
+def run(
     plan: Plan,
     source: str | os.PathLike[str] | Sequence[Any],
     out: str | os.PathLike[str] | None,
     monitor: Monitor | None,
     processes: pool.Pool | None,
 ) -> ConvertResult:
+    """Carry out a plan made of `source`, in `processes` or in this one."""
     source_path = Path(source) if isinstance(source, str | os.PathLike) else None
     target = Path(out) if out is not None else default_output(source_path, plan.format.name)
     check_output(target, source_path)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.conversion.shards import ShardSequence
@@ -27,6 +26,9 @@ from shardkit.formats import get_format
 from shardkit.manifest import ERRORS, KEYS
 from shardkit.sample import Sample
 from shardkit.sources.base import Source
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 RESULT = "result.json"
 UNFINISHED = ".tmp"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardkit.errors import FormatError, UsageError
-from shardkit.formats.base import Format
+
+if TYPE_CHECKING:
+    from shardkit.formats.base import Format
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.sample import Sample
 from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class ShardReader(ABC):

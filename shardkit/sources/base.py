@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.errors import ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
-Indices = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Source(ABC):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
@@ -11,7 +12,12 @@ from shardkit.dataset import Dataset
 from shardkit.formats.base import KeepsJsonText
 from shardkit.manifest import NAME
 from shardkit.sample import Sample
-from shardkit.sources.base import Indices, Source
+from shardkit.sources.base import Source
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
 
 
 class DatasetSource(Source):

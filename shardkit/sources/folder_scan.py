@@ -7,10 +7,9 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
@@ -21,6 +20,9 @@ from shardkit.sources.base import Source
 from shardkit.sources.image_folder import NO_FILE, SIDECARS, Files, ImageFolder
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _LAST_63_BITS = 2**63 - 1
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")

@@ -12,10 +12,9 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
@@ -23,8 +22,13 @@ from shardkit.codecs.array import load_array
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
-from shardkit.sources.base import Indices, Source
+from shardkit.sources.base import Source
 from shardkit.sources.metadata import Metadata
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
 
 
 class Sidecar(NamedTuple):
@@ -53,24 +57,28 @@ class ImageFolder(Source):
         self._files = files
         self.schema = schema
         self.classes = classes
+        self._labelled = classes is not None
+        self._rows: list[tuple[int, int, int]] | None = None
 
     def __len__(self) -> int:
         return len(self._files.names)
 
     def __getitem__(self, index: int) -> Sample:
         files = self._files
-        path = self._path(index)
+        if self._rows is None:  # numpy would take longer to look up than the rest of this
+            columns = (files.sizes, files.folder_of, files.sidecars)
+            self._rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        size, folder, sidecars = self._rows[index]
+        path = f"{self._root}/{files.relative(index)}"
         key = self.key(index)
         try:
-            sample: Sample = {"__key__": key, "image": _read(path, int(files.sizes[index]))}
-            if "label" in self.schema:
-                label = files.labels[files.folder_of[index]]
-                if label is not None:
-                    sample["label"] = label
-            if files.sidecars[index]:
+            sample: Sample = {"__key__": key, "image": _read(path, size)}
+            if self._labelled:
+                sample["label"] = files.labels[folder]
+            if sidecars:
                 stem = path[: path.rindex(".")]
                 for bit, sidecar in enumerate(SIDECARS):
-                    if files.sidecars[index] >> bit & 1:
+                    if sidecars >> bit & 1:
                         sample[sidecar.field] = _read_sidecar(stem + sidecar.ending, sidecar)
         except ShardkitError as error:
             raise error.located(key=key) from None
@@ -101,20 +109,14 @@ class ImageFolder(Source):
         return {"files": digest.hexdigest(), "times": times.hexdigest()}
 
     def key(self, index: int) -> str:
-        files = self._files
-        odd = files.odd_keys.get(index)
-        if odd is not None:
-            return odd
-        return files.relative(index).rpartition(".")[0]
+        relative = self._files.relative(index)
+        return self._files.odd_keys.get(index) or relative[: relative.rindex(".")]
 
     def name(self, index: int) -> str:
         return self._files.relative(index)
 
     def original(self, index: int, key: str) -> str | None:
         return self._files.relative(index) if index in self._files.odd_keys else None
-
-    def _path(self, index: int) -> str:
-        return f"{self._root}/{self._files.relative(index)}"
 
 
 @dataclass

@@ -13,15 +13,17 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 FILES = ("metadata.csv", "metadata.jsonl")
 _NAME = "file_name"

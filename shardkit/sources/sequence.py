@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
 from shardkit.schema import Schema
-from shardkit.sources.base import Indices, Source
+from shardkit.sources.base import Source
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
 
 _PROBES = 32  # samples that are read to guess the size of all
 

@@ -9,16 +9,18 @@ writer.py   a shard and its index
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.formats.base import Format
 from shardkit.formats.wds import layout, names
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.formats.wds.writer import WdsWriter
 from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class Wds(Format):

@@ -18,10 +18,9 @@ import warnings
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.array import load_array
@@ -32,9 +31,13 @@ from shardkit.formats.wds.layout import Member, column, index_dtype, index_path,
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Index: TypeAlias = npt.NDArray[np.void]
+
 _CHUNK = 1 << 20  # bytes at a time while unpacking
 _HEADER = 1 << 20  # bytes of an index's header at most: hundreds of fields
-_Index = npt.NDArray[np.void]
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
 
@@ -141,7 +144,7 @@ def _load_index(path: Path, schema: Schema) -> _Index:
             expected=str(index_dtype(schema)),
             found=str(index.dtype),
         )
-    return cast(_Index, np.asarray(index))
+    return cast("_Index", np.asarray(index))
 
 
 def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -> list[_Column]:

@@ -1,0 +1,49 @@
+"""`shardkit.convert`: starts the workers, then loads the engine, which takes as long."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardkit.conversion.pool import Pool
+from shardkit.formats import FORMATS
+from shardkit.options import ConvertOptions
+
+if TYPE_CHECKING:
+    from shardkit.conversion.run import ConvertResult, Monitor
+
+
+def convert(
+    source: str | os.PathLike[str] | Sequence[Any],
+    to: str,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    schema: Mapping[str, Any] | None = None,
+    monitor: Monitor | None = None,
+    **options: Any,
+) -> ConvertResult:
+    """Convert a folder of pictures, a dataset of any format, or a Python sequence of samples.
+
+    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make; without
+    it the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
+    `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
+
+    Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
+    DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
+    After any of them, the same call continues where this one stopped; for a sequence, whose content
+    nobody can compare, it begins again.
+    """
+    began = time.monotonic()
+    workers = ConvertOptions.of(**options).workers
+    if workers is None:
+        workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
+    preload = [FORMATS[to].module] if to in FORMATS else []
+    with Pool(workers, [*preload, "shardkit.sources.image_folder"]) as processes:
+        from shardkit.conversion.run import prepare, run
+
+        plan = prepare(source, to, schema=schema, **options)
+        result = run(plan, source, out, monitor, processes if workers else None)
+    return replace(result, seconds=round(time.monotonic() - began, 3))
