@@ -99,7 +99,7 @@ class Bench:
         def help_() -> float:
             return timed([*SHARDKIT, "--help"])
 
-        return {"shardkit --help": help_, "shardkit convert, first file opened": self.first_file}
+        return {"shardkit --help": help_, "shardkit convert, first shard begun": self.first_file}
 
     def first_file(self) -> float:
         """Seconds until the output's folder of tasks has its first entry: a worker has begun."""
