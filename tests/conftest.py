@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from shardkit.testing import picture
 
-MakeFolder = Callable[..., Path]
+# Time never decides a test: a loaded machine is no failure.
+settings.register_profile("shardkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shardkit")
 
 
 def write_pictures(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:
