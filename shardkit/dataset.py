@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shardkit import manifest as manifests
@@ -157,12 +156,7 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardkit.cli.tables import console, counted, print_table, size, spread
 
@@ -30,12 +29,7 @@ class _Quiet:
     def __enter__(self) -> _Quiet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 class _Lines(_Quiet):
@@ -86,7 +80,7 @@ class _Bar(_Quiet):
         speed = size(int(self._bytes / max(time.monotonic() - self._began, 0.001)))
         self._bar.update(self._task, advance=progress.samples, speed=speed)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
