@@ -10,6 +10,7 @@ import os
 import stat
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,16 @@ class Dataset:
         format: str,
         shards: list[tuple[str, int | None, int | None]],
         manifest: Manifest | None,
+        manifest_path: Path | None = None,
     ) -> None:
-        """`shards` has name, samples and bytes of each; None where only opening it can tell."""
+        """`shards` has name, samples and bytes of each; None where only opening it can tell.
+
+        `path` is the folder that the names are relative to.
+        """
         self.path = path
         self.format = format
         self.manifest = manifest
+        self.manifest_path = manifest_path
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
         self._format = get_format(format)
@@ -66,7 +72,27 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names in the order of their labels; None where they are not known."""
-        return self.manifest.classes if self.manifest else None
+        if self.manifest is not None:
+            return self.manifest.classes
+        return (
+            tuple(self._names_of_values[self.label])
+            if self.label in self._names_of_values
+            else None
+        )
+
+    @property
+    def label(self) -> str:
+        """The field whose values `classes` names."""
+        if self.manifest is not None:
+            return self.manifest.label
+        named = list(self._names_of_values)
+        return named[0] if named and "label" not in named else "label"
+
+    @property
+    def _names_of_values(self) -> dict[str, Sequence[str]]:
+        """What shards that others made say of classes, if they agree."""
+        found = [layout.get("classes", {}) for layout in self._layouts if layout]
+        return found[0] if found and all(names == found[0] for names in found) else {}
 
     def __len__(self) -> int:
         return self._length
@@ -108,11 +134,15 @@ class Dataset:
 
     def original_paths(self) -> dict[str, str]:
         """The key table: the path that a sample had as a file, for keys that do not tell it."""
-        table = self.path / manifests.KEYS
-        if self.manifest is None or not any(f.name == table.name for f in self.manifest.files):
+        table = self.manifest.list_named(manifests.KEYS) if self.manifest else None
+        if table is None:
             return {}
-        lines = map(json.loads, storage.read(table).splitlines())
+        lines = map(json.loads, storage.read(self.path / table.name).splitlines())
         return {line["key"]: line["path"] for line in lines}
+
+    def shard_name(self, shard: int) -> str:
+        """A shard's file, relative to `path`."""
+        return self._names[shard]
 
     def shard_path(self, shard: int) -> Path:
         return self.path / self._names[shard]
@@ -198,9 +228,28 @@ def _open_folder(folder: Path) -> Dataset:
             fix="run the command that was interrupted again: it continues where it was",
         )
     if manifests.has_manifest(folder):
-        manifest = manifests.load(folder)
-        shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
-        return Dataset(folder, manifest.format, [*shards], manifest)
+        return _open_ours(folder)
+    names, format = _shards_in(folder)
+    return Dataset(folder, format, [(name, None, None) for name in names], None)
+
+
+def _open_ours(path: Path) -> Dataset:
+    manifest = manifests.load(path)
+    place = manifests.manifest_path(path)
+    shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
+    return Dataset(place.parent, manifest.format, [*shards], manifest, place)
+
+
+def _shards_in(folder: Path) -> tuple[list[str], str]:
+    """The shards in a folder that has no manifest of ours, in order, and their format."""
+    state = folder / "state.json"
+    if state.is_file() and (folder / "dataset_info.json").is_file():
+        try:
+            return [
+                entry["filename"] for entry in json.loads(storage.read(state))["_data_files"]
+            ], "hf"
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"the file is damaged: {error!r}", path=state) from None
     with storage.explained("list", folder):
         names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
     found = {name: format for name in names if (format := format_of(Path(name)))}
@@ -211,10 +260,12 @@ def _open_folder(folder: Path) -> Dataset:
         raise FormatError(
             "the folder holds shards of several formats", path=folder, found=", ".join(formats)
         )
-    return Dataset(folder, formats[0], [(name, None, None) for name in found], None)
+    return list(found), formats[0]
 
 
 def _open_file(path: Path) -> Dataset:
+    if manifests.has_manifest(path):
+        return _open_ours(path)
     folder = path.parent
     if manifests.has_manifest(folder):
         manifest = manifests.load_any(folder)
@@ -222,7 +273,7 @@ def _open_file(path: Path) -> Dataset:
         for shard in shards:
             if shard.file.name == path.name and isinstance(manifest, Manifest):
                 entry = (path.name, shard.samples, shard.file.bytes)
-                return Dataset(folder, manifest.format, [entry], manifest)
+                return Dataset(folder, manifest.format, [entry], manifest, folder / manifests.NAME)
     format = format_of(path)
     if format is None:
         raise unknown_format(path)

@@ -34,7 +34,7 @@ def inspect(
     samples are described. Raises what `shardkit.open` and reading raise.
     """
     folder = Path(path)
-    if folder.is_dir() and manifests.has_manifest(folder):
+    if manifests.has_manifest(folder):
         manifest = manifests.load_any(folder)
         if isinstance(manifest, Splits):
             names = manifest.splits

@@ -1,6 +1,7 @@
 """The manifest, `shardkit.json`: what a dataset holds, so that opening it reads nothing else.
 
-No times, no absolute paths, no worker counts: the same source and options give the same bytes.
+A dataset that is a single file has it beside: `train.beton` has `train.beton.shardkit.json`. No
+times, no absolute paths, no worker counts: the same source and options give the same bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
@@ -33,7 +36,7 @@ class File:
 class Shard:
     """One shard: its own file, and those that stand beside it (a TAR's index)."""
 
-    file: File
+    file: File  # names have slashes where a shard is a folder: shard-000000.lmdb/data.mdb
     samples: int
     beside: tuple[File, ...] = ()
 
@@ -61,7 +64,8 @@ class Manifest:
     label: str = "label"  # the field that `classes` names the values of
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: int = 0  # samples that were dropped, listed in errors.jsonl
-    files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl
+    encoded: dict[str, int] = field(default_factory=dict)  # pictures encoded anew, by reason
+    files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     source: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -79,9 +83,17 @@ class Manifest:
         """Of the shards, without indexes."""
         return sum(shard.file.bytes for shard in self.shards)
 
-    def write(self, folder: Path) -> None:
+    def all_files(self) -> list[File]:
+        """The files of all shards, in order."""
+        return [f for shard in self.shards for f in (shard.file, *shard.beside)]
+
+    def list_named(self, name: str) -> File | None:
+        """The list (KEYS, ERRORS) beside the manifest, if there is one."""
+        return next((f for f in self.files if f.name == name or f.name.endswith("." + name)), None)
+
+    def write(self, path: Path) -> None:
         data = {"shardkit": VERSION, "checksum": storage.CHECKSUM, **asdict(self)}
-        storage.write_file(folder / NAME, _dump(data))
+        storage.write_file(path, _dump(data))
 
 
 @dataclass(frozen=True)
@@ -94,20 +106,33 @@ class Splits:
     source: dict[str, Any]
     options: dict[str, Any]
 
-    def write(self, folder: Path) -> None:
-        storage.write_file(folder / NAME, _dump({"shardkit": VERSION, **asdict(self)}))
+    def write(self, path: Path) -> None:
+        storage.write_file(path, _dump({"shardkit": VERSION, **asdict(self)}))
 
 
-def has_manifest(folder: Path) -> bool:
-    return (folder / NAME).is_file()
+def beside(path: Path, name: str = NAME) -> Path:
+    """What belongs to a dataset that is a single file: `x.beton.shardkit.json`."""
+    return Path(f"{path}.{name}")
 
 
-def load_any(folder: Path) -> Manifest | Splits:
-    """The manifest of a folder; raises DamagedError or FormatError that says what is wrong."""
-    path = folder / NAME
+def manifest_path(dataset: Path) -> Path:
+    """Where the manifest of a dataset stands; names in it are relative to that file's folder."""
+    return beside(dataset) if beside(dataset).is_file() else dataset / NAME
+
+
+def has_manifest(dataset: Path) -> bool:
+    return manifest_path(dataset).is_file()
+
+
+def load_any(dataset: Path) -> Manifest | Splits:
+    """The manifest of a dataset; raises DamagedError or FormatError that says what is wrong."""
+    path = manifest_path(dataset)
     try:
         data = json.loads(storage.read(path))
         version = data.pop("shardkit")
+        own = data.pop(_OWN_CHECKSUM, None)
+        if version == VERSION and own != _own_checksum({"shardkit": version, **data}):
+            raise ValueError("it is not as it was written")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DamagedError(f"the manifest is damaged: {error}", path=path) from None
     if version != VERSION:
@@ -156,7 +181,19 @@ def _from_json(data: dict[str, Any]) -> Manifest:
     return Manifest(**data)
 
 
+_OWN_CHECKSUM = "manifest_checksum"
+
+
+def _own_checksum(data: dict[str, Any]) -> str:
+    """Of a manifest's content, so that a change in it is noticed as well."""
+    return xxhash.xxh3_128_hexdigest(_text(data))
+
+
 def _dump(data: dict[str, Any]) -> bytes:
+    return _text({**data, _OWN_CHECKSUM: _own_checksum(data)}) + b"\n"
+
+
+def _text(data: dict[str, Any]) -> bytes:
     # A class name that is not Unicode becomes an escape that JSON reads back.
     text = json.dumps(data, ensure_ascii=False, indent=1)
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    return text.encode("utf-8", "backslashreplace")

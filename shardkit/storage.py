@@ -12,15 +12,18 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import xxhash
 
-from shardkit.errors import NotFoundError, StorageError
+from shardkit.errors import DamagedError, NotFoundError, StorageError
+
+Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
 # What changes a disk, in the words of the crash tests, which interrupt before and after each.
-CHANGES = ("make_folder", "create", "write", "sync", "rename", "remove")
+CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remove")
 
 CHECKSUM = "xxh3-128"
 _BLOCK = 1 << 20  # bytes per read while hashing
@@ -43,16 +46,17 @@ class NewFile:
         self._digest = xxhash.xxh3_128()
         self._size = 0
         self._started = 0  # bytes that the disk was asked to take
+        self._rewritten = False
 
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def write(self, chunks: list[bytes]) -> None:
+    def write(self, chunks: Sequence[Chunk]) -> None:
         """Append the chunks, in as few system calls as the system lets us."""
         for first in range(0, len(chunks), _MAX_CHUNKS):
             self._write(chunks[first : first + _MAX_CHUNKS])
 
-    def _write(self, chunks: list[bytes]) -> None:
+    def _write(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
             self._digest.update(chunk)
         expected = sum(map(len, chunks))
@@ -66,10 +70,18 @@ class NewFile:
             _start_write_back(self._file.fileno(), self._started, self._size - self._started)
             self._started = self._size
 
+    def rewrite(self, offset: int, data: bytes) -> None:
+        """Replace bytes that were written before; the checksum then takes another reading."""
+        self._rewritten = True
+        while data:
+            count = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[count:], offset + count
+
     def close(self) -> None:
         if not self._file.closed:
             self._file.close()
-            _written[self.path] = (self._size, self._digest.hexdigest())
+            if not self._rewritten:
+                _written[self.path] = (self._size, self._digest.hexdigest())
 
     def __enter__(self) -> NewFile:
         return self
@@ -108,10 +120,34 @@ def create(path: Path) -> NewFile:
         return NewFile(path)
 
 
-def write(file: NewFile, chunks: list[bytes]) -> None:
+def write(file: NewFile, chunks: Sequence[Chunk]) -> None:
     """Append all chunks to a file made by `create`."""
     with explained("write", file.path):
         file.write(chunks)
+
+
+def append(file: NewFile, source: Path, size: int) -> int:
+    """Append the first `size` bytes of a file of ours; returns that number."""
+    left = size
+    with explained("read", source), open(source, "rb", buffering=0) as part:
+        while left:
+            block = part.read(min(left, _BLOCK))
+            if not block:
+                raise DamagedError(
+                    "a file ends too soon",
+                    path=source,
+                    expected=f"{size:,} bytes",
+                    found=f"{size - left:,}",
+                )
+            write(file, [block])
+            left -= len(block)
+    return size
+
+
+def rewrite(file: NewFile, offset: int, data: bytes) -> None:
+    """Replace bytes of a file made by `create`: a header that is known only at the end."""
+    with explained("write", file.path):
+        file.rewrite(offset, data)
 
 
 def write_file(path: Path, data: bytes) -> None:

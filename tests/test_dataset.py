@@ -224,5 +224,5 @@ def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) ->
     manifest = load(out)
     assert isinstance(manifest, Manifest)
     (tmp_path / "copy").mkdir()
-    manifest.write(tmp_path / "copy")
+    manifest.write(tmp_path / "copy/shardkit.json")
     assert files_of(tmp_path / "copy")["shardkit.json"] == files_of(out)["shardkit.json"]

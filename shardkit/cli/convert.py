@@ -32,7 +32,10 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Choice(sorted(FORMATS)), help="Format to make.")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="Folder to make.  [default: SOURCE-FORMAT]"
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder to make, or a file: x.beton.  [default: SOURCE-FORMAT]",
 )
 @click.option(
     "--shard-size", metavar="SIZE", help="Largest shard: 64MB, 1GiB, ...  [default: 256MB]"
@@ -87,11 +90,11 @@ def command(
 
     if plan_only:
         from shardkit.conversion import run
-        from shardkit.conversion.partial import check_output
+        from shardkit.conversion.partial import check_output, is_single
 
-        plan = run.prepare(source, to, **options)
+        plan = run.prepare(source, to, out, **options)
         target = out or run.default_output(source, to)
-        check_output(target, source)
+        check_output(target, source, single=is_single(target, to))
         if as_json:
             print_json({"out": str(target), **plan.describe()})
         else:

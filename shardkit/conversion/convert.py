@@ -27,8 +27,9 @@ def convert(
 ) -> ConvertResult:
     """Convert a folder of pictures, a dataset of any format, or a Python sequence of samples.
 
-    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make; without
-    it the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
+    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, or a
+    file such as `train.beton` for one shard without a folder; without it the output goes beside the
+    source, as `<name>-<format>`. The `options` are the fields of
     `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
 
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
@@ -44,6 +45,6 @@ def convert(
     with Pool(workers, [*preload, "shardkit.sources.image_folder"]) as processes:
         from shardkit.conversion.run import prepare, run
 
-        plan = prepare(source, to, schema=schema, **options)
+        plan = prepare(source, to, out, schema=schema, **options)
         result = run(plan, source, out, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

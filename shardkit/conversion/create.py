@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from shardkit import storage
-from shardkit.conversion.partial import Partial, check_output
-from shardkit.conversion.publish import make_manifest, move_shard
+from shardkit.conversion.partial import Partial, check_output, is_single
+from shardkit.conversion.publish import Content, place
 from shardkit.conversion.shards import ShardSequence
-from shardkit.errors import OutputError, SampleError
+from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import get_format
 from shardkit.options import ConvertOptions
 from shardkit.schema import FieldType, Schema
@@ -41,17 +40,22 @@ class DatasetWriter:
         options = ConvertOptions(shard_size=shard_size, shard_samples=shard_samples)
         self._format = get_format(to)
         self._schema = Schema(schema)
-        self._layout = self._format.layout(self._schema)
+        self._format.layout(self._schema)  # raises for what it cannot hold
         self._classes = None if classes is None else tuple(classes)
-        self._partial = _begin(Path(out), overwrite)
+        self._single = is_single(Path(out), to)
+        bounded = shard_size is not None or shard_samples is not None
+        if self._single and bounded:
+            raise UsageError("an output that is one shard has no bound", fix="give a folder")
+        one_shard = self._single or (self._format.one_shard and not bounded)
+        self._partial = _begin(Path(out), overwrite, self._single)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
             self._folder,
             self._format,
             self._schema,
-            options.max_bytes(),
+            None if one_shard else options.max_bytes(),
             options.shard_samples,
-            classes=None if self._classes is None else len(self._classes),
+            classes=self._classes,
         )
         self._keys: set[str] = set()
         self._open = True
@@ -96,10 +100,15 @@ class DatasetWriter:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder)
-        shards = [asdict(shard) for shard in self._shards.shards]
-        moved = [move_shard(s, self._folder, folder, s["file"]["name"]) for s in shards]
-        stats = self._shards.stats
-        make_manifest(self._format.name, self._layout, moved, stats, self._classes).write(folder)
+        place(
+            Content(self._format, self._schema, self._classes),
+            [(self._folder, shard) for shard in self._shards.shards],
+            self._shards.stats,
+            folder,
+            stem=self._partial.stem(self._format.name),
+            manifest=self._partial.manifest(),
+            one_shard=False,
+        )
         self._partial.publish()
 
     def discard(self) -> None:
@@ -126,13 +135,13 @@ class DatasetWriter:
             self.discard()
 
 
-def _begin(out: Path, overwrite: bool) -> Partial:
-    check_output(out, None)
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
+def _begin(out: Path, overwrite: bool, single: bool) -> Partial:
+    check_output(out, None, single=single)
+    if out.exists() and (single or any(out.iterdir())) and not overwrite:
         raise OutputError(
             "the output exists", path=out, fix="give another folder, or pass overwrite=True"
         )
-    partial = Partial(out)
+    partial = Partial(out, single=single)
     job = partial.job() if partial.exists() else None
     if job not in (None, _JOB) and not overwrite:
         raise OutputError(

@@ -6,6 +6,9 @@ tasks/000012/     a finished task: its shards and result.json
 tasks/000013.…    one in the making, removed when a run begins
 dataset/          what becomes OUT, filled when all tasks are there
 replaced/         the old OUT, between the two renames of --overwrite
+
+An OUT that is a single file (train.beton) has a few others beside it (train.beton.shardkit.json and
+so on). Those are moved one by one, the one called OUT last.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import OutputError, ShardkitError
+from shardkit.formats import FORMATS, get_format
+from shardkit.formats.base import Joins
 
 JOB = "job.json"
 _LOCK = "lock"
@@ -26,10 +31,11 @@ _OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced"}
 
 
 class Partial:
-    """The working folder of one output."""
+    """The working folder of one output; `single` if that is one shard and not a folder of them."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, single: bool = False) -> None:
         self.out = Path(os.path.abspath(out))
+        self.single = single
         self.path = self.out.with_name(self.out.name + ".partial")
         self.tasks = self.path / "tasks"
         self.dataset = self.path / "dataset"
@@ -75,10 +81,45 @@ class Partial:
         storage.make_folder(self.tasks)
         self.sweep()
 
+    def manifest(self) -> Path:
+        """Where the manifest of the dataset that becomes a single file or a folder belongs."""
+        name = self.dataset / self.out.name
+        return manifests.beside(name) if self.single else self.dataset / manifests.NAME
+
+    def stem(self, format: str) -> str | None:
+        """The name of the only shard without its suffix, where the output is that shard."""
+        return self.out.name[: -len(FORMATS[format].suffixes[0])] if self.single else None
+
+    def list_path(self, folder: Path, name: str) -> Path:
+        """Where a list (errors.jsonl) belongs, in a dataset's `folder` or beside its only file."""
+        return manifests.beside(folder / self.out.name, name) if self.single else folder / name
+
     def _restore(self) -> None:
         """Give the old dataset its place back, if a run died between the two renames."""
         if self._replaced.exists() and not self.out.exists():
-            storage.rename(self._replaced, self.out)
+            self._move(self._replaced)
+
+    def _move(self, folder: Path) -> None:
+        """What is in `folder` becomes OUT."""
+        if not self.single:
+            storage.rename(folder, self.out)
+            return
+        names = {path.name for path in folder.iterdir()}
+        for name in [*sorted(names - {self.out.name}), self.out.name]:
+            storage.rename(folder / name, self.out.parent / name)
+
+    def _put_aside(self) -> None:
+        """The old dataset at OUT goes to `replaced/`."""
+        if not self.single:
+            storage.rename(self.out, self._replaced)
+            return
+        old = manifests.load(self.out)
+        files = [f.name.partition("/")[0] for f in (*old.all_files(), *old.files)]
+        storage.make_folder(self._replaced)
+        for name in dict.fromkeys([self.out.name, *files, manifests.beside(self.out).name]):
+            if (self.out.parent / name).exists():
+                storage.rename(self.out.parent / name, self._replaced / name)
+        storage.sync(self._replaced)
 
     def sweep(self) -> None:
         """Remove the tasks that are not finished, and that nobody is at."""
@@ -101,8 +142,8 @@ class Partial:
         storage.sync(self.dataset)
         if self.out.exists():
             storage.remove(self._replaced)
-            storage.rename(self.out, self._replaced)
-        storage.rename(self.dataset, self.out)
+            self._put_aside()
+        self._move(self.dataset)
         storage.sync(self.out.parent)
         self.discard()
 
@@ -163,7 +204,16 @@ def _locked(folder: Path) -> int | None:
     return None
 
 
-def check_output(out: Path, source: Path | None) -> None:
+def is_single(out: Path, format: str) -> bool:
+    """Whether an output's name says that it is to be one shard, and no folder of them."""
+    name = out.name.lower()
+    suffix = FORMATS[format].suffixes[0]
+    return (
+        len(name) > len(suffix) and name.endswith(suffix) and isinstance(get_format(format), Joins)
+    )
+
+
+def check_output(out: Path, source: Path | None, *, single: bool = False) -> None:
     """Raise OutputError where the output would lie in the source, or replace what is not ours."""
     if source is not None:
         real_source = Path(os.path.realpath(source))
@@ -180,13 +230,20 @@ def check_output(out: Path, source: Path | None) -> None:
     if not parent.is_dir():
         raise OutputError("the folder that would hold the output does not exist", path=parent)
     with storage.explained("look at", out):
-        _check_place(out)
+        _check_place(out, single)
 
 
-def _check_place(out: Path) -> None:
+def _check_place(out: Path, single: bool) -> None:
     if out.is_symlink() and not out.exists():
         raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
-    if out.exists() and not out.is_dir():
+    if single and out.exists() and not manifests.beside(out).is_file():
+        raise OutputError(
+            "the output exists and is not known to be ours",
+            path=out,
+            expected=f"{manifests.beside(out).name} beside it",
+            fix="move it away, or give another name with -o",
+        )
+    if not single and out.exists() and not out.is_dir():
         raise OutputError("the output is a file", path=out, fix="give a folder with -o")
     if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
         raise OutputError(
@@ -199,7 +256,7 @@ def _check_place(out: Path) -> None:
 
 def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bool:
     """Whether `out` already holds, whole, the dataset that this run would make."""
-    if not manifests.has_manifest(out):
+    if not (manifests.has_manifest(out) and out.exists()):
         return False
     try:
         manifest = manifests.load_any(out)
@@ -209,7 +266,7 @@ def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bo
         return (
             all(identity[name] == value for name, value in made.items())
             and None not in identity["source"].values()
-            and _has_all_files(out, manifest)
+            and _has_all_files(manifests.manifest_path(out).parent, manifest)
         )
     except ShardkitError:  # whatever is there, it is not that
         return False
@@ -219,9 +276,15 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
     if isinstance(manifest, manifests.Splits):
         names = manifest.splits
         return all(_has_all_files(folder / name, manifests.load(folder / name)) for name in names)
-    files = [f for shard in manifest.shards for f in (shard.file, *shard.beside)]
-    sizes = {entry.name: entry.stat().st_size for entry in os.scandir(folder)}
-    return all(sizes.get(file.name) == file.bytes for file in (*files, *manifest.files))
+    sizes = {
+        os.path.relpath(os.path.join(place, name), folder): os.stat(
+            os.path.join(place, name)
+        ).st_size
+        for place, _, names in os.walk(folder)
+        for name in names
+    }
+    files = (*manifest.all_files(), *manifest.files)
+    return all(sizes.get(os.path.normpath(file.name)) == file.bytes for file in files)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:

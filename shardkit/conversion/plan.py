@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Indices
 
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
+_PIECE_BYTES = 64 * 10**6  # of a task that makes a piece of the only shard
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Plan:
     sizes: list[int]  # payload bytes per task
     identity: dict[str, Any]
     resumable: bool
+    one_shard: bool  # tasks make pieces, which publishing joins
 
     @property
     def samples(self) -> int:
@@ -82,7 +84,13 @@ class Plan:
         return dict(total)
 
     def notes(self) -> list[str]:
-        return list(dict.fromkeys(note for part in self.parts for note in part.source.notes))
+        notes = [note for part in self.parts for note in part.source.notes]
+        for part in self.parts:
+            notes += self.format.notes(part.schema(self.options.rename))
+        return list(dict.fromkeys(notes))
+
+    def max_bytes(self) -> int | None:
+        return None if self.one_shard else self.options.max_bytes()
 
     def describe(self) -> dict[str, Any]:
         """For `--plan`: what would be done."""
@@ -102,17 +110,24 @@ class Plan:
             ],
             "ignored": self.ignored(),
             "notes": self.notes(),
+            "one_shard": self.one_shard,
             "problems": [str(p) for part in self.parts for p in part.problems],
-            "options": self.options.shaping(),
+            "options": self.identity["options"],
         }
 
 
-def make_plan(sources: dict[str, Source], to: str, options: ConvertOptions) -> Plan:
-    """Cut the sources into tasks.
+def make_plan(
+    sources: dict[str, Source], to: str, options: ConvertOptions, *, single: bool = False
+) -> Plan:
+    """Cut the sources into tasks; `single` if the output is a single shard and not a folder.
 
-    Raises UsageError or FormatError for options that do not fit them, SourceError for no samples.
+    Raises UsageError or FormatError for options that do not fit them.
     """
     format = get_format(to)
+    bounded = options.shard_size is not None or options.shard_samples is not None
+    one_shard = single or (format.one_shard and not bounded)
+    if single and bounded:
+        raise UsageError("an output that is one shard has no bound", fix="give a folder with -o")
     for source in sources.values():
         format.layout(source.schema.renamed(options.rename))
     parts = [part for name, source in sources.items() for part in _parts(name, source, options)]
@@ -120,21 +135,27 @@ def make_plan(sources: dict[str, Source], to: str, options: ConvertOptions) -> P
     sizes: list[int] = []
     for part in parts:
         payload = part.source.sizes()[part.order]
-        for start, stop in _cuts(payload, len(part.source.schema), format, options):
+        fields = len(part.source.schema)
+        limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
+        for start, stop in _cuts(format.bound(payload, fields), *limits):
             tasks.append(Task(len(tasks), part, start, stop))
             sizes.append(int(payload[start:stop].sum()))
-    if not tasks:
-        raise SourceError("there are no samples to convert")
+    if single and len(parts) > 1:
+        raise UsageError(
+            "splits are folders, and the output is one shard",
+            found=", ".join(part.name for part in parts),
+            fix="give a folder with -o, or --split none",
+        )
     fingerprints = {name: source.fingerprint() for name, source in sources.items()}
     identity = {
         "shardkit": __version__,
         "format": to,
         "source": {name: (f or {}).get("files") for name, f in fingerprints.items()},
         "times": {name: (f or {}).get("times") for name, f in fingerprints.items()},
-        "options": options.shaping(),
+        "options": {**options.shaping(), **({"shard_size": None} if one_shard else {})},
     }
     resumable = None not in fingerprints.values()
-    return Plan(format, options, parts, tasks, sizes, identity, resumable)
+    return Plan(format, options, parts, tasks, sizes, identity, resumable, one_shard)
 
 
 def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]:
@@ -168,18 +189,16 @@ def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
 
 
 def _cuts(
-    payload: npt.NDArray[np.int64], fields: int, format: Format, options: ConvertOptions
+    bounds: npt.NDArray[np.int64], max_bytes: int | None, max_samples: int | None
 ) -> Iterator[tuple[int, int]]:
-    """Where the tasks begin and end: about one shard each, and evenly filled."""
-    bounds = format.bound(payload, fields)
-    limit = options.max_bytes()
-    if limit is None:
-        samples = options.shard_samples or 1
+    """Where the tasks begin and end: about one shard each, or one piece of the only shard."""
+    if max_samples is not None:
         mean = int(bounds.mean()) + 1 if len(bounds) else 1
-        step = samples * max(1, _TASK_BYTES // (mean * samples))
+        step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
         for start in range(0, len(bounds), step):
             yield start, min(start + step, len(bounds))
         return
+    limit = max_bytes or _PIECE_BYTES
     ends = np.concatenate([[0], np.cumsum(bounds)])
     tasks = -(-int(ends[-1]) // limit)
     cuts = _even_cuts(ends, tasks)

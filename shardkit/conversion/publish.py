@@ -5,15 +5,19 @@ Every step can be repeated: a run that was killed in here does it all again with
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardkit import storage
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
-from shardkit.conversion.shards import Stats, shard_name
+from shardkit.conversion.shards import Stats, finished_shard
 from shardkit.conversion.work import error_line, read_result
-from shardkit.manifest import ERRORS, KEYS, File, Manifest, Shard, Splits
+from shardkit.errors import StorageError
+from shardkit.formats import file_name
+from shardkit.formats.base import Format, Joins
+from shardkit.manifest import ERRORS, KEYS, NAME, File, Manifest, Shard, Splits
 from shardkit.schema import Schema
 from shardkit.version import __version__
 
@@ -23,9 +27,9 @@ def assemble(plan: Plan, partial: Partial) -> dict[str, Manifest]:
     made = {part.name: _assemble_part(plan, part, partial) for part in plan.parts}
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
-        both = {"source": plan.identity["source"], "options": plan.options.shaping()}
+        both = {name: plan.identity[name] for name in ("source", "options")}
         errors = sum(manifest.errors for manifest in made.values())
-        Splits(plan.format.name, splits, errors, **both).write(partial.dataset)
+        Splits(plan.format.name, splits, errors, **both).write(partial.manifest())
     return made
 
 
@@ -34,68 +38,146 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial) -> Manifest:
     storage.make_folder(folder)
     tasks = [partial.task_folder(t.number) for t in plan.tasks if t.part.name == part.name]
     results = [read_result(task) for task in tasks]
-    shards: list[Shard] = []
     stats = Stats(Schema({}))
+    pieces = []
     for task, result in zip(tasks, results, strict=True):
-        for entry in result["shards"]:
-            name = shard_name(len(shards), plan.format.name)
-            shards.append(move_shard(entry, task, folder, name))
+        pieces += [(task, shard_of(entry)) for entry in result["shards"]]
         stats.merge(Stats.from_json(result["stats"]))
+    schema = part.schema(plan.options.rename)
+    label = plan.options.rename.get(part.source.label, part.source.label)
+    content = Content(plan.format, schema, part.source.classes, label)
     problems = [error_line(None, problem) for problem in part.problems]
     lists = (
-        *_write_list(folder / ERRORS, problems + _lines(tasks, ERRORS)),
-        *_write_list(folder / KEYS, _lines(tasks, KEYS)),
+        *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
+        *_write_list(partial.list_path(folder, KEYS), _lines(tasks, KEYS)),
     )
-    manifest = make_manifest(
-        plan.format.name,
-        plan.format.layout(part.schema(plan.options.rename)),
-        shards,
+    return place(
+        content,
+        pieces,
         stats,
-        part.source.classes,
+        folder,
+        stem=partial.stem(plan.format.name),
+        manifest=partial.manifest() if partial.single else folder / NAME,
+        one_shard=plan.one_shard,
         errors=len(part.problems) + sum(result["errors"] for result in results),
         files=lists,
-        label=plan.options.rename.get("label", "label"),
         source=plan.identity["source"],
-        options=plan.options.shaping(),
+        options=plan.identity["options"],
     )
-    manifest.write(folder)
-    storage.sync(folder)
-    return manifest
 
 
-def make_manifest(
-    format: str,
-    layout: dict[str, Any],
-    shards: list[Shard],
+@dataclass(frozen=True)
+class Content:
+    """What all shards of a dataset have in common."""
+
+    format: Format
+    schema: Schema
+    classes: tuple[str, ...] | None
+    label: str = "label"
+
+    def names(self) -> dict[str, tuple[str, ...]] | None:
+        return None if self.classes is None else {self.label: self.classes}
+
+
+def place(
+    content: Content,
+    pieces: list[tuple[Path, Shard]],
     stats: Stats,
-    classes: tuple[str, ...] | None,
+    folder: Path,
+    *,
+    stem: str | None,
+    manifest: Path,
+    one_shard: bool,
+    files: tuple[File, ...] = (),
     **rest: Any,
 ) -> Manifest:
-    """The manifest of shards that lie in their place."""
-    return Manifest(
-        format=format,
-        layout=layout,
+    """Give shards their final names in `folder`, or join them to one, and write the manifest.
+
+    `pieces` are shards and the folders they lie in; `stem` is the name of an only shard.
+    """
+    format = content.format
+    if len(pieces) == 1 or (pieces and not one_shard):
+        shards = [
+            _move_shard(shard, task, folder, stem or format.shard_stem(n, len(pieces)), format.name)
+            for n, (task, shard) in enumerate(pieces)
+        ]
+    else:
+        shards = [_joined(content, pieces, folder, stem or format.shard_stem(0, 1))]
+    made = Manifest(
+        format=format.name,
+        layout=format.layout(content.schema),
         shards=tuple(shards),
-        classes=classes,
-        label_counts=None if classes is None else stats.label_counts(len(classes)),
-        fields={n: stats.fields[n].summary() for n in layout["schema"] if n in stats.fields},
+        classes=content.classes,
+        label_counts=None if content.classes is None else stats.label_counts(len(content.classes)),
+        label=content.label,
+        fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
+        encoded=dict(sorted(stats.encoded.items())),
+        files=files,
         versions={"shardkit": __version__},
         **rest,
     )
+    more = [
+        File(p.name, p.stat().st_size, storage.checksum(p)) for p in format.complete(folder, made)
+    ]
+    made = replace(made, files=(*files, *more))
+    made.write(manifest)
+    storage.sync(folder)
+    return made
 
 
-def move_shard(entry: dict[str, Any], task: Path, folder: Path, name: str) -> Shard:
+def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, stem: str) -> Shard:
+    """One shard of the pieces that tasks made; an empty one of none."""
+    format = content.format
+    path = folder / file_name(stem, format.name)
+    if pieces:
+        assert isinstance(format, Joins)
+        for task, piece in pieces:
+            _check_piece(task, piece)
+        parts = [task / piece.file.name for task, piece in pieces]
+        format.join(path, parts, content.schema, content.names())
+    else:
+        format.create(path, content.schema, None, content.names()).close()
+    shard = finished_shard(folder, stem, format.name)
+    return replace(shard, samples=sum(piece.samples for _, piece in pieces))
+
+
+def _check_piece(task: Path, piece: Shard) -> None:
+    """Pieces were not synced: after a power cut the disk may not have what the task wrote."""
+    for file in (piece.file, *piece.beside):
+        path = task / file.name
+        size = path.stat().st_size if path.is_file() else -1
+        if size == file.bytes and storage.checksum(path) == file.checksum:
+            continue
+        storage.remove(task)
+        raise StorageError(
+            "a piece of the dataset, made by an earlier run, is not what was written",
+            path=path,
+            expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
+            fix="run the same command again: it makes this piece anew",
+        )
+
+
+def shard_of(entry: dict[str, Any]) -> Shard:
+    """A shard from its JSON."""
+    return Shard(
+        File(**entry["file"]), entry["samples"], tuple(File(**file) for file in entry["beside"])
+    )
+
+
+def _move_shard(shard: Shard, task: Path, folder: Path, stem: str, format: str) -> Shard:
     """Give a task's shard its final name; one that was moved by an earlier run is left."""
-    own = File(**entry["file"])
-    beside = [File(**file) for file in entry["beside"]]
-    stem, final = Path(own.name).stem, Path(name).stem
+    old = shard.file.name.removesuffix(file_name("", format))
     moved = []
-    for file in (own, *beside):
-        target = final + file.name.removeprefix(stem)
+    for file in (shard.file, *shard.beside):
+        target = stem + file.name.removeprefix(old)
         if (task / file.name).exists():
+            if "/" in target:
+                storage.make_folder((folder / target).parent)
             storage.rename(task / file.name, folder / target)
+            if "/" in target:
+                storage.sync((folder / target).parent)
         moved.append(File(target, file.bytes, file.checksum))
-    return Shard(moved[0], entry["samples"], tuple(moved[1:]))
+    return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 
 def _write_list(path: Path, parts: list[bytes]) -> tuple[File, ...]:

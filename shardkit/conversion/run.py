@@ -11,12 +11,18 @@ from typing import Any, Protocol
 
 from shardkit import storage
 from shardkit.conversion import pool
-from shardkit.conversion.partial import Partial, check_output, differences, is_complete
+from shardkit.conversion.partial import (
+    Partial,
+    check_output,
+    differences,
+    is_complete,
+    is_single,
+)
 from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.work import Progress, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
-from shardkit.formats import FORMATS
+from shardkit.formats import FORMATS, get_format
 from shardkit.manifest import FieldStats, Manifest, Splits, load_any
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
@@ -43,6 +49,7 @@ class SplitResult:
     errors: int  # samples that were dropped
     classes: int | None
     fields: dict[str, FieldStats]
+    encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
 
 
 @dataclass(frozen=True)
@@ -78,15 +85,18 @@ class ConvertResult:
 def prepare(
     source: str | os.PathLike[str] | Sequence[Any],
     to: str,
+    out: str | os.PathLike[str] | None = None,
     *,
     schema: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Plan:
-    """The plan of a conversion: everything is looked at, nothing is done."""
+    """The plan of a conversion to `out`: everything is looked at, nothing is done."""
+    get_format(to)  # an unknown one is an error before all others
     checked = ConvertOptions.of(**options)
     split = "none" if checked.split not in ("auto", "none") else checked.split
     sources = open_sources(source, split=split, classes=checked.classes, schema=schema)
-    return make_plan(sources, to, checked)
+    single = out is not None and is_single(Path(out), to)
+    return make_plan(sources, to, checked, single=single)
 
 
 def run(
@@ -99,8 +109,9 @@ def run(
     """Carry out a plan made of `source`, in `processes` or in this one."""
     source_path = Path(source) if isinstance(source, str | os.PathLike) else None
     target = Path(out) if out is not None else default_output(source_path, plan.format.name)
-    check_output(target, source_path)
-    partial = Partial(target)
+    single = is_single(target, plan.format.name)
+    check_output(target, source_path, single=single)
+    partial = Partial(target, single=single)
     if _is_done(plan, target, partial):
         return _result(plan, target, already_complete=True)
     _refuse_problems(plan)
@@ -148,7 +159,7 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
             found=differences(job, plan.identity),
             fix="repeat it with its own options to finish it, or start again with --overwrite",
         )
-    if out.is_dir() and not _is_empty(out) and not overwrite:
+    if out.exists() and not _is_empty(out) and not overwrite:
         raise OutputError(
             "the output exists and holds another dataset",
             path=out,
@@ -230,10 +241,11 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 folder=partial.task_folder(task.number),
                 source=task.source(),
                 format=plan.format.name,
-                max_bytes=options.max_bytes(),
+                max_bytes=plan.max_bytes(),
                 max_samples=options.shard_samples,
                 rename=options.rename,
                 skip_errors=options.on_error == "skip",
+                durable=not plan.one_shard,
             )
 
 
@@ -280,4 +292,5 @@ def _split_result(folder: Path) -> SplitResult:
         errors=manifest.errors,
         classes=None if manifest.classes is None else len(manifest.classes),
         fields=manifest.fields,
+        encoded=manifest.encoded,
     )

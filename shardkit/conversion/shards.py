@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,13 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import SampleError
-from shardkit.formats import FORMATS
+from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardWriter
 from shardkit.manifest import FieldStats, File, Shard
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 _FLUSH = 1 << 16  # sizes kept before they are counted
-
-
-def shard_name(number: int, format: str) -> str:
-    """`shard-000000.tar` and so on, so that brace patterns work everywhere."""
-    return f"shard-{number:06d}{FORMATS[format].suffixes[0]}"
 
 
 class ShardSequence:
@@ -38,9 +33,13 @@ class ShardSequence:
         max_samples: int | None,
         *,
         label: str = "label",
-        classes: int | None = None,
+        classes: Sequence[str] | None = None,
+        durable: bool = True,
     ) -> None:
-        """`label` is the field with the class, `classes` how many classes there are."""
+        """`label` is the field with the class, whose names are `classes`.
+
+        Without `durable` the shards are not synced: whoever reads them compares their checksums.
+        """
         self._folder = folder
         self._format = format
         self._schema = schema
@@ -51,6 +50,7 @@ class ShardSequence:
         self._keys: set[str] = set()  # in the open shard
         self._label = label
         self._classes = classes
+        self._durable = durable
         self.shards: list[Shard] = []
         self.stats = Stats(schema, label)
 
@@ -88,12 +88,13 @@ class ShardSequence:
                 fix="give every sample a key of its own; TARs whose keys repeat convert one by one",
             )
         label = sample.get(self._label)
-        if self._classes is not None and type(label) is int and not -1 <= label < self._classes:
+        classes = self._classes
+        if classes is not None and type(label) is int and not -1 <= label < len(classes):
             raise SampleError(
                 "the label is of no class",
                 key=key,
                 field=self._label,
-                expected=f"0 to {self._classes - 1}, or -1 for none",
+                expected=f"0 to {len(classes) - 1}, or -1 for none",
                 found=str(label),
             )
 
@@ -105,36 +106,44 @@ class ShardSequence:
 
     @property
     def _path(self) -> Path:
-        return self._folder / shard_name(len(self.shards), self._format.name)
+        return self._folder / file_name(f"shard-{len(self.shards):06d}", self._format.name)
 
     def _written(self, sample: Sample) -> bool:
         assert self._writer is not None
         return self._writer.write(sample)
 
     def _open_shard(self) -> None:
-        self._writer = self._format.create(self._path, self._schema, self._max_bytes)
+        names = None if self._classes is None else {self._label: self._classes}
+        self._writer = self._format.create(self._path, self._schema, self._max_bytes, names)
 
     def _close_shard(self) -> None:
         writer, self._writer = self._writer, None
         assert writer is not None
         writer.close()
-        path = self._path
-        stem = path.name.removesuffix(FORMATS[self._format.name].suffixes[0])
-        names = sorted(p.name for p in self._folder.iterdir() if p.name.startswith(stem))
+        stem = f"shard-{len(self.shards):06d}"
         if self._samples:
-            files = {name: _finished(self._folder / name) for name in names}
-            own = files.pop(path.name)
-            self.shards.append(Shard(own, self._samples, tuple(files.values())))
+            self.stats.encoded.update(writer.encoded)
+            shard = finished_shard(self._folder, stem, self._format.name, durable=self._durable)
+            self.shards.append(replace(shard, samples=self._samples))
         else:
-            for name in names:
-                storage.remove(self._folder / name)
+            for path in self._folder.glob(stem + "*"):
+                storage.remove(path)
         self._samples = 0
         self._keys.clear()
 
 
-def _finished(path: Path) -> File:
-    storage.sync(path)
-    return File(path.name, path.stat().st_size, storage.checksum(path))
+def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True) -> Shard:
+    """The shard whose files in `folder` begin with `stem`, once they are on the disk."""
+    paths = sorted(p for top in folder.glob(stem + ".*") for p in (top, *top.rglob("*")))
+    files = {}
+    for path in paths:
+        if durable:
+            storage.sync(path)
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            files[name] = File(name, path.stat().st_size, storage.checksum(path))
+    own = files.pop(file_name(stem, format))
+    return Shard(own, 0, tuple(files.values()))
 
 
 @dataclass
@@ -183,6 +192,7 @@ class Stats:
         self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
+        self.encoded: Counter[str] = Counter()  # pictures encoded anew, by reason
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
             (name, _SIZES[type(kind)], []) for name, kind in schema.items()
         ]
@@ -213,11 +223,13 @@ class Stats:
         for name, sizes in other.fields.items():
             self.fields.setdefault(name, FieldSizes()).merge(sizes)
         self.labels.update(other.labels)
+        self.encoded.update(other.encoded)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "fields": {name: asdict(sizes) for name, sizes in self.fields.items()},
             "labels": {str(label): count for label, count in sorted(self.labels.items())},
+            "encoded": dict(sorted(self.encoded.items())),
         }
 
     @classmethod
@@ -227,6 +239,7 @@ class Stats:
             buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
             stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
         stats.labels.update({int(label): count for label, count in data["labels"].items()})
+        stats.encoded.update(data["encoded"])
         return stats
 
     def label_counts(self, classes: int) -> tuple[int, ...]:

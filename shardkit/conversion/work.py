@@ -53,6 +53,7 @@ class Work:
     max_samples: int | None
     rename: dict[str, str]
     skip_errors: bool
+    durable: bool  # whether the shards are final, or will be joined to one
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,16 @@ def run_task(work: Work, report: Report) -> None:
 
 def _write(work: Work, folder: Path, report: Report) -> None:
     schema = work.source.schema.renamed(work.rename)
-    classes = work.source.classes
+    label = work.source.label
     shards = ShardSequence(
         folder,
         get_format(work.format),
         schema,
         work.max_bytes,
         work.max_samples,
-        label=work.rename.get("label", "label"),
-        classes=None if classes is None else len(classes),
+        label=work.rename.get(label, label),
+        classes=work.source.classes,
+        durable=work.durable,
     )
     reporter = _Reporter(report)
     errors: list[bytes] = []

@@ -20,6 +20,7 @@ class Row:
     module: str
     suffixes: tuple[str, ...]  # the first is the one we write
     summary: str
+    inside: str = ""  # where the file is in a shard that is a folder
 
 
 FORMATS: dict[str, Row] = {
@@ -29,6 +30,12 @@ FORMATS: dict[str, Row] = {
         "TAR shards as WebDataset reads them, with an index for random access",
     ),
 }
+
+
+def file_name(stem: str, format: str) -> str:
+    """The name of a shard's file: `shard-000000.tar`, or `shard-000000.lmdb/data.mdb`."""
+    row = FORMATS[format]
+    return stem + row.suffixes[0] + row.inside
 
 
 def get_format(name: str) -> Format:

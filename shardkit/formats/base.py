@@ -10,14 +10,16 @@ not None. Readers are thread-safe and deterministic, may be pickled (a pickle ca
 never an open file) and used after a fork. `close()` may be called twice and drops our references
 only: a value that was given out stays good. Reading a closed reader raises ValueError.
 
-Writer. It is given a path that does not exist, in a folder that does, and creates that file and, if
-it likes, others whose names begin with the path's stem. `write(sample)` takes samples that
-`Schema.check` has passed. It raises SampleError for a picture that is none (`codecs.image.checked`)
-and for a key that it cannot store, and is then as it was before. It returns False, having written
-nothing, if the sample would take the shard over `max_bytes`; a shard without a sample takes any.
-`close()` completes the files. A writer knows nothing of final names, syncing, retries, checksums or
+Writer. It is given a path that does not exist, in a folder that does (a shard that is a folder
+makes its own), and creates that file and, if it likes, others whose names begin with the path's
+stem. `write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for a
+picture that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it
+was before. It returns False, having written nothing, if the sample would take the shard over
+`max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows nothing of final names, syncing, retries, checksums or
 progress: the engine does all that, and removes what a failed writer leaves. The same calls give the
 same bytes.
+
+A format that has `join` lets parallel tasks make one shard together, for those who expect one file.
 
 Errors are ours (`shardkit.errors`) and name the key; the engine adds path and shard.
 """
@@ -25,17 +27,20 @@ Errors are ours (`shardkit.errors`) and name the key; the engine adds path and s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from shardkit.sample import Sample
-from shardkit.schema import Schema
+from shardkit.schema import FieldType, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from shardkit.manifest import Manifest
 
 
 class ShardReader(ABC):
@@ -58,7 +63,13 @@ class ShardReader(ABC):
 
 
 class ShardWriter(ABC):
-    """One shard, being written."""
+    """One shard, being written.
+
+    `encoded` counts, by reason, the pictures that could not be stored as they were: it is empty for
+    all formats that hold any picture.
+    """
+
+    encoded: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def write(self, sample: Sample) -> bool: ...
@@ -91,19 +102,41 @@ class KeepsJsonText(Protocol):
         """The sample as `reader[position]` gives it, with JSON values as `JsonText`."""
 
 
+@runtime_checkable
+class KnowsKeys(Protocol):
+    """A reader that has all its keys at hand."""
+
+    def keys(self) -> list[str]:
+        """The key of every sample, in order."""
+
+
 class Format(ABC):
     """What the engines ask of a format."""
 
     name: str
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
+    one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
 
     @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-        """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign."""
+        """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign.
+
+        A foreign shard's reader has its `schema` in its own `layout`, and may have `classes` there:
+        field -> names of its values.
+        """
 
     @abstractmethod
-    def create(self, path: Path, schema: Schema, max_bytes: int | None = None) -> ShardWriter:
-        """Begin one shard at `path`; `max_bytes` bounds its size, None leaves it open."""
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> ShardWriter:
+        """Begin one shard at `path`; `max_bytes` bounds its size, None leaves it open.
+
+        `classes` names the values of fields, for formats that store such names.
+        """
 
     @abstractmethod
     def layout(self, schema: Schema) -> dict[str, Any]:
@@ -119,3 +152,33 @@ class Format(ABC):
         For planning alone: where a rare sample (a very long key) is larger, shards still keep
         their limit.
         """
+
+    def notes(self, schema: Schema) -> list[str]:
+        """What a user may not expect of how this schema is stored; said before the work starts."""
+        return []
+
+    def carried(self, kind: FieldType, value: Any) -> Any:
+        """What a value of a field becomes in this format: itself, but for pictures encoded anew."""
+        return value
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        """The name, without suffix, of one of so many shards."""
+        return f"shard-{number:06d}"
+
+    def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        """Write what else belongs into a finished dataset's folder; returns those files."""
+        return []
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A format that can make one shard of several."""
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Write a shard at `path` with the samples of the shards `parts`, one after the other."""

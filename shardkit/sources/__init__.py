@@ -36,7 +36,7 @@ def open_sources(
             raise storage.explain(error, "read the source", path) from None
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
-        if not folder or _holds_shards(path):
+        if not folder or has_manifest(path) or _holds_shards(path):
             if classes is not None:
                 raise UsageError("class names come from the dataset; --classes is for folders")
             return _datasets(path, split)
@@ -56,7 +56,7 @@ def _datasets(path: Path, split: str) -> dict[str, Source]:
     from shardkit.dataset import open_dataset
     from shardkit.sources.dataset import DatasetSource
 
-    if path.is_dir() and has_manifest(path) and split == "auto":
+    if has_manifest(path) and split == "auto":
         manifest = load_any(path)
         if isinstance(manifest, Splits):
             return {name: DatasetSource(open_dataset(path / name)) for name in manifest.splits}
@@ -69,7 +69,7 @@ def _holds_shards(folder: Path) -> bool:
     Raises UsageError for a folder of shards that holds pictures or other folders as well.
     """
     unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
-    if unfinished or has_manifest(folder):
+    if unfinished or (folder / "state.json").is_file():
         return True
     with storage.explained("list", folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]

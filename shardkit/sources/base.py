@@ -26,6 +26,7 @@ class Source(ABC):
 
     schema: Schema
     classes: tuple[str, ...] | None = None
+    label: str = "label"  # the field whose values `classes` names
     # What was found wrong while planning that belongs to no sample: a loop of links, say.
     problems: Sequence[ShardkitError] = ()
     # What a user may not expect of how the source was understood.

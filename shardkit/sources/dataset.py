@@ -10,7 +10,6 @@ import xxhash
 from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import NAME
 from shardkit.sample import Sample
 from shardkit.sources.base import Source
 
@@ -34,6 +33,7 @@ class DatasetSource(Source):
         self._indices = indices
         self.schema = dataset.schema
         self.classes = dataset.classes
+        self.label = dataset.label
         self._originals = dataset.original_paths() if originals is None else originals
 
     def __len__(self) -> int:
@@ -70,18 +70,18 @@ class DatasetSource(Source):
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
         files, times = xxhash.xxh3_128(), xxhash.xxh3_128()
-        if dataset.manifest is not None:
-            files.update(storage.read(dataset.path / NAME))
+        if dataset.manifest_path is not None:
+            files.update(storage.read(dataset.manifest_path))
         for shard in range(dataset.shards):
             path = dataset.shard_path(shard)
             about = path.stat()
-            files.update(f"{path.name}\0{about.st_size}\0".encode())
+            files.update(f"{dataset.shard_name(shard)}\0{about.st_size}\0".encode())
             times.update(f"{about.st_mtime_ns}\0".encode())
         return {"files": files.hexdigest(), "times": times.hexdigest()}
 
     def name(self, index: int) -> str:
         shard, position = self._dataset.locate(self._global(index))
-        return f"{self._dataset.shard_path(shard).name}:{position}"
+        return f"{self._dataset.shard_name(shard)}:{position}"
 
     def original(self, index: int, key: str) -> str | None:
         return self._originals.get(key)

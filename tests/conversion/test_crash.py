@@ -178,7 +178,7 @@ class Recorder:
 
         def wrapped(*args: Any) -> Any:
             note(*args)
-            path = args[0].path if name == "write" else args[0]
+            path = args[0].path if name in ("write", "rewrite") else args[0]
             self.log.append((name, path))
             return operation(*args)
 
@@ -192,6 +192,9 @@ class Recorder:
         self.unsynced |= {path, path.parent}
 
     def _write(self, file: storage.NewFile, chunks: list[bytes]) -> None:
+        self.unsynced.add(file.path)
+
+    def _rewrite(self, file: storage.NewFile, offset: int, data: bytes) -> None:
         self.unsynced.add(file.path)
 
     def _sync(self, path: Path) -> None:

@@ -8,6 +8,7 @@ writer.py   a shard and its index
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from shardkit.formats.base import Format
 from shardkit.formats.wds import layout, names
 from shardkit.formats.wds.reader import WdsReader
-from shardkit.formats.wds.writer import WdsWriter
+from shardkit.formats.wds.writer import WdsWriter, join
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
@@ -35,8 +36,23 @@ class Wds(Format):
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
         return WdsReader(path, layout)
 
-    def create(self, path: Path, schema: Schema, max_bytes: int | None = None) -> WdsWriter:
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> WdsWriter:
         return WdsWriter(path, schema, max_bytes)
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        join(path, parts, schema)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         return {"schema": schema.to_json(), "extensions": names.extensions(schema)}

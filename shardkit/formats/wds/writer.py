@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from shardkit.formats.wds.layout import (
 )
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # Bytes gathered before a write: few enough to be in the processor's cache still.
 _BUFFER = 1 << 18
@@ -90,14 +93,35 @@ class WdsWriter(ShardWriter):
         with self._file:
             self._buffer.append(END)
             self._flush()
-        index = io.BytesIO()
-        np.save(index, np.frombuffer(self._rows, self._columns))
-        with storage.create(index_path(self._path)) as file:
-            storage.write(file, [index.getvalue()])
+        _write_index(self._path, np.frombuffer(self._rows, self._columns))
 
     def _flush(self) -> None:
         chunks, self._buffer, self._buffered = self._buffer, [], 0
         storage.write(self._file, chunks)
+
+
+def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
+    """One TAR of several: their members one after the other, and their indexes moved along."""
+    indexes, start = [], 0
+    with storage.create(path) as file:
+        for part in parts:
+            index = np.load(index_path(part))
+            for column in index.dtype.names:
+                offsets = index[column]["offset"]
+                offsets[offsets != 0] += start  # 0: the sample has no such field
+            # The first key of a TAR stands at byte 0, so keys are told by their size.
+            index["__key__"]["offset"][index["__key__"]["offset"] == 0] = start
+            indexes.append(index)
+            start += storage.append(file, part, part.stat().st_size - len(END))
+        storage.write(file, [END])
+    _write_index(path, np.concatenate([np.zeros(0, index_dtype(schema)), *indexes]))
+
+
+def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
+    data = io.BytesIO()
+    np.save(data, index)
+    with storage.create(index_path(path)) as file:
+        storage.write(file, [data.getvalue()])
 
 
 class _Field(NamedTuple):
