@@ -29,6 +29,32 @@ FORMATS: dict[str, Row] = {
         (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
         "TAR shards as WebDataset reads them, with an index for random access",
     ),
+    "lmdb": Row(
+        "shardkit.formats.lmdb",
+        (".lmdb", "data.mdb"),
+        "LMDB environments: a folder with data.mdb, values in msgpack",
+        inside="/data.mdb",
+    ),
+    "arrow": Row(
+        "shardkit.formats.arrow",
+        (".arrow", ".feather"),
+        "Arrow IPC files, for pyarrow, pandas and Hugging Face datasets",
+    ),
+    "parquet": Row(
+        "shardkit.formats.arrow.parquet",
+        (".parquet",),
+        "Parquet files of the same columns, read by row groups",
+    ),
+    "hf": Row(
+        "shardkit.formats.arrow.hf",
+        (".arrow",),
+        "a folder as Hugging Face datasets saves it, for load_from_disk",
+    ),
+    "beton": Row(
+        "shardkit.formats.beton",
+        (".beton",),
+        "FFCV's files, one by default",
+    ),
 }
 
 

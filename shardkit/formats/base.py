@@ -15,9 +15,9 @@ makes its own), and creates that file and, if it likes, others whose names begin
 stem. `write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for a
 picture that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it
 was before. It returns False, having written nothing, if the sample would take the shard over
-`max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows nothing of final names, syncing, retries, checksums or
-progress: the engine does all that, and removes what a failed writer leaves. The same calls give the
-same bytes.
+`max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows
+nothing of final names, syncing, retries, checksums or progress: the engine does all that, and
+removes what a failed writer leaves. The same calls give the same bytes.
 
 A format that has `join` lets parallel tasks make one shard together, for those who expect one file.
 
