@@ -1,0 +1,70 @@
+"""LMDB environments: a folder with `data.mdb`, keys of 12 digits, values in msgpack.
+
+layout.py    the bytes of an LMDB file, and a tree that checks every pointer
+reader.py    random access by number
+writer.py    an environment in one pass
+foreign.py   what others keep in theirs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.formats.base import Format
+from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE
+from shardkit.formats.lmdb.reader import LmdbReader
+from shardkit.formats.lmdb.writer import LmdbWriter, join
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_FIELD_BYTES = 32  # a name and a header
+_SAMPLE_BYTES = 96  # a key, its numbers in leaf and branch pages
+
+
+class Lmdb(Format):
+    name = "lmdb"
+    one_shard = True
+    abilities = (
+        "write: one environment by default, in one pass, all field types",
+        "read at random: without the LMDB library, every pointer checked",
+        "read foreign LMDBs: pictures, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
+        "convert on with nothing decoded: values and JSON text pass through as they are",
+    )
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
+        return LmdbReader(path, layout)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> LmdbWriter:
+        return LmdbWriter(path, schema, max_bytes, classes)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        return {"schema": schema.to_json()}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        stored = payload + fields * _FIELD_BYTES + _SAMPLE_BYTES
+        pages = -(-(stored + HEADER) // PAGE) * PAGE + _SAMPLE_BYTES
+        return np.where(stored <= NODE_MAX, stored * 2, pages)
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        join(path, parts, schema, classes)
+
+
+FORMAT = Lmdb()

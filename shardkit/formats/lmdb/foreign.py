@@ -1,0 +1,307 @@
+"""LMDBs that others made: what their keys and values are, found out from the file.
+
+Known are values that are pictures, msgpack maps, JSON, Caffe's Datum messages, or bytes.
+Pickles are refused by name: reading one runs the code in it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickletools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from shardkit.codecs.image import SUFFIXES, is_image
+from shardkit.errors import FormatError, SampleError
+from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
+from shardkit.sample import JsonText, Sample, key_of, unique_key
+from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_LOOKED_AT = 100  # values that are looked at to find the fields of all
+_CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
+# Entries that tell of the others: torchvision-style and text-recognition data sets have them.
+_ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Where the samples are, and how their values are stored."""
+
+    keys: list[str]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    kind: str  # of _KINDS
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def place(self, position: int) -> tuple[int, int]:
+        return int(self.offsets[position]), int(self.sizes[position])
+
+    def sample(self, position: int, value: memoryview, schema: Schema, path: Path) -> Sample:
+        """The sample in a stored value, checked against what the others hold; JSON as its text."""
+        key = self.keys[position]
+        where: dict[str, Any] = {
+            "path": path,
+            "position": position,
+            "offset": int(self.offsets[position]),
+        }
+        try:
+            fields = _KINDS[self.kind](bytes(value))
+        except (ValueError, RecursionError) as error:
+            raise SampleError(
+                f"a value is not {self.kind} like the others: {error}", key=key, **where
+            ) from None
+        try:
+            return schema.check({"__key__": key, **fields})
+        except SampleError as error:
+            located: SampleError = error.located(**where)  # type: ignore[assignment]
+            raise located from None
+
+
+def scan(tree: Tree) -> dict[str, Any]:
+    """The layout of a foreign LMDB: every key, and a schema from the first values."""
+    entries = [e for e in _entries(tree) if not _ABOUT_OTHERS.fullmatch(e.key)]
+    first = [tree.view[e.offset : e.offset + e.size] for e in entries[:_LOOKED_AT]]
+    for entry, value in zip(entries, first, strict=False):
+        _refuse_pickle(bytes(value), entry, tree.path)
+    kind = _kind([bytes(value) for value in first])
+    schema = _schema(kind, [bytes(value) for value in first])
+    places = np.array([(e.offset, e.size) for e in entries], np.int64).reshape(-1, 2)
+    found = Entries(_keys(entries), places[:, 0].copy(), places[:, 1].copy(), kind)
+    return {"schema": schema.to_json(), "entries": found}
+
+
+def _entries(tree: Tree) -> list[Entry]:
+    entries = [entry for leaf in tree.leaves() for entry in tree.entries(leaf)]
+    named = [entry for entry in entries if entry.flags & SUBDATA]
+    if len(named) == 1 and len(entries) == 1:
+        root = tree.root_of(named[0])
+        entries = [entry for leaf in tree.leaves(root) for entry in tree.entries(leaf)]
+        named = [entry for entry in entries if entry.flags & SUBDATA]
+    if named:
+        raise FormatError(
+            "the LMDB holds several named databases",
+            path=tree.path,
+            found=", ".join(repr(e.key.decode("utf-8", "replace")) for e in named[:5]),
+            fix="copy one of them to an environment of its own, as its main database",
+        )
+    if any(entry.flags & DUPDATA for entry in entries):
+        raise FormatError(
+            "the LMDB holds several values under one key (DUPSORT), and a sample has one",
+            path=tree.path,
+        )
+    return entries
+
+
+def _keys(entries: list[Entry]) -> list[str]:
+    """Keys as text: without Caffe's number and a picture's suffix, and with no dots in the name."""
+    keys: dict[str, None] = {}
+    raw = [_text(entry.key) for entry in entries]
+    caffe = bool(raw) and all(_CAFFE_KEY.match(key) for key in raw)
+    for key in raw:
+        stem, dot, suffix = (_CAFFE_KEY.sub("", key, count=1) if caffe else key).rpartition(".")
+        if not dot or suffix.lower() not in SUFFIXES or not stem:
+            stem, suffix = stem + dot + suffix, "key"
+        keys[unique_key(key_of(stem), suffix, keys)] = None
+    return list(keys)
+
+
+def _text(key: bytes) -> str:
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
+    return text if text.isprintable() else key.hex()
+
+
+def _refuse_pickle(value: bytes, entry: Entry, path: Path) -> None:
+    if _is_pickle(value):
+        raise FormatError(
+            "the values of the LMDB are Python pickles, which shardkit never loads: they run code",
+            path=path,
+            key=_text(entry.key),
+            offset=entry.offset,
+            fix="load them where you trust them, and write them with shardkit.create",
+        )
+
+
+def _is_pickle(value: bytes) -> bool:
+    """Whether the value is a pickle from beginning to end. Its code is looked at, never run."""
+    if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
+        return False
+    if value[0] == 0x80:  # protocol 2 and up say so; in msgpack this is an empty map
+        return 2 <= value[1] <= 5
+    try:
+        *_, (last, _, at) = pickletools.genops(value)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return last.name == "STOP" and at == len(value) - 1
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def _picture(value: bytes) -> Sample:
+    if not is_image(value[:64]):
+        raise ValueError("no picture")
+    return {"image": value}
+
+
+def _msgpack_map(value: bytes) -> Sample:
+    fields = msgpack.unpackb(value, strict_map_key=False)
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise ValueError("no map of names")
+    return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
+
+
+def _plain(value: Any) -> Any:
+    """What a field may hold: arrays as msgpack-numpy packs them, bytes and JSON as they are."""
+    if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
+        raise ValueError("a msgpack extension")
+    if isinstance(value, dict) and value.get(b"nd", value.get("nd")) is True:
+        return _packed_array({_name(name): v for name, v in value.items()})
+    return value
+
+
+def _name(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _packed_array(value: dict[str, Any]) -> Any:
+    try:
+        dtype = np.dtype(_name(value["type"]))
+        if dtype.hasobject:
+            raise ValueError("an array of objects")
+        return np.frombuffer(value["data"], dtype).reshape(value["shape"]).copy()
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an array that is none: {error!r}") from None
+
+
+def _json(value: bytes) -> Sample:
+    text = value.decode()
+    if not isinstance(json.loads(text), dict | list):
+        raise ValueError("no JSON object")
+    return {"json": JsonText(text)}
+
+
+def _bytes(value: bytes) -> Sample:
+    return {"value": value}
+
+
+def _datum(value: bytes) -> Sample:
+    """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 7 whether it is encoded."""
+    fields = _protobuf(value)
+    data = fields.get(4)
+    numbers = {n: fields.get(n, 0) for n in (1, 2, 3, 5, 7)}
+    if not isinstance(data, bytes) or not all(isinstance(n, int) for n in numbers.values()):
+        raise ValueError("no Datum")
+    label = {"label": _signed(int(numbers[5]))} if 5 in fields else {}
+    if numbers[7] or is_image(data[:64]):
+        return {**_picture(data), **label}
+    shape = tuple(int(numbers[n]) for n in (1, 2, 3))
+    if len(data) != shape[0] * shape[1] * shape[2]:
+        raise ValueError(f"{len(data)} bytes of pixels for {shape}")
+    return {"pixels": np.frombuffer(data, np.uint8).reshape(shape).copy(), **label}
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _protobuf(data: bytes) -> dict[int, int | bytes]:
+    """The fields of a message, by number; the last of each."""
+    fields: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag & 7 == 0:
+            fields[tag >> 3], at = _varint(data, at)
+        elif tag & 7 == 2:
+            size, at = _varint(data, at)
+            if at + size > len(data):
+                raise ValueError("a message that is cut")
+            fields[tag >> 3] = data[at : at + size]
+            at += size
+        else:
+            raise ValueError("no Datum")
+    return fields
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise ValueError("a number that does not end")
+
+
+_KINDS: dict[str, Callable[[bytes], Sample]] = {
+    "a picture": _picture,
+    "JSON": _json,
+    "a msgpack map": _msgpack_map,
+    "a Caffe Datum": _datum,
+    "bytes": _bytes,
+}
+
+
+def _kind(values: list[bytes]) -> str:
+    """The first kind that all values are of."""
+    for kind, read in _KINDS.items():
+        try:
+            fields = [read(value) for value in values]
+        except (ValueError, RecursionError):
+            continue
+        if all(fields):
+            return kind
+    return "bytes"
+
+
+def _schema(kind: str, values: list[bytes]) -> Schema:
+    """The fields of all values; what the next may lack, or hold otherwise, is optional or JSON."""
+    if kind not in ("a msgpack map", "a Caffe Datum"):
+        single: dict[str, dict[str, FieldType]] = {
+            "a picture": {"image": Image()},
+            "JSON": {"json": Json()},
+            "bytes": {"value": Bytes()},
+        }
+        return Schema(single[kind])
+    samples = [_KINDS[kind](value) for value in values]
+    fields: dict[str, FieldType] = {}
+    for sample in samples:
+        for name, found in Schema.of({"__key__": "", **sample}).items():
+            kind_before = fields.get(name)
+            fields[name] = found if kind_before is None else _both(kind_before, found)
+    return Schema({name: type_.__class__(**_optional(type_)) for name, type_ in fields.items()})
+
+
+def _optional(kind: FieldType) -> dict[str, Any]:
+    options: dict[str, Any] = {"optional": True}
+    if isinstance(kind, Array):
+        options["dtype"] = kind.dtype
+    return options
+
+
+def _both(one: FieldType, other: FieldType) -> FieldType:
+    """A type for values of both."""
+    if one == other:
+        return one
+    if isinstance(one, Array) and isinstance(other, Array):
+        return Array()
+    if isinstance(one, Bytes) and isinstance(other, Bytes):  # pictures and others
+        return Bytes()
+    return Json()

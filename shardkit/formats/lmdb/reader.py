@@ -1,0 +1,255 @@
+"""Reads an LMDB file at random, with nothing of the LMDB library: see layout.py for why."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from shardkit.codecs.array import load_array
+from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.formats.base import ShardReader
+from shardkit.formats.lmdb import foreign
+from shardkit.formats.lmdb.layout import Tree
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+
+ABOUT = b"__shardkit__"  # the entry that says what the others are; it sorts behind all digits
+VERSION = 1
+
+_Decoder = Callable[[Any], Any]
+_Column = tuple[str, type, _Decoder | None]  # field, what msgpack gives, what makes it a value
+
+
+class LmdbReader(ShardReader):
+    """One environment. Values are copies; the file is mapped, never read whole."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        self._path = path
+        self._tree: Tree | None = Tree(path)
+        about = _about(self._tree)
+        self._foreign: foreign.Entries | None = None
+        if about is None:
+            layout = layout if layout and "entries" in layout else foreign.scan(self._tree)
+            self._foreign = layout["entries"]
+            self._length = len(self._foreign)
+        else:
+            self._length = about["samples"]
+            if layout is None:
+                layout = {"schema": about["schema"], "classes": about["classes"]}
+        self.layout = layout
+        self.schema = Schema.from_json(layout["schema"])
+        self._columns = _columns(self.schema, _DECODERS)
+        self._leaf_pages: list[int] = []
+        self._leaf_starts: list[int] = []  # the first position in each leaf
+        self._leaves: dict[int, array[int]] = {}  # offset and size of each value in a leaf
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, position: int) -> Sample:
+        if self._foreign is not None:
+            return {n: _parsed(value) for n, value in self.stored(position).items()}
+        return self._read(position, self._columns)
+
+    def stored(self, position: int) -> Sample:
+        """The sample with JSON values as the text that is stored."""
+        if self._foreign is not None:
+            return self._foreign.sample(position, self.value(position), self.schema, self._path)
+        return self._read(position, _columns(self.schema, {**_DECODERS, Json: (str, _json_text)}))
+
+    def keys(self) -> list[str]:
+        """The key of every sample, in order."""
+        if self._foreign is not None:
+            return list(self._foreign.keys)
+        return [self._key(position) for position in range(self._length)]
+
+    def value(self, position: int) -> memoryview:
+        """The stored bytes of a sample, in the mapped file."""
+        tree = self._open()
+        start, size = self._place(tree, position)
+        return tree.view[start : start + size]
+
+    def _place(self, tree: Tree, position: int) -> tuple[int, int]:
+        """Offset and size of a sample's value in the file."""
+        if not 0 <= position < self._length:
+            raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
+        if self._foreign is not None:
+            return self._foreign.place(position)
+        if not self._leaf_pages:
+            self._find_leaves(tree)
+        number = bisect_right(self._leaf_starts, position) - 1
+        places = self._leaves.get(number)
+        if places is None:
+            places = self._leaves[number] = self._parse_leaf(tree, number)
+        at = 2 * (position - self._leaf_starts[number])
+        if at >= len(places):
+            raise self._missing(position)
+        return places[at], places[at + 1]
+
+    def close(self) -> None:
+        self._tree = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LmdbReader, (self._path, self.layout)
+
+    def _open(self) -> Tree:
+        if self._tree is None:
+            raise ValueError(f"{self._path} is closed")
+        return self._tree
+
+    def _read(self, position: int, columns: list[_Column]) -> Sample:
+        tree = self._open()
+        start, size = self._place(tree, position)
+        value = tree.view[start : start + size]
+        name = "__key__"
+        sample: Sample = {}
+        try:
+            stored = msgpack.unpackb(value)
+            for name, kind, decode in columns:
+                if name in stored:
+                    found = stored[name]
+                    if type(found) is not kind:
+                        raise TypeError(f"it is of type {type(found).__name__}")
+                    sample[name] = found if decode is None else decode(found)
+                elif name == "__key__" or not self.schema[name].optional:
+                    raise TypeError("it is not there")
+        except (ValueError, TypeError, RecursionError) as error:
+            expected = self.schema[name].python if name in self.schema else "a key"
+            raise SampleError(
+                f"a value is damaged: {error}",
+                path=self._path,
+                position=position,
+                key=sample.get("__key__"),
+                field=name,
+                offset=start,
+                expected=expected,
+            ) from None
+        return sample
+
+    def _key(self, position: int) -> str:
+        """The key alone, which every value of ours begins with."""
+        value = self.value(position)
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(value[: 8 * 1024])
+        try:
+            unpacker.read_map_header()
+            if unpacker.unpack() == "__key__":
+                key = unpacker.unpack()
+                if isinstance(key, str):
+                    return key
+        except (ValueError, msgpack.OutOfData):
+            pass
+        return str(self[position]["__key__"])  # a very long one, or one that is damaged
+
+    def _find_leaves(self, tree: Tree) -> None:
+        """The leaf pages and their first positions: from the pages above them, and one entry each.
+
+        Two threads may do this at once, and find the same.
+        """
+        pages: list[int] = []
+        starts: list[int] = []
+        for page in tree.leaves():
+            key = tree.entry(page, 0).key
+            if key == ABOUT and pages:  # the last leaf may hold nothing else
+                break
+            pages.append(page)
+            starts.append(self._position(key))
+        if starts != sorted(set(starts)) or starts[:1] != [0]:
+            raise DamagedError("the numbers of the samples are not in order", path=self._path)
+        self._leaf_starts = starts
+        self._leaf_pages = pages
+
+    def _parse_leaf(self, tree: Tree, number: int) -> array[int]:
+        """Offset and size of each value, in turn."""
+        places = array("Q")
+        for position, entry in enumerate(
+            tree.entries(self._leaf_pages[number]), self._leaf_starts[number]
+        ):
+            if entry.key == ABOUT:
+                break
+            if entry.key != b"%012d" % position:
+                raise self._missing(position)
+            places.extend((entry.offset, entry.size))
+        return places
+
+    def _position(self, key: bytes) -> int:
+        if len(key) != 12 or not key.isdigit():
+            raise DamagedError(
+                "an entry of the LMDB is not ours",
+                path=self._path,
+                expected="keys of 12 digits",
+                found=repr(key[:40]),
+            )
+        return int(key)
+
+    def _missing(self, position: int) -> DamagedError:
+        return DamagedError(
+            "a sample is missing from the LMDB",
+            path=self._path,
+            position=position,
+            expected=f"{self._length:,} entries from 000000000000 on",
+            fix="copy or make the file again",
+        )
+
+
+def _about(tree: Tree) -> dict[str, Any] | None:
+    """What our own entry says; None in an LMDB that others made."""
+    entry = tree.get(ABOUT)
+    if entry is None:
+        return None
+    try:
+        about = json.loads(bytes(tree.view[entry.offset : entry.offset + entry.size]))
+        version = about["shardkit_lmdb"]
+        samples = about["samples"]
+        if version == VERSION and not (isinstance(samples, int) and samples >= 0):
+            raise ValueError(f"{samples!r} samples")
+        if version == VERSION and not isinstance(about["schema"], dict):
+            raise ValueError("no schema")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(
+            f"the entry {ABOUT.decode()} is damaged: {error}", path=tree.path, offset=entry.offset
+        ) from None
+    if version != VERSION:
+        raise FormatError(
+            "the LMDB is of another version",
+            path=tree.path,
+            expected=f"version {VERSION}",
+            found=f"version {version!r}",
+            fix="use the shardkit that wrote it, or a newer one",
+        )
+    found: dict[str, Any] = about
+    return found
+
+
+def _columns(
+    schema: Schema, decoders: dict[type[FieldType], tuple[type, _Decoder | None]]
+) -> list[_Column]:
+    columns: list[_Column] = [("__key__", str, None)]
+    return columns + [(name, *decoders[type(kind)]) for name, kind in schema.items()]
+
+
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if type(value) is JsonText else value
+
+
+def _json_text(text: str) -> JsonText:
+    json.loads(text)
+    return JsonText(text)
+
+
+_DECODERS: dict[type[FieldType], tuple[type, _Decoder | None]] = {
+    Int: (int, None),
+    Float: (float, None),
+    Bool: (bool, None),
+    Text: (str, None),
+    Bytes: (bytes, None),
+    Image: (bytes, None),
+    Json: (str, json.loads),
+    Array: (bytes, load_array),
+}

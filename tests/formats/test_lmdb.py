@@ -1,0 +1,220 @@
+"""Our LMDBs: the contract, what the LMDB library makes of them, and damage."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import msgpack
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.formats import get_format
+from shardkit.formats.lmdb.layout import PAGE, Tree
+from shardkit.schema import Bytes, Schema, Text
+from shardkit.testing import EVERYTHING, FormatContract, everything, write_shard
+from tests.conftest import files_of
+
+LMDB = get_format("lmdb")
+
+
+def entries(path: Path) -> dict[bytes, bytes]:
+    """All entries of an environment, by the LMDB library."""
+    with (
+        lmdb.open(str(path.parent), readonly=True, lock=False) as environment,
+        environment.begin() as transaction,
+    ):
+        return dict(transaction.cursor())
+
+
+class TestLmdb(FormatContract):
+    name = "lmdb"
+    least_bytes = 6 * PAGE
+
+    def independent_keys(self, path: Path) -> list[str]:
+        found = entries(path)
+        del found[b"__shardkit__"]
+        assert list(found) == [b"%012d" % n for n in range(len(found))]
+        return [msgpack.unpackb(value)["__key__"] for value in found.values()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    place = tmp_path / "one.lmdb/data.mdb"
+    write_shard(LMDB, place, EVERYTHING, [everything(n) for n in range(50)])
+    return place
+
+
+def test_the_library_and_msgpack_read_the_values(path: Path) -> None:
+    found = entries(path)
+    assert len(found) == 51
+    for number in range(50):
+        stored, expected = msgpack.unpackb(found[b"%012d" % number]), everything(number)
+        assert list(stored) == list(expected)
+        for name in ("__key__", "image", "label", "score", "good", "text", "blob"):
+            assert stored[name] == expected[name]
+        assert stored["about"] == shardkit.sample.JsonText.of(expected["about"])
+
+
+def tree_of(path: Path, values: list[bytes]) -> None:
+    """An LMDB of these values, compared with what the library says of it."""
+    samples = [{"__key__": f"{n}", "x": value} for n, value in enumerate(values)]
+    reader = write_shard(LMDB, path, Schema({"x": Bytes()}), samples)
+    assert [reader[n]["x"] for n in range(len(values))] == values
+    reader.close()
+    with lmdb.open(str(path.parent), readonly=True, lock=False) as environment:
+        stat, info = environment.stat(), environment.info()
+        assert stat["entries"] == len(values) + 1
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        assert info["last_pgno"] == pages + 1  # two meta pages, and none that is free
+        assert path.stat().st_size == (pages + 2) * PAGE
+        with environment.begin() as transaction:
+            for number, value in enumerate(values):
+                stored = transaction.get(b"%012d" % number)
+                assert msgpack.unpackb(stored)["x"] == value
+            assert transaction.get(b"000000000000x") is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 29, 30, 31, 5_000, 40_000])
+def test_trees_of_any_height_are_those_of_the_library(tmp_path: Path, count: int) -> None:
+    tree_of(tmp_path / "t.lmdb/data.mdb", [b"%d" % n * (n % 30) for n in range(count)])
+
+
+def test_values_around_every_limit_of_a_page(tmp_path: Path) -> None:
+    sizes = [*range(1960, 2040), *range(4030, 4090), *range(8120, 8190), 65_535, 65_536, 10**6]
+    tree_of(tmp_path / "t.lmdb/data.mdb", [bytes([n % 256]) * n for n in sizes])
+
+
+def test_the_library_copies_and_changes_our_files(path: Path, tmp_path: Path) -> None:
+    before = entries(path)
+    (tmp_path / "copy").mkdir()
+    with lmdb.open(str(path.parent), map_size=1 << 26) as environment:
+        environment.copy(str(tmp_path / "copy"), compact=True)
+        with environment.begin(write=True) as transaction:
+            for number in range(0, 50, 2):
+                assert transaction.delete(b"%012d" % number)
+            for number in range(200):
+                assert transaction.put(b"new%d" % number, bytes(number * 50))
+    assert entries(tmp_path / "copy/data.mdb") == before
+    after = entries(path)
+    assert len(after) == 51 - 25 + 200
+    assert all(after[key] == value for key, value in before.items() if key in after)
+
+
+def test_a_joined_file_has_the_bytes_of_one_that_was_written_whole(tmp_path: Path) -> None:
+    samples = [everything(n) for n in range(40)]
+    parts = []
+    for number, start in enumerate(range(0, 40, 15)):
+        parts.append(tmp_path / f"{number}.lmdb/data.mdb")
+        write_shard(LMDB, parts[-1], EVERYTHING, samples[start : start + 15])
+    joined, whole = tmp_path / "joined.lmdb/data.mdb", tmp_path / "whole.lmdb/data.mdb"
+    LMDB.join(joined, parts, EVERYTHING)  # type: ignore[attr-defined]
+    write_shard(LMDB, whole, EVERYTHING, samples)
+    assert joined.read_bytes() == whole.read_bytes()
+
+
+def test_a_dataset_is_one_environment_that_opens_by_any_of_its_names(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "out", "lmdb", EVERYTHING) as writer:
+        for number in range(5):
+            writer.write(everything(number))
+    assert set(files_of(tmp_path / "out")) == {"shardkit.json", "shard-000000.lmdb/data.mdb"}
+    for name in ("out", "out/shard-000000.lmdb", "out/shard-000000.lmdb/data.mdb"):
+        with shardkit.open(tmp_path / name) as dataset:
+            assert dataset[3]["text"] == everything(3)["text"]
+
+
+def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / "train.lmdb"
+    with shardkit.create(out, "lmdb", {"text": Text()}, classes=None) as writer:
+        writer.write({"text": "a"})
+    assert set(files_of(tmp_path)) == {"train.lmdb/data.mdb", "train.lmdb.shardkit.json"}
+    assert shardkit.open(out)[0]["text"] == "a"
+    assert len(entries(out / "data.mdb")) == 2
+
+
+def test_a_cut_file_is_named_before_it_is_touched(path: Path) -> None:
+    data = path.read_bytes()
+    for size in (0, 100, PAGE, 2 * PAGE, 3 * PAGE, len(data) - PAGE, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises((DamagedError, FormatError)) as error:
+            LMDB.open(path, LMDB.layout(EVERYTHING))
+        assert error.value.where["path"] == path
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    with lmdb.open(str(tmp_path / "x")) as environment, environment.begin(write=True) as txn:
+        txn.put(b"__shardkit__", b'{"shardkit_lmdb": 7, "samples": 0}')
+    with pytest.raises(FormatError, match="another version") as error:
+        shardkit.open(tmp_path / "x")
+    assert error.value.found == "version 7"
+
+
+_FUZZ = """
+import sys
+from pathlib import Path
+from tests.formats.test_lmdb import fuzz
+fuzz(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+def fuzz(folder: Path, seed: int, rounds: int) -> None:
+    """Damage a file in many ways: reading gives samples or our errors, or the process dies."""
+    path = folder / "f.lmdb/data.mdb"
+    samples = [everything(n) for n in range(60)]
+    samples.append({**everything(60), "blob": bytes(9000)})
+    write_shard(LMDB, path, EVERYTHING, samples)
+    whole = path.read_bytes()
+    pages = [n * PAGE for n in range(len(whole) // PAGE)]
+    for number in range(rounds):
+        draw = random.Random(seed * 10**6 + number)
+        data = bytearray(whole)
+        for _ in range(draw.choice([1, 1, 4])):
+            at = draw.choice([draw.randrange(len(data)), draw.choice(pages) + draw.randrange(150)])
+            data[at] = draw.choice([data[at] ^ 1 << draw.randrange(8), 0, 255])
+        if draw.random() < 0.2:
+            del data[draw.randrange(len(data)) :]
+        path.write_bytes(data)
+        for layout in (LMDB.layout(EVERYTHING), None):
+            try:
+                reader = LMDB.open(path, layout)
+                found = [reader[n] for n in range(len(reader))]
+                assert len(found) == len(reader.keys())  # type: ignore[attr-defined]
+            except ShardkitError as error:
+                if error.where["path"] != path:
+                    raise
+
+
+def run_fuzz(folder: Path, seed: int, rounds: int) -> None:
+    command = [sys.executable, "-c", _FUZZ, str(folder), str(seed), str(rounds)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_damage_gives_samples_or_our_errors(tmp_path: Path) -> None:
+    run_fuzz(tmp_path, 1, 300)
+
+
+@pytest.mark.large
+def test_much_damage_gives_samples_or_our_errors(tmp_path: Path) -> None:
+    run_fuzz(tmp_path, 2, 10_000)
+
+
+def test_pages_that_lead_in_a_circle_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "t.lmdb/data.mdb"
+    write_shard(
+        LMDB, path, Schema({"x": Bytes()}), [{"__key__": f"{n}", "x": b""} for n in range(5000)]
+    )
+    root = Tree(path).main.root
+    data = bytearray(path.read_bytes())
+    at = root * PAGE
+    for node in range(3):  # children that are their own parent
+        pointer = int.from_bytes(data[at + 16 + 2 * node : at + 18 + 2 * node], "little")
+        data[at + pointer : at + pointer + 4] = root.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match="circle"):
+        LMDB.open(path, LMDB.layout(Schema({"x": Bytes()})))[0]
