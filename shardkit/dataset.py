@@ -112,7 +112,7 @@ class Dataset:
             index += len(self)
         shard = bisect_right(self._starts, index) - 1
         if shard < 0 or index >= len(self):
-            raise IndexError(f"{self.path} has {len(self)} samples")
+            raise IndexError(f"{self.place} has {len(self)} samples")
         return shard, index - self._starts[shard]
 
     def part(self, shards: list[int]) -> Dataset:
@@ -139,6 +139,12 @@ class Dataset:
             return {}
         lines = map(json.loads, storage.read(self.path / table.name).splitlines())
         return {line["key"]: line["path"] for line in lines}
+
+    @property
+    def place(self) -> Path:
+        """The dataset for people: its folder, or its only file."""
+        name = manifests.NAME if self.manifest_path is None else self.manifest_path.name
+        return self.path if name == manifests.NAME else self.path / name[: -len(manifests.NAME) - 1]
 
     def shard_name(self, shard: int) -> str:
         """A shard's file, relative to `path`."""
@@ -194,7 +200,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         fields = ", ".join(self.schema)
-        return f"<Dataset {self.path} ({self.format}): {len(self)} samples of {fields}>"
+        return f"<Dataset {self.place} ({self.format}): {len(self)} samples of {fields}>"
 
     def _look_into(self, shard: int) -> int:
         """Open a foreign shard for the first time, and keep what it took to find its samples."""

@@ -41,15 +41,15 @@ def inspect(
             return {
                 "path": os.fspath(path),
                 "format": manifest.format,
-                "splits": {n: _report(open_dataset(folder / n), samples, full) for n in names},
+                "splits": {n: _report(folder / n, samples, full) for n in names},
             }
-    return _report(open_dataset(path), samples, full)
+    return _report(folder, samples, full)
 
 
-def _report(dataset: Dataset, samples: int, full: bool) -> dict[str, Any]:
+def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
+    dataset = open_dataset(path)
     manifest = dataset.manifest
     whole = manifest is not None and len(manifest.shards) == dataset.shards
-    path = dataset.path if dataset.shards != 1 or whole else dataset.shard_path(0)
     stats = manifest.fields if manifest is not None and whole else _field_stats(dataset)
     return {
         "path": os.fspath(path),

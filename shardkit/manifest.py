@@ -105,6 +105,7 @@ class Splits:
     errors: int  # samples that were dropped, in all of them
     source: dict[str, Any]
     options: dict[str, Any]
+    files: tuple[File, ...] = ()  # what the format adds
 
     def write(self, path: Path) -> None:
         storage.write_file(path, _dump({"shardkit": VERSION, **asdict(self)}))
@@ -145,7 +146,7 @@ def load_any(dataset: Path) -> Manifest | Splits:
         )
     try:
         if "splits" in data:
-            return Splits(**data)
+            return Splits(**{**data, "files": tuple(File(**f) for f in data["files"])})
         del data["checksum"]
         manifest = _from_json(data)
         if min(

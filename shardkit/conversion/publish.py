@@ -29,7 +29,8 @@ def assemble(plan: Plan, partial: Partial) -> dict[str, Manifest]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         both = {name: plan.identity[name] for name in ("source", "options")}
         errors = sum(manifest.errors for manifest in made.values())
-        Splits(plan.format.name, splits, errors, **both).write(partial.manifest())
+        files = _files(plan.format.complete_splits(partial.dataset, list(splits)))
+        Splits(plan.format.name, splits, errors, files=files, **both).write(partial.manifest())
     return made
 
 
@@ -116,13 +117,14 @@ def place(
         versions={"shardkit": __version__},
         **rest,
     )
-    more = [
-        File(p.name, p.stat().st_size, storage.checksum(p)) for p in format.complete(folder, made)
-    ]
-    made = replace(made, files=(*files, *more))
+    made = replace(made, files=(*files, *_files(format.complete(folder, made))))
     made.write(manifest)
     storage.sync(folder)
     return made
+
+
+def _files(paths: list[Path]) -> tuple[File, ...]:
+    return tuple(File(p.name, p.stat().st_size, storage.checksum(p)) for p in paths)
 
 
 def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, stem: str) -> Shard:
@@ -186,7 +188,7 @@ def _write_list(path: Path, parts: list[bytes]) -> tuple[File, ...]:
     if not data:
         return ()
     storage.write_file(path, data)
-    return (File(path.name, len(data), storage.checksum(path)),)
+    return _files([path])
 
 
 def _lines(tasks: list[Path], name: str) -> list[bytes]:

@@ -169,6 +169,10 @@ class Format(ABC):
         """Write what else belongs into a finished dataset's folder; returns those files."""
         return []
 
+    def complete_splits(self, folder: Path, names: list[str]) -> list[Path]:
+        """Write what else belongs into a folder of splits with these names; returns those files."""
+        return []
+
 
 @runtime_checkable
 class Joins(Protocol):

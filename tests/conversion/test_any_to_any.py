@@ -1,0 +1,145 @@
+"""C4: from every format to every other and back, with equal samples and no codec called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit.formats import FORMATS
+from shardkit.sample import JsonText, Sample
+from shardkit.sources.dataset import DatasetSource
+from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, picture
+
+NAMES = sorted(FORMATS)
+PAIRS = [(one, other) for one in NAMES for other in NAMES]
+# FFCV has JPEG and raw pixels alone: other pictures are encoded anew (tests/formats/test_beton.py).
+ONLY_JPEG = {"beton"}
+
+
+def write(out: Path, format: str, samples: list[Sample]) -> Path:
+    with shardkit.create(out, format, EVERYTHING) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return out
+
+
+def assert_holds(path: Path, samples: list[Sample]) -> None:
+    with shardkit.open(path) as dataset:
+        assert dict(dataset.schema) == dict(EVERYTHING)
+        assert len(dataset) == len(samples)
+        for found, expected in zip(dataset, samples, strict=True):
+            assert_same(found, expected)
+
+
+@pytest.fixture(autouse=True)
+def no_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever decodes or encodes a picture ends the test."""
+
+    def called(*args: object, **options: object) -> None:
+        raise AssertionError("a codec ran")
+
+    import cv2
+    import PIL.Image
+    import simplejpeg
+
+    for module, names in (
+        (cv2, ("imdecode", "imencode")),
+        (simplejpeg, ("decode_jpeg", "encode_jpeg")),
+        (PIL.Image.Image, ("load", "tobytes")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, called)
+
+
+JPEGS = [picture(number) for number in range(10)]
+MIXED = [picture(number, format) for number in range(4) for format in ("JPEG", "PNG", "WEBP")]
+FIFTY = [everything(number) for number in range(50)]
+
+
+def with_picture(sample: Sample, pictures: list[bytes], number: int) -> Sample:
+    return {**sample, "image": pictures[number % len(pictures)]}
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_there_and_back_gives_equal_samples(
+    tmp_path_factory: pytest.TempPathFactory, one: str, other: str, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("pair")
+    pictures = JPEGS if ONLY_JPEG & {one, other} else MIXED
+    drawn = st.lists(any_samples_without_picture(), max_size=4, unique_by=lambda s: s["__key__"])
+    samples = [with_picture(s, pictures, n) for n, s in enumerate(data.draw(drawn))]
+    write(folder / "a", one, samples)
+    shardkit.convert(folder / "a", other, folder / "b", workers=0)
+    assert_holds(folder / "b", samples)
+    shardkit.convert(folder / "b", one, folder / "c", workers=0)
+    assert_holds(folder / "c", samples)
+
+
+def any_samples_without_picture() -> st.SearchStrategy[Sample]:
+    """Pictures are drawn from ready ones, since making one is what no test here may do."""
+    return any_samples(pictures=())
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
+def test_json_keeps_its_text(tmp_path: Path, one: str, other: str) -> None:
+    text = JsonText('{"b" :1.50,\n "a":[ ],"ü":"\\u00e4"}')
+    with shardkit.create(tmp_path / "a", one, {"about": shardkit.Json()}) as writer:
+        writer.write({"__key__": "x", "about": text})
+    shardkit.convert(tmp_path / "a", other, tmp_path / "b", workers=0)
+    stored = DatasetSource(shardkit.open(tmp_path / "b"))[0]["about"]
+    assert isinstance(stored, JsonText)
+    assert stored == text
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_a_value_of_64_megabytes_passes_through_every_format(tmp_path: Path, format: str) -> None:
+    big = np.random.default_rng(0).bytes(64_000_001)
+    with shardkit.create(tmp_path / "a", "wds", {"blob": shardkit.Bytes()}) as writer:
+        writer.write({"__key__": "small", "blob": b"x"})
+        writer.write({"__key__": "big", "blob": big})
+        writer.write({"__key__": "last", "blob": b""})
+    shardkit.convert(tmp_path / "a", format, tmp_path / "b", workers=0)
+    found = [sample["blob"] for sample in shardkit.open(tmp_path / "b")]
+    assert found[1] == big
+    assert (found[0], found[2]) == (b"x", b"")
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_class_names_and_counts_travel(tmp_path: Path, format: str) -> None:
+    with shardkit.create(
+        tmp_path / "a", "wds", {"label": shardkit.Int()}, classes=["cat", "dog"]
+    ) as writer:
+        for label in (0, 1, 1, -1):
+            writer.write({"label": label})
+    shardkit.convert(tmp_path / "a", format, tmp_path / "b", workers=0)
+    dataset = shardkit.open(tmp_path / "b")
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.manifest is not None
+    assert dataset.manifest.label_counts == (1, 2)
+    assert [sample["label"] for sample in dataset] == [0, 1, 1, -1]
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_a_dataset_without_samples_stays_one(tmp_path: Path, format: str) -> None:
+    write(tmp_path / "a", format, [])
+    for other in NAMES:
+        shardkit.convert(tmp_path / "a", other, tmp_path / other, workers=0)
+        assert_holds(tmp_path / other, [])
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_shards_of_every_format_keep_their_limits_and_order(tmp_path: Path, format: str) -> None:
+    write(tmp_path / "a", "wds", FIFTY)
+    shardkit.convert(tmp_path / "a", format, tmp_path / "b", workers=0, shard_samples=7)
+    assert_holds(tmp_path / "b", FIFTY)
+    with shardkit.open(tmp_path / "b") as dataset:
+        assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [7] * 7 + [1]
+    shardkit.convert(tmp_path / "a", format, tmp_path / "c", workers=0, shard_size="60kB")
+    assert_holds(tmp_path / "c", FIFTY)
