@@ -47,6 +47,7 @@ class NewFile:
         self._size = 0
         self._started = 0  # bytes that the disk was asked to take
         self._rewritten = False
+        _written.pop(path, None)
 
     def fileno(self) -> int:
         return self._file.fileno()

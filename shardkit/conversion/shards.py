@@ -134,7 +134,10 @@ class ShardSequence:
 
 def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True) -> Shard:
     """The shard whose files in `folder` begin with `stem`, once they are on the disk."""
-    paths = sorted(p for top in folder.glob(stem + ".*") for p in (top, *top.rglob("*")))
+    own_name = file_name(stem, format)
+    lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
+    tops = [top for top in folder.glob(stem + ".*") if not top.name.startswith(lists)]
+    paths = sorted(path for top in tops for path in (top, *top.rglob("*")))
     files = {}
     for path in paths:
         if durable:
@@ -142,7 +145,7 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
         if path.is_file():
             name = path.relative_to(folder).as_posix()
             files[name] = File(name, path.stat().st_size, storage.checksum(path))
-    own = files.pop(file_name(stem, format))
+    own = files.pop(own_name)
     return Shard(own, 0, tuple(files.values()))
 
 

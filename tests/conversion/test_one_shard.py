@@ -1,0 +1,234 @@
+"""Outputs of one shard: pieces made by parallel tasks and joined; single files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.errors import OutputError, StorageError, UsageError
+from shardkit.formats import FORMATS, get_format
+from shardkit.formats.base import Joins
+from tests.conftest import files_of, write_pictures
+from tests.conversion.test_crash import died_everywhere
+
+JOINED = sorted(name for name in FORMATS if isinstance(get_format(name), Joins))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = write_pictures(tmp_path / "in", classes=3, each=4, kilobytes=2)
+    (folder / "class0/a.b.jpg").write_bytes((folder / "class0/000.jpg").read_bytes())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._PIECE_BYTES", 8_000)
+
+
+def single(tmp_path: Path, format: str, name: str = "train") -> Path:
+    return tmp_path / (name + FORMATS[format].suffixes[0])
+
+
+def beside(folder: Path, name: str = "train") -> dict[str, bytes]:
+    return {file: data for file, data in files_of(folder).items() if file.startswith(name)}
+
+
+def convert(source: Path, out: Path, format: str, **options: Any) -> None:
+    shardkit.convert(source, format, out, **{"workers": 0, **options})
+
+
+def assert_holds(out: Path, source: Path) -> None:
+    with shardkit.open(out) as dataset:
+        assert len(dataset) == 13
+        assert dataset.shards == 1
+        assert dataset.classes == ("class0", "class1", "class2")
+        for sample in dataset:
+            path = dataset.original_paths().get(sample["__key__"], sample["__key__"] + ".jpg")
+            assert (source / path).read_bytes() == sample["image"]
+
+
+@pytest.mark.parametrize("format", JOINED)
+def test_pieces_of_any_workers_make_the_same_file(
+    source: Path, tmp_path: Path, format: str
+) -> None:
+    plan = json.loads(json.dumps(shardkit_plan(source, format, single(tmp_path, format))))
+    assert plan["tasks"] > 3
+    made = []
+    for workers in (0, 1, 3):
+        folder = tmp_path / f"w{workers}"
+        folder.mkdir()
+        convert(source, single(folder, format), format, workers=workers)
+        assert_holds(single(folder, format), source)
+        made.append(files_of(folder))
+    assert made[0] == made[1] == made[2]
+    names = {name.partition("/")[0] for name in made[0]}
+    suffix = FORMATS[format].suffixes[0]
+    expected = {f"train{suffix}", f"train{suffix}.shardkit.json", f"train{suffix}.keys.jsonl"}
+    assert names == expected | ({"train.index.npy"} if format == "wds" else set())
+
+
+def shardkit_plan(source: Path, format: str, out: Path) -> dict[str, Any]:
+    from shardkit.conversion.run import prepare
+
+    return prepare(source, format, out).describe()
+
+
+@pytest.mark.parametrize("format", [name for name in JOINED if get_format(name).one_shard])
+def test_a_folder_of_such_a_format_has_one_shard_unless_asked(
+    source: Path, tmp_path: Path, format: str
+) -> None:
+    convert(source, tmp_path / "one", format)
+    assert_holds(tmp_path / "one", source)
+    convert(source, tmp_path / "many", format, shard_samples=5)
+    with shardkit.open(tmp_path / "many") as dataset:
+        assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [5, 5, 3]
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("format", JOINED)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_replacing_a_single_file_that_dies_anywhere(
+    source: Path, tmp_path: Path, format: str
+) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        (tmp_path / name).mkdir()
+        convert(source, single(tmp_path / name, format), format, shuffle=True, seed=seed)
+    old, new = files_of(tmp_path / "old"), files_of(tmp_path / "new")
+    folder = tmp_path / "out"
+    out = single(folder, format)
+
+    def replace() -> None:
+        convert(source, out, format, shuffle=True, seed=2, overwrite=True)
+
+    def begin() -> None:
+        storage.remove(folder)
+        shutil.copytree(tmp_path / "old", folder)
+
+    for _ in died_everywhere(begin, replace):
+        if out.exists():
+            now = {n: d for n, d in files_of(folder).items() if ".partial/" not in n}
+            assert now in (old, new)
+        replace()
+        assert files_of(folder) == new
+
+
+@pytest.mark.parametrize("format", JOINED)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_single_file_that_dies_anywhere_is_continued(
+    source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._PIECE_BYTES", 30_000)  # two of them
+    (tmp_path / "reference").mkdir()
+    convert(source, single(tmp_path / "reference", format), format)
+    reference = files_of(tmp_path / "reference")
+    out = single(tmp_path / "out", format)
+
+    def begin() -> None:
+        storage.remove(out.parent)
+        out.parent.mkdir()
+
+    for _ in died_everywhere(begin, lambda: convert(source, out, format)):
+        if out.exists():
+            found = {n: d for n, d in files_of(out.parent).items() if ".partial/" not in n}
+            assert found == reference
+        convert(source, out, format)
+        assert files_of(out.parent) == reference
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
+@pytest.mark.parametrize("format", JOINED)
+def test_a_piece_that_a_power_cut_took_is_made_again(
+    source: Path, tmp_path: Path, format: str, damage: str
+) -> None:
+    (tmp_path / "reference").mkdir()
+    convert(source, single(tmp_path / "reference", format), format)
+    out = single(tmp_path / "out", format)
+    out.parent.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(source, out, format)
+    inside = "shard-000000" + FORMATS[format].suffixes[0] + FORMATS[format].inside
+    piece = Path(f"{out}.partial/tasks/000001/{inside}")
+    size = piece.stat().st_size
+    piece.unlink()
+    if damage != "gone":
+        piece.write_bytes(bytes(size if damage == "zeros" else size // 2))
+    with pytest.raises(StorageError, match="not what was written") as error:
+        convert(source, out, format)
+    assert "it makes this piece anew" in str(error.value)
+    assert not out.exists()
+    convert(source, out, format)
+    assert files_of(out.parent) == files_of(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("format", JOINED)
+def test_create_makes_single_files_too(tmp_path: Path, format: str) -> None:
+    out = single(tmp_path, format)
+    with shardkit.create(out, format, {"text": shardkit.Text()}) as writer:
+        for number in range(5):
+            writer.write({"text": f"{number}"})
+    assert [sample["text"] for sample in shardkit.open(out)] == list("01234")
+    with pytest.raises(OutputError, match="the output exists"):
+        shardkit.create(out, format, {"text": shardkit.Text()})
+    with shardkit.create(out, format, {"label": shardkit.Int()}, overwrite=True) as writer:
+        writer.write({"label": 3})
+    assert shardkit.open(out)[0]["label"] == 3
+    assert set(files_of(tmp_path)) == set(beside(tmp_path))
+
+
+def test_a_single_file_is_a_source_and_knows_when_it_is_complete(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "train.lmdb"
+    convert(source, out, "lmdb")
+    assert shardkit.convert(source, "lmdb", out, workers=0).already_complete
+    convert(out, tmp_path / "again.tar", "wds")
+    with shardkit.open(tmp_path / "again.tar") as dataset:
+        assert dataset.original_paths() == {"class0/a_b": "class0/a.b.jpg"}
+        assert dataset.classes == ("class0", "class1", "class2")
+
+
+def test_what_cannot_be_one_shard_is_refused_before_anything_is_made(
+    source: Path, tmp_path: Path
+) -> None:
+    for options in ({"shard_size": "1MB"}, {"shard_samples": 3}):
+        with pytest.raises(UsageError, match="no bound"):
+            convert(source, tmp_path / "x.lmdb", "lmdb", **options)
+        with pytest.raises(UsageError, match="no bound"):
+            shardkit.create(tmp_path / "x.lmdb", "lmdb", {}, **options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="splits are folders") as error:
+        convert(source, tmp_path / "x.lmdb", "lmdb", split="train=0.5,val=0.5")
+    assert error.value.found == "train, val"
+    (tmp_path / "x.lmdb").write_text("mine")
+    with pytest.raises(OutputError, match="not known to be ours"):
+        convert(source, tmp_path / "x.lmdb", "lmdb", overwrite=True)
+    assert files_of(tmp_path).keys() - files_of(source.parent).keys() == set()
+    assert (tmp_path / "x.lmdb").read_text() == "mine"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_unfinished_single_file_is_refused_by_open_and_continued_by_its_command(
+    source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "train.lmdb"
+    (source / "class1/001.jpg").write_bytes(b"text")
+    with pytest.raises(shardkit.SampleError):
+        convert(source, out, "lmdb")
+    assert not out.exists()
+    with pytest.raises(shardkit.FormatError, match="unfinished"):
+        shardkit.open(tmp_path / "train.lmdb.partial")
+    convert(source, out, "lmdb", on_error="skip")
+    assert set(beside(tmp_path)) == {
+        "train.lmdb/data.mdb", "train.lmdb.shardkit.json", "train.lmdb.errors.jsonl",
+        "train.lmdb.keys.jsonl",
+    }  # fmt: skip
