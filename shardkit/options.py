@@ -25,6 +25,7 @@ class ConvertOptions:
     split: str = "auto"  # "auto", "none", or "train=0.9,val=0.1"
     classes: Sequence[str] | None = None  # class names in the order of their labels
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
+    image_format: str = "keep"  # or "raw": decoded once, stored as pixels
     on_error: str = "fail"  # or "skip"
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
     overwrite: bool = False
@@ -41,6 +42,8 @@ class ConvertOptions:
                 )
         if self.on_error not in ("fail", "skip"):
             raise UsageError("on_error must be 'fail' or 'skip'", found=repr(self.on_error))
+        if self.image_format not in ("keep", "raw"):
+            raise UsageError("image_format must be 'keep' or 'raw'", found=repr(self.image_format))
         parse_split(self.split)
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
@@ -69,6 +72,7 @@ class ConvertOptions:
             "limit": self.limit,
             "split": self.split,
             "rename": dict(self.rename),
+            "image_format": self.image_format,
         }
 
 

@@ -63,6 +63,12 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
 )
 @click.option(
+    "--image-format",
+    type=click.Choice(["keep", "raw"]),
+    default="keep",
+    help="raw: decode pictures now, and store their pixels (as PPM; in .beton as raw images).",
+)
+@click.option(
     "--on-error",
     type=click.Choice(["fail", "skip"]),
     default="fail",

@@ -244,6 +244,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 max_bytes=plan.max_bytes(),
                 max_samples=options.shard_samples,
                 rename=options.rename,
+                raw_pictures=options.image_format == "raw",
                 skip_errors=options.on_error == "skip",
                 durable=not plan.one_shard,
             )

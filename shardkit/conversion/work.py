@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.image import NotAnImageError
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.manifest import ERRORS, KEYS
 from shardkit.sample import Sample
+from shardkit.schema import Image
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Work:
     max_bytes: int | None
     max_samples: int | None
     rename: dict[str, str]
+    raw_pictures: bool  # whether pictures are decoded, and stored as pixels
     skip_errors: bool
     durable: bool  # whether the shards are final, or will be joined to one
 
@@ -100,6 +103,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         durable=work.durable,
     )
     reporter = _Reporter(report)
+    pictures = [name for name, kind in schema.items() if isinstance(kind, Image)]
     errors: list[bytes] = []
     keys: list[bytes] = []
     try:
@@ -107,7 +111,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
             try:
                 if isinstance(sample, SampleError):
                     raise sample
-                size = shards.write(_renamed(sample, work.rename))
+                size = shards.write(_shaped(sample, work, pictures))
             except SampleError as error:
                 if not work.skip_errors:
                     raise error.located(path=work.source.name(index)) from None
@@ -141,10 +145,27 @@ class _Chunk(NamedTuple):
     waited: bool
 
 
-def _renamed(sample: Sample, names: dict[str, str]) -> Sample:
-    if not names:
-        return sample
-    return {names.get(name, name): value for name, value in sample.items()}
+def _shaped(sample: Sample, work: Work, pictures: list[str]) -> Sample:
+    """A sample of the source as it is to be stored."""
+    if work.rename:
+        sample = {work.rename.get(name, name): value for name, value in sample.items()}
+    return {**sample, **_as_pixels(sample, pictures)} if work.raw_pictures else sample
+
+
+def _as_pixels(sample: Sample, pictures: list[str]) -> Sample:
+    """The pictures of a sample as PPM files, which are pixels behind a short header."""
+    from shardkit.codecs.pixels import to_ppm, to_rgb
+
+    pixels: Sample = {}
+    for name in pictures:
+        if name in sample:
+            try:
+                pixels[name] = to_ppm(to_rgb(sample[name]))
+            except NotAnImageError as error:
+                raise SampleError(
+                    f"the picture cannot be decoded: {error}", key=sample["__key__"], field=name
+                ) from None
+    return pixels
 
 
 def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:

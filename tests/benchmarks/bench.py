@@ -1,11 +1,14 @@
 """Our speed against others', side by side: interleaved runs, medians, ratios.
 
-    python tests/benchmarks/bench.py write --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
-    python tests/benchmarks/bench.py read  --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
-    python tests/benchmarks/bench.py start --data PHOTOS --work FOLDER
+    python tests/benchmarks/bench.py write   --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
+    python tests/benchmarks/bench.py read    --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
+    python tests/benchmarks/bench.py convert --data PHOTOS --work FOLDER
+    python tests/benchmarks/bench.py verify  --data PHOTOS --work FOLDER
+    python tests/benchmarks/bench.py start   --data PHOTOS --work FOLDER
 
-PHOTOS is what photos.py made; ENV is what make_peers.sh made, and without it litdata is left out.
-Each round runs every contender once, in another order. Prints one JSON object.
+PHOTOS is what photos.py made; ENV is what make_peers.sh made, and without it the libraries that we
+do not depend on are left out. `--formats wds,lmdb` looks at these alone. Each round runs every
+contender once, in another order. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,19 +28,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from shardkit.formats import FORMATS
+
 CONTENDER = Path(__file__).with_name("contender.py")
 SHARDKIT = [sys.executable, "-m", "shardkit"]
 
 Run = Callable[[], float]
+Pairs = tuple[dict[str, Run], dict[str, list[str]]]  # contenders; peer -> ours it is compared with
+
+# Format -> the library that has it, and is no dependency of ours.
+OTHERS = {"arrow": "datasets", "beton": "ffcv"}
 
 
 class Bench:
     """The places and interpreters of one benchmark."""
 
-    def __init__(self, data: Path, work: Path, peers: Path | None) -> None:
+    def __init__(self, data: Path, work: Path, peers: Path | None, formats: list[str]) -> None:
         self.data = data
         self.work = work
         self.peers = peers
+        self.formats = formats
         self.python = os.fspath(peers / "bin/python") if peers else sys.executable
         work.mkdir(parents=True, exist_ok=True)
 
@@ -59,47 +69,94 @@ class Bench:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def write_shardkit(self) -> float:
-        out = self.fresh("shardkit")
-        command = [*SHARDKIT, "convert", self.data, "--to", "wds", "-o", out, "--workers", "2"]
-        return timed([*command, "--quiet"])
+    def convert(self, source: Path, format: str) -> Path:
+        """The whole command, with two workers; returns what it made."""
+        out = self.fresh(f"shardkit-{format}")
+        command = [*SHARDKIT, "convert", source, "--to", format, "-o", out, "--workers", "2"]
+        subprocess.run([*command, "--quiet"], check=True)
+        return out
 
     def write_tar(self) -> float:
         out = self.fresh("photos.tar")
         return timed(["tar", "cf", out, "-C", self.data, "."], ["sync", out])
 
-    def write_webdataset(self) -> float:
-        out = self.fresh("webdataset")
+    def write_peer(self, name: str) -> float:
+        out = self.fresh(name)
         out.mkdir()
-        return self.contender("write", "webdataset", self.data, out)
+        return self.contender("write", name, self.data, out)
 
-    def writers(self) -> dict[str, Run]:
-        return {
-            "shardkit": self.write_shardkit,
-            "tar + sync": self.write_tar,
-            "webdataset": self.write_webdataset,
+    def writers(self) -> Pairs:
+        runs = {
+            f"shardkit {f}": lambda f=f: seconds_of(lambda: self.convert(self.data, f))
+            for f in self.formats
         }
+        pairs = {}
+        for format, peer in (("wds", "webdataset"), ("lmdb", "lmdb"), *OTHERS.items()):
+            if format in self.formats and (self.peers or format not in OTHERS):
+                runs[peer] = lambda p=peer: self.write_peer(p)
+                pairs[peer] = [f"shardkit {format}"]
+        if "wds" in self.formats:
+            runs["tar + sync"] = self.write_tar
+            pairs["tar + sync"] = ["shardkit wds"]
+        return runs, pairs
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def readers(self) -> dict[str, Run]:
+    def readers(self) -> Pairs:
         """Stores are made once; each then is read from the page cache."""
-        self.write_shardkit()
-        self.write_webdataset()
-        names = ["shardkit", "webdataset"]
-        if self.peers:
-            out = self.fresh("litdata")
-            self.contender("write", "litdata", self.data, out)
-            names.append("litdata")
-        return {name: lambda n=name: self.contender("read", n, self.work / n) for name in names}
+        ours = {f"shardkit {f}": self.convert(self.data, f) for f in self.formats}
+        runs = {n: lambda p=p: self.contender("read", "shardkit", p) for n, p in ours.items()}
+        pairs = {}
+        for peer in ["webdataset", *(["litdata"] if self.peers else [])]:
+            self.write_peer(peer)
+            runs[peer] = lambda p=peer: self.contender("read", p, self.work / p)
+            pairs[peer] = list(ours)
+        return runs, pairs
+
+    # --- from format to format -------------------------------------------------------------------
+
+    def converters(self) -> Pairs:
+        """From each format to the next, against copying the source's shards and a sync."""
+        runs: dict[str, Run] = {}
+        pairs = {}
+        for number, one in enumerate(self.formats):
+            other = self.formats[(number + 1) % len(self.formats)]
+            source = self.work / f"source-{one}"
+            self.convert(self.data, one).rename(source)
+            name, copy = f"shardkit {one} to {other}", f"copy {one} + sync"
+            runs[name] = lambda s=source, o=other: seconds_of(lambda: self.convert(s, o))
+            runs[copy] = lambda s=source: self.copy(s)
+            pairs[copy] = [name]
+        return runs, pairs
+
+    def copy(self, source: Path) -> float:
+        out = self.fresh("copy")
+        out.mkdir()
+        files = sorted(path for path in source.rglob("*") if path.is_file())
+        return timed(["cp", *files, out], ["sync", *(out / path.name for path in files)])
+
+    # --- verifying -------------------------------------------------------------------------------
+
+    def verifiers(self) -> Pairs:
+        """`shardkit.verify` against reading the same bytes with xxh3, with as many threads."""
+        runs: dict[str, Run] = {}
+        pairs = {}
+        for format in self.formats:
+            out = self.convert(self.data, format)
+            name, bare = f"shardkit verify {format}", f"xxh3 of {format}"
+            runs[name] = lambda p=out: self.contender("verify", "shardkit", p)
+            runs[bare] = lambda p=out: self.contender("verify", "xxh3", p)
+            pairs[bare] = [name]
+        return runs, pairs
 
     # --- starting --------------------------------------------------------------------------------
 
-    def starters(self) -> dict[str, Run]:
+    def starters(self) -> Pairs:
         def help_() -> float:
             return timed([*SHARDKIT, "--help"])
 
-        return {"shardkit --help": help_, "shardkit convert, first shard begun": self.first_file}
+        runs = {"shardkit --help": help_, "shardkit convert, first shard begun": self.first_file}
+        return runs, {}
 
     def first_file(self) -> float:
         """Seconds until the output's folder of tasks has its first entry: a worker has begun."""
@@ -115,11 +172,18 @@ class Bench:
         return seconds
 
 
-def timed(*commands: list[Any]) -> float:
+def seconds_of(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
-    for command in commands:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    work()
     return time.perf_counter() - began
+
+
+def timed(*commands: list[Any]) -> float:
+    def run() -> None:
+        for command in commands:
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    return seconds_of(run)
 
 
 def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
@@ -133,14 +197,19 @@ def measure(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def summary(seconds: dict[str, list[float]], samples: int) -> dict[str, Any]:
+def summary(
+    seconds: dict[str, list[float]], pairs: dict[str, list[str]], samples: int
+) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ours = next(iter(medians.values()))
     return {
         "seconds": seconds,
         "median": medians,
         "samples_per_second": {name: round(samples / m) for name, m in medians.items()},
-        "shardkit_is_faster_by": {name: round(m / ours, 2) for name, m in medians.items()},
+        "faster_by": {
+            f"{ours} than {peer}": round(medians[peer] / medians[ours], 2)
+            for peer, names in pairs.items()
+            for ours in names
+        },
         "samples": samples,
         "versions": {
             "python": platform.python_version(),
@@ -152,16 +221,20 @@ def summary(seconds: dict[str, list[float]], samples: int) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("what", choices=["write", "read", "start"])
+    kinds = ["write", "read", "convert", "verify", "start"]
+    parser.add_argument("what", choices=kinds)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--formats", default=",".join(FORMATS))
     options = parser.parse_args(arguments)
-    bench = Bench(options.data, options.work, options.peers)
-    runs = {"write": bench.writers, "read": bench.readers, "start": bench.starters}[options.what]()
+    formats = options.formats.split(",")
+    bench = Bench(options.data, options.work, options.peers, formats)
+    makers = [bench.writers, bench.readers, bench.converters, bench.verifiers, bench.starters]
+    runs, pairs = makers[kinds.index(options.what)]()
     samples = sum(1 for _ in options.data.rglob("*.jpg"))
-    return {"benchmark": options.what, **summary(measure(runs, options.rounds), samples)}
+    return {"benchmark": options.what, **summary(measure(runs, options.rounds), pairs, samples)}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """One contender of a benchmark, run in a process and an environment of its own.
 
     python contender.py write webdataset PHOTOS STORE
-    python contender.py read  shardkit   STORE
+    python contender.py read   shardkit   STORE
+    python contender.py verify xxh3       STORE
 
 `read` goes through every sample in random order and hashes every value with xxh3, so that nobody
 can skip the bytes: one epoch to warm up, one that counts. Prints {"seconds": ..., "samples": ...}.
@@ -15,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,73 @@ def write_litdata(photos: Path, store: Path) -> None:
     litdata.optimize(
         fn=load, inputs=photos_in(photos), output_dir=str(store), chunk_bytes="64MB", num_workers=2
     )
+
+
+def write_lmdb(photos: Path, store: Path) -> None:
+    """The loop that everybody writes: 1,000 puts a transaction."""
+    import lmdb
+    import msgpack
+
+    items = photos_in(photos)
+    with lmdb.open(str(store), map_size=1 << 36) as environment:
+        for start in range(0, len(items), 1000):
+            with environment.begin(write=True) as transaction:
+                for number, item in enumerate(items[start : start + 1000], start):
+                    transaction.put(b"%012d" % number, msgpack.packb(load(item)))
+
+
+def write_datasets(photos: Path, store: Path) -> None:
+    import datasets
+
+    def samples() -> Iterable[dict[str, Any]]:
+        return map(load, photos_in(photos))
+
+    kinds = {"jpg": datasets.Value("binary"), "cls": datasets.Value("int64")}
+    made = datasets.Dataset.from_generator(
+        samples, cache_dir=f"{store}/cache", features=datasets.Features(kinds)
+    )
+    made.save_to_disk(f"{store}/saved")
+
+
+def write_ffcv(photos: Path, store: Path) -> None:
+    import PIL.Image
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    class Photos:
+        items = photos_in(photos)
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            path, label = self.items[index]
+            return PIL.Image.open(path).convert("RGB"), label
+
+    fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}
+    DatasetWriter(f"{store}/photos.beton", fields, num_workers=2).from_indexed_dataset(Photos())
+
+
+def verify_shardkit(store: Path) -> None:
+    import shardkit
+
+    assert shardkit.verify(store).sound
+
+
+def verify_xxh3(store: Path) -> None:
+    """Read every file and hash it, as many at a time as there are cores."""
+    import xxhash
+
+    def digest(path: Path) -> str:
+        hasher = xxhash.xxh3_128()
+        view = memoryview(bytearray(1 << 20))
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(view):
+                hasher.update(view[:count])
+        return hasher.hexdigest()
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
 
 
 def read_shardkit(store: Path) -> Callable[[], Iterable[dict[str, Any]]]:
@@ -90,10 +159,10 @@ def hash_all(samples: Iterable[dict[str, Any]]) -> int:
 
 def main(action: str, name: str, *paths: str) -> None:
     places = [Path(path) for path in paths]
-    if action == "write":
+    samples = 0
+    if action in ("write", "verify"):
         began = time.perf_counter()
-        globals()[f"write_{name}"](*places)
-        samples = len(photos_in(places[0]))
+        globals()[f"{action}_{name}"](*places)
     else:
         epoch = globals()[f"read_{name}"](*places)
         hash_all(epoch())
