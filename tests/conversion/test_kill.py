@@ -17,6 +17,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import WorkerError
+from shardkit.formats import FORMATS
 from shardkit.testing import picture
 from tests.conftest import files_of, write_pictures
 
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = ["convert", source, "--to", "wds", "-o", out, "--shard-size", "25kB"]
+def start(source: Path, out: Path, format: str = "wds") -> subprocess.Popen[bytes]:
+    command = ["convert", source, "--to", format, "-o", out, "--shard-size", "25kB"]
     return subprocess.Popen(
         [sys.executable, "-m", "shardkit", *command, "--workers", "2", "--quiet"],
         start_new_session=True,
@@ -70,18 +71,20 @@ def reference(source: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 def kill_at_random(
-    source: Path, tmp_path: Path, reference: dict[str, bytes], rounds: int, seed: int
+    source: Path, tmp_path: Path, rounds: int, seed: int, format: str = "wds"
 ) -> dict[str, int]:
     """Kill `rounds` runs at a random moment, the whole group or one worker; continue each."""
+    shardkit.convert(source, format, tmp_path / "whole", shard_size="25kB", workers=0)
+    reference = files_of(tmp_path / "whole")
     dice = random.Random(seed)
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     began = time.monotonic()
-    assert finish(start(source, out)) == (0, "")
+    assert finish(start(source, out, format)) == (0, "")
     whole = time.monotonic() - began
     seen = {"before work": 0, "in work": 0, "after": 0}
     for _ in range(rounds):
         shutil.rmtree(out)
-        process = start(source, out)
+        process = start(source, out, format)
         time.sleep(dice.uniform(0.25, 0.8) * whole)
         workers = workers_of(process)
         one_worker = workers and dice.random() < 0.5
@@ -98,7 +101,7 @@ def kill_at_random(
             assert (code, stderr) == (0, "")  # its task was done again
         for worker in workers:  # nobody goes on working for a run that is gone
             wait_for(lambda pid=worker: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
-        assert finish(start(source, out)) == (0, "")
+        assert finish(start(source, out, format)) == (0, "")
         assert files_of(out) == reference
         assert not partial.exists()
     return seen
@@ -111,20 +114,22 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_kill_9_at_any_moment_is_continued(
-    source: Path, tmp_path: Path, reference: dict[str, bytes]
-) -> None:
-    kill_at_random(source, tmp_path, reference, rounds=8, seed=1)
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path, format: str) -> None:
+    kill_at_random(source, tmp_path, rounds=3, seed=1, format=format)
 
 
 @pytest.mark.large
 @pytest.mark.timeout(1800)
-def test_kill_9_two_hundred_times_is_continued(
-    source: Path, tmp_path: Path, reference: dict[str, bytes]
+@pytest.mark.parametrize(
+    ("format", "rounds"), [(format, 200 if format == "wds" else 30) for format in sorted(FORMATS)]
+)
+def test_kill_9_many_times_is_continued(
+    source: Path, tmp_path: Path, format: str, rounds: int
 ) -> None:
-    seen = kill_at_random(source, tmp_path, reference, rounds=200, seed=2)
-    print(f"\n200 kills: {seen}")
-    assert seen["in work"] >= 20
+    seen = kill_at_random(source, tmp_path, rounds, seed=2, format=format)
+    print(f"\n{format}: {rounds} kills: {seen}")
+    assert seen["in work"] >= rounds // 10
 
 
 class Deadly:

@@ -1,0 +1,46 @@
+"""Shards that were written long ago are read as they were then (bytes/README.md says by whom)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from shardkit.formats import get_format
+from shardkit.testing import EVERYTHING, assert_same, everything
+
+BYTES = Path(__file__).with_name("bytes")
+# xxh3-64 of the pictures: another Pillow may encode them otherwise, the stored ones stay.
+PICTURES = ["e301bd4808361739", "22566077e0d8ef65", "7f08a1ce18c1ce04"]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "with_layout"),
+    [("wds", "ours.tar", True), ("lmdb", "ours.mdb", True), ("lmdb", "ours.mdb", False)],
+)
+def test_our_own(format: str, name: str, with_layout: bool) -> None:
+    known = get_format(format)
+    reader = known.open(BYTES / format / name, known.layout(EVERYTHING) if with_layout else None)
+    assert len(reader) == 3
+    for number in range(3):
+        found = reader[number]
+        assert xxhash.xxh3_64_hexdigest(found["image"]) == PICTURES[number]
+        assert_same(found, {**everything(number), "image": found["image"]})
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "fields"),
+    [("wds", "theirs.tar", {"jpg", "cls", "json"}), ("lmdb", "theirs.mdb", {"image"})],
+)
+def test_those_of_others(format: str, name: str, fields: set[str]) -> None:
+    reader = get_format(format).open(BYTES / format / name, None)
+    assert set(reader.schema) == fields
+    assert len(reader) == 3
+    for number in range(3):
+        found = reader[number]
+        assert found.pop("__key__") == f"cat/{number}"
+        assert found.get("cls", number) == number
+        assert found.get("json", {"n": number}) == {"n": number}
+        picture = found.get("jpg", found.get("image"))
+        assert xxhash.xxh3_64_hexdigest(picture) == PICTURES[number]
