@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
     from shardkit.schema import Text as Text
+    from shardkit.verification.verify import VerifyReport as VerifyReport
+    from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
 
 # Public name -> module, and the name there if it is another.
@@ -51,6 +53,8 @@ _PLACES = {
     "create": "conversion.create:DatasetWriter",
     "open": "dataset:open_dataset",
     "Dataset": "dataset",
+    "verify": "verification.verify",
+    "VerifyReport": "verification.verify",
     **dict.fromkeys(
         ("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Image", "Array"), "schema"
     ),

@@ -19,6 +19,7 @@ from shardkit.version import __version__
 COMMANDS = {
     "convert": "Convert a folder of pictures or a dataset into shards.",
     "inspect": "Say what is in a dataset or a shard.",
+    "verify": "Find every flipped bit, missing file and damaged picture.",
     "formats": "List the formats and what each can do.",
 }
 

@@ -1,4 +1,4 @@
-"""What a conversion shows while it runs and when it is done."""
+"""What a command shows while it runs, and a conversion when it is done."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LINE_SECONDS = 5.0  # between two lines where there is no terminal
 
 
 class _Quiet:
-    """Shows nothing."""
+    """Shows nothing. The others show how far a step is that counts samples, or bytes alone."""
 
-    def start(self, plan: Plan, done: int) -> None: ...
+    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None: ...
 
-    def advance(self, progress: Progress) -> None: ...
+    def step(self, count: int, size: int) -> None: ...
 
     def __enter__(self) -> _Quiet:
         return self
@@ -32,64 +32,123 @@ class _Quiet:
     def __exit__(self, *error: object) -> None: ...
 
 
-class _Lines(_Quiet):
+class _Counting(_Quiet):
+    """Keeps count, and says it in words."""
+
+    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
+        self._began = time.monotonic()
+        self._done, self._bytes, self._total, self._unit = done, 0, total, unit
+
+    def step(self, count: int, size: int) -> None:
+        self._done += count
+        self._bytes += size
+
+    def _words(self) -> str:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        if self._unit == "bytes":
+            far = f"{size(self._done)} of {size(self._total)}"
+        else:
+            far = f"{self._done:,} of {self._total:,} {self._unit}"
+        return f"{far}, {size(int(self._bytes / seconds))}/s" if self._bytes else far
+
+
+class _Lines(_Counting):
     """A plain line now and then, on standard error: for logs."""
 
-    def start(self, plan: Plan, done: int) -> None:
-        self._began = self._shown = time.monotonic()
-        self._samples, self._bytes, self._total = done, 0, plan.samples
-        what = f"{counted(plan.samples, 'sample')}, {size(plan.bytes)}"
-        _say(what + (f"; continuing, {done:,} are done" if done else ""))
+    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
+        super().begin(title, words, total, done, unit)
+        self._shown = self._began
+        _say(words)
 
-    def advance(self, progress: Progress) -> None:
-        self._samples += progress.samples
-        self._bytes += progress.bytes
+    def step(self, count: int, size: int) -> None:
+        super().step(count, size)
         now = time.monotonic()
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            speed = size(int(self._bytes / (now - self._began)))
-            _say(f"{self._samples:,} of {self._total:,} samples, {speed}/s")
+            _say(self._words())
 
 
-class _Bar(_Quiet):
-    """A bar with samples, speed and the time that is left."""
+class _Bar(_Counting):
+    """A bar with what is done, speed and the time that is left."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
 
-    def start(self, plan: Plan, done: int) -> None:
+    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
         from rich import progress
 
+        super().begin(title, words, total, done, unit)
+        self.__exit__()
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("samples, {task.fields[speed]}/s, left:"),
+            progress.TextColumn("{task.fields[words]}, left:"),
             progress.TimeRemainingColumn(),
             console=console(stderr=True),
             transient=True,
         )
-        self._began, self._bytes = time.monotonic(), 0
-        title = "continuing" if done else "converting"
-        self._task = self._bar.add_task(title, total=plan.samples, completed=done, speed="0 B")
+        self._task = self._bar.add_task(title, total=total, completed=done, words=self._words())
         self._bar.start()
 
-    def advance(self, progress: Progress) -> None:
+    def step(self, count: int, size: int) -> None:
         assert self._bar is not None
-        self._bytes += progress.bytes
-        speed = size(int(self._bytes / max(time.monotonic() - self._began, 0.001)))
-        self._bar.update(self._task, advance=progress.samples, speed=speed)
+        super().step(count, size)
+        self._bar.update(self._task, advance=count, words=self._words())
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
-def make_monitor(quiet: bool) -> _Quiet:
-    """A bar on a terminal, lines elsewhere, nothing if asked."""
-    if quiet:
-        return _Quiet()
-    return _Bar() if sys.stderr.isatty() else _Lines()
+class _Monitor:
+    """Passes on what an engine reports to what shows it."""
+
+    def __init__(self, quiet: bool) -> None:
+        """A bar on a terminal, lines elsewhere, nothing if asked."""
+        loud = _Bar if sys.stderr.isatty() else _Lines
+        self._shown: _Quiet = _Quiet() if quiet else loud()
+
+    def __exit__(self, *error: object) -> None:
+        self._shown.__exit__(*error)
+
+
+class ConvertMonitor(_Monitor):
+    """Shows a conversion."""
+
+    def start(self, plan: Plan, done: int) -> None:
+        title = "continuing" if done else "converting"
+        words = f"{counted(plan.samples, 'sample')}, {size(plan.bytes)}"
+        words += f"; continuing, {done:,} are done" if done else ""
+        self._shown.begin(title, words, plan.samples, done, "samples")
+
+    def advance(self, progress: Progress) -> None:
+        self._shown.step(progress.samples, progress.bytes)
+
+    def __enter__(self) -> ConvertMonitor:
+        return self
+
+
+class VerifyMonitor(_Monitor):
+    """Shows the steps of a verification."""
+
+    def start(self, doing: str, total: int, unit: str) -> None:
+        self._unit = unit
+        amount = size(total) if unit == "bytes" else counted(total, "sample")
+        self._shown.begin(doing, f"{doing} {amount}", total, 0, unit)
+
+    def advance(self, count: int) -> None:
+        self._shown.step(count, count if self._unit == "bytes" else 0)
+
+    def __enter__(self) -> VerifyMonitor:
+        return self
+
+
+def make_monitor(quiet: bool) -> ConvertMonitor:
+    return ConvertMonitor(quiet)
+
+
+def verify_monitor(quiet: bool) -> VerifyMonitor:
+    return VerifyMonitor(quiet)
 
 
 def show_plan(plan: Plan, out: Path) -> None:

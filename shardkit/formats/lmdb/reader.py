@@ -21,6 +21,7 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Js
 
 ABOUT = b"__shardkit__"  # the entry that says what the others are; it sorts behind all digits
 VERSION = 1
+_HEAD = 128  # bytes of a value that its key most often ends in
 
 _Decoder = Callable[[Any], Any]
 _Column = tuple[str, type, _Decoder | None]  # field, what msgpack gives, what makes it a value
@@ -134,18 +135,16 @@ class LmdbReader(ShardReader):
 
     def _key(self, position: int) -> str:
         """The key alone, which every value of ours begins with."""
-        value = self.value(position)
-        unpacker = msgpack.Unpacker()
-        unpacker.feed(value[: 8 * 1024])
-        try:
-            unpacker.read_map_header()
-            if unpacker.unpack() == "__key__":
-                key = unpacker.unpack()
-                if isinstance(key, str):
-                    return key
-        except (ValueError, msgpack.OutOfData):
-            pass
-        return str(self[position]["__key__"])  # a very long one, or one that is damaged
+        head = bytes(self.value(position)[:_HEAD])
+        # A map of up to 15 fields, the name "__key__", a text of up to 31 bytes or of a byte's size.
+        tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
+        start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
+        if 0 < start <= start + size <= len(head):
+            try:
+                return head[start : start + size].decode()
+            except UnicodeDecodeError:
+                pass
+        return str(self[position]["__key__"])  # any other, and one that is damaged
 
     def _find_leaves(self, tree: Tree) -> None:
         """The leaf pages and their first positions: from the pages above them, and one entry each.

@@ -115,6 +115,22 @@ class WdsReader(ShardReader):
         """The sample with these fields alone; the bytes of the others are not touched."""
         return self._read(position, [column for column in self._columns if column[0] in fields])
 
+    def keys(self) -> list[str]:
+        """The key of every sample, in order."""
+        data, places = self._map, self._index["__key__"]
+        if data is None:
+            raise ValueError(f"{self._path} is closed")
+        starts = places["offset"]
+        stops = starts + places["size"]
+        try:
+            spans = zip(starts.tolist(), stops.tolist(), strict=True)
+            keys = [data[start:stop].decode() for start, stop in spans]
+        except UnicodeDecodeError:  # reading them one by one says where
+            keys = [self._read(position, [])["__key__"] for position in range(self._length)]
+        for position in self._odd_keys:
+            keys[position] = self._odd_keys[position]
+        return keys
+
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         """Stored bytes of the field in each sample that has it, in order."""
         places = self._index[column(field)]

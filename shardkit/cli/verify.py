@@ -1,0 +1,63 @@
+"""`shardkit verify`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardkit.cli import print_json
+from shardkit.cli.tables import counted, print_table, size
+
+if TYPE_CHECKING:
+    from shardkit.verification.verify import VerifyReport
+
+_PROBLEMS = 100  # that are printed; --json has all
+
+
+@click.command("verify")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="SOURCE",
+    help="Compare every sample with this folder of pictures or dataset.",
+)
+@click.option("--decode", is_flag=True, help="Read every value, and decode every picture.")
+@click.option("--quiet", is_flag=True, help="Say nothing but problems.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json: bool) -> None:
+    """Check that PATH, a dataset, is what was written: all its files, shards and keys.
+
+    Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
+    """
+    from shardkit.cli.progress import verify_monitor
+    from shardkit.verification.verify import verify
+
+    with verify_monitor(quiet) as monitor:
+        report = verify(path, against, decode=decode, monitor=monitor)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _show(report, quiet)
+    if not report.sound:
+        sys.exit(1)
+
+
+def _show(report: VerifyReport, quiet: bool) -> None:
+    for problem in report.problems[:_PROBLEMS]:
+        click.echo(f"shardkit: {problem}", err=True)
+    if len(report.problems) > _PROBLEMS:
+        more = len(report.problems) - _PROBLEMS
+        click.echo(f"shardkit: and {counted(more, 'problem')} more (--json lists all)", err=True)
+    if quiet:
+        return
+    content = f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}"
+    read = f"{counted(report.files, 'file')}" + (f", {size(report.bytes)}" if report.bytes else "")
+    words = f"{content}, {read}, checked in {report.seconds:.2f} s"
+    if not report.sound:
+        words = f"{counted(len(report.problems), 'problem')}; {words}"
+    rows = [("sound:" if report.sound else "damaged:", words)]
+    print_table(report.path, rows + [("note:", note) for note in report.notes])

@@ -1,0 +1,314 @@
+"""A dataset beside what it was made of, or beside another one: sample by sample, matched by keys.
+
+The source is read once, in its own order; the samples of the dataset are looked up by their keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shardkit.conversion.work import read_in_order
+from shardkit.errors import DamagedError, SampleError, ShardkitError
+from shardkit.formats import get_format
+from shardkit.formats.base import KeepsJsonText
+from shardkit.manifest import has_manifest, load_any
+from shardkit.sample import Sample
+from shardkit.schema import Image
+from shardkit.sources import WHOLE, open_sources
+from shardkit.sources.base import Source
+from shardkit.sources.image_folder import ImageFolder
+from shardkit.verification.keys import Keys, Place
+from shardkit.verification.shards import Part, dropped, keys_of
+from shardkit.verification.values import difference
+from shardkit.verification.work import Findings, Meter, counted
+
+Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Datasets whose samples together should be those of the sources together."""
+
+    path: Path  # of all that is verified
+    parts: list[Part]
+    sources: list[Source]
+    rename: dict[str, str]  # field of the sources -> field of the datasets
+
+
+def groups(path: Path, parts: list[Part], against: Against, findings: Findings) -> list[Group]:
+    """What is to be compared with what. Splits of only one side go to `findings`.
+
+    Raises what `open_sources` raises for a source that cannot be opened.
+    """
+    options = next((part.manifest.options for part in parts if part.manifest), {})
+    sources = _open(against, options, parts)
+    rename = {} if _was_renamed_too(against, options) else options.get("rename", {})
+    splits = {part.name: part for part in parts}
+    if WHOLE in splits or WHOLE in sources:
+        return [Group(path, parts, list(sources.values()), rename)]
+    for name in sorted(splits.keys() ^ sources.keys()):
+        side = "the source" if name in splits else "the dataset"
+        findings.add(DamagedError(f"{side} has no split {name!r}", path=path))
+    common = [name for name in splits if name in sources]
+    return [Group(path / name, [splits[name]], [sources[name]], rename) for name in common]
+
+
+def _open(against: Against, options: dict[str, Any], parts: list[Part]) -> dict[str, Source]:
+    """The sources, with splits and labels as the conversion had them."""
+    path = isinstance(against, str | os.PathLike)
+    ours = path and has_manifest(Path(str(against)))
+    made = options.get("split", "auto")
+    split = "auto" if ours or made == "auto" else "none"
+    sources = open_sources(against, split=split)
+    table = next((part.dataset.classes for part in parts), None)
+    for source in sources.values():
+        found = source.classes
+        own = table and found and table != found and set(found) <= set(table)
+        if own and isinstance(source, ImageFolder):  # the order of --classes
+            return open_sources(against, split=split, classes=table)
+    return sources
+
+
+def _was_renamed_too(against: Against, options: dict[str, Any]) -> bool:
+    """Whether the source is a dataset that was made with the same new names for fields."""
+    if not isinstance(against, str | os.PathLike) or not has_manifest(Path(against)):
+        return False
+    return bool(load_any(Path(against)).options.get("rename", {}) == options.get("rename", {}))
+
+
+def compare(group: Group, findings: Findings, meter: Meter) -> None:
+    """Compare all samples. What has a place in a shard goes to that part's findings."""
+    comparison = _Comparison(group, findings)
+    for source in group.sources:
+        comparison.compare_schemas(source)
+        try:
+            for index, sample in read_in_order(source):
+                meter.add(1)
+                meter.report()
+                comparison.compare_sample(source, index, sample)
+        except ShardkitError as error:  # a whole shard of the source, say
+            findings.add(error)
+            comparison.complete = False
+    comparison.conclude()
+
+
+@dataclass
+class _Tally:
+    """What is no problem and yet worth a note."""
+
+    encoded: int = 0  # pictures that the format could not hold as they were
+    dropped: int = 0
+    missing: list[tuple[str, str | None]] = field(default_factory=list)  # name in source, key
+
+
+class _Comparison:
+    """The state of comparing one group."""
+
+    def __init__(self, group: Group, findings: Findings) -> None:
+        self._group = group
+        self._findings = findings
+        self._keys: Keys = keys_of(group.parts)
+        self._matched = np.zeros(len(self._keys), bool)
+        self._format = get_format(group.parts[0].dataset.format)
+        self._schema = group.parts[0].dataset.schema
+        self._dropped = _Dropped(group.parts)
+        self._tally = _Tally()
+        self._names: dict[str, str] = {}
+        self._common: set[str] = set()
+        self.complete = True  # the sources were read to their end
+
+    def compare_schemas(self, source: Source) -> None:
+        """Fields that only one side has, and class names that differ."""
+        ours = self._schema.keys()
+        self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
+        theirs = {self._names.get(name, name): kind for name, kind in source.schema.items()}
+        self._common = ours & theirs.keys()
+        path = self._group.path
+        for name in [n for n in (*ours, *theirs) if n not in self._common]:
+            side = "source" if name in ours else "dataset"
+            problem = DamagedError(
+                f"a field is not in the {side}",
+                path=path,
+                field=name,
+                expected="the same fields on both sides",
+                found=f"{', '.join(ours)} in the dataset, {', '.join(theirs)} in the source",
+            )
+            self._findings.add(problem)
+        classes = self._group.parts[0].dataset.classes
+        if None not in (classes, source.classes) and classes != source.classes:
+            problem = DamagedError(
+                "the class names are not those of the source",
+                path=path,
+                expected=f"{list(source.classes or ())!r:.200}",
+                found=f"{list(classes or ())!r:.200}",
+            )
+            self._findings.add(problem)
+
+    def compare_sample(self, source: Source, index: int, sample: Sample | SampleError) -> None:
+        """One sample of the source, or the error that reading it gave."""
+        if isinstance(sample, SampleError):
+            key = sample.where.get("key") or source.key(index)
+        else:
+            key = sample["__key__"]
+        number = self._number_of(key)
+        if number is not None:
+            self._matched[number] = True
+            if isinstance(sample, SampleError):
+                self._findings.add(sample.located(path=source.name(index)))
+            else:
+                self._compare_with(number, sample)
+        elif self._dropped.has(source.name(index), key):
+            self._tally.dropped += 1
+        elif isinstance(sample, SampleError):
+            self._findings.add(sample.located(path=source.name(index)))
+        else:
+            self._tally.missing.append((source.name(index), key))
+
+    def _number_of(self, key: str | None) -> int | None:
+        """The first sample of the dataset with this key that nothing was compared with yet."""
+        for number in self._keys.with_hash(key) if key is not None else ():
+            if not self._matched[number] and self._keys.key(number) == key:
+                return number
+        return None
+
+    def _compare_with(self, number: int, expected: Sample) -> None:
+        place = self._keys.place(number)
+        part = self._group.parts[place.part]
+        path = part.dataset.shard_path(place.shard)
+        try:
+            found = _read(part, place)
+            problems = list(self._differences(found, expected))
+        except ShardkitError as error:
+            problems = [error]
+        for problem in problems:
+            located = problem.located(path=path, position=place.position, key=expected["__key__"])
+            part.findings.add(located, place.shard, place.position)
+
+    def _differences(self, found: Sample, expected: Sample) -> Iterator[ShardkitError]:
+        expected = {self._names.get(name, name): value for name, value in expected.items()}
+        for name in self._schema:
+            if name not in self._common:
+                continue
+            if name in found and name in expected:
+                words = difference(found[name], expected[name])
+                if words is None or self._was_encoded(name, found[name], expected[name]):
+                    continue
+                yield SampleError(
+                    "a value is not that of the source", field=name, expected=words[0],
+                    found=words[1],
+                )  # fmt: skip
+            elif name in found or name in expected:
+                lacks = "dataset" if name in expected else "source"
+                yield SampleError(f"a value is not in the {lacks}", field=name)
+
+    def _was_encoded(self, name: str, found: Any, expected: Any) -> bool:
+        """Whether the format cannot hold this picture and holds what it makes of it."""
+        kind = self._schema[name]
+        if not isinstance(kind, Image) or not isinstance(expected, bytes):
+            return False
+        try:
+            same = bool(self._format.carried(kind, expected) == found)
+        except ShardkitError:  # it is no picture at all
+            return False
+        self._tally.encoded += same
+        return same
+
+    def conclude(self) -> None:
+        """What only all samples together tell: those that one side lacks."""
+        notes, tally = self._findings.notes, self._tally
+        if tally.encoded:
+            notes.append(
+                f"{counted(tally.encoded, 'picture')} encoded anew, as this format demands"
+            )
+        if tally.dropped:
+            notes.append(
+                f"{counted(tally.dropped, 'sample')} of the source dropped when the dataset was"
+                " made, as errors.jsonl says"
+            )
+        self._conclude_missing()
+        if self.complete:
+            for number in np.flatnonzero(~self._matched).tolist():
+                self._report_unknown(number)
+
+    def _conclude_missing(self) -> None:
+        missing = self._tally.missing
+        count = f"{counted(len(missing), 'sample')} of the source not in the dataset"
+        limit = self._limit()
+        if not missing:
+            return
+        if not all(part.all_readable for part in self._group.parts):
+            self._findings.notes.append(f"{count}, or in shards that cannot be read")
+        elif any(part.manifest and not part.whole for part in self._group.parts):
+            self._findings.notes.append(f"{count}: this is a part of it")
+        elif limit is not None:
+            self._findings.notes.append(f"{count}, which was made with a limit of {limit:,}")
+        else:
+            for name, key in missing:
+                self._findings.add(
+                    SampleError(
+                        "a sample of the source is missing",
+                        path=self._group.path,
+                        key=key,
+                        expected=f"the sample {name} of the source",
+                        fix="convert again, if the source has grown since",
+                    )
+                )
+
+    def _limit(self) -> int | None:
+        """The limit that the dataset was made with, if it has as many samples as that allows."""
+        available = sum(map(len, self._group.sources))
+        for part in self._group.parts:
+            if part.manifest is None:
+                continue
+            limit = part.manifest.options.get("limit")
+            if limit is not None and len(part.dataset) + self._dropped.count >= min(
+                limit, available
+            ):
+                return int(limit)
+        return None
+
+    def _report_unknown(self, number: int) -> None:
+        place = self._keys.place(number)
+        part = self._group.parts[place.part]
+        problem = SampleError(
+            "the source does not have this sample",
+            path=part.dataset.shard_path(place.shard),
+            position=place.position,
+            key=self._keys.key(number),
+            fix="convert again, if the source has changed since",
+        )
+        part.findings.add(problem, place.shard, place.position)
+
+
+def _read(part: Part, place: Place) -> Sample:
+    """A sample, with JSON as its text where the format keeps that."""
+    reader = part.dataset.reader(place.shard)
+    if isinstance(reader, KeepsJsonText):
+        return reader.stored(place.position)
+    return reader[place.position]
+
+
+class _Dropped:
+    """The samples that a conversion dropped, by their names in its source and by their keys."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._names: set[object] = set()
+        self.count = 0
+        for part in parts:
+            try:
+                entries = dropped(part)
+            except ShardkitError:  # reported when it was checked
+                continue
+            self.count += len(entries)
+            for entry in entries:
+                self._names |= {entry.get("source"), entry.get("key")}
+        self._names.discard(None)
+
+    def has(self, name: str, key: str | None) -> bool:
+        return name in self._names or key in self._names

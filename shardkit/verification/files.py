@@ -1,0 +1,105 @@
+"""The files of a dataset: there, as long as they were, and the same byte for byte.
+
+`storage.checksum` may answer from memory for a file that this process has written. Here every byte
+is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import xxhash
+
+from shardkit import storage
+from shardkit.errors import DamagedError, ShardkitError
+from shardkit.formats import FORMATS
+from shardkit.manifest import File
+from shardkit.verification.work import Meter
+
+_BLOCK = 1 << 20
+AGAIN = "copy it again from where it is whole, or convert again"
+# What Hugging Face's library keeps of its own beside the shards that it has loaded.
+_CACHES = ("cache-", "tmp")
+
+
+def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None) -> None:
+    """Raise DamagedError or StorageError unless the file is what the manifest says.
+
+    `shard` is the shard that an index belongs to. The meter counts
+    its bytes, read or not.
+    """
+    path = folder / file.name
+    counted = 0
+    try:
+        _check_size(path, file, shard)
+        digest = xxhash.xxh3_128()
+        block = memoryview(bytearray(min(_BLOCK, file.bytes + 1)))
+        with storage.explained("read", path), open(path, "rb", buffering=0) as opened:
+            while count := opened.readinto(block):
+                digest.update(block[:count])
+                counted += count
+                meter.add(count)
+    finally:
+        meter.skip(file.bytes - counted)
+    if digest.hexdigest() != file.checksum:
+        raise DamagedError(
+            "a file is not as it was written",
+            path=path,
+            shard=shard,
+            expected=f"checksum {file.checksum}",
+            found=digest.hexdigest(),
+            fix=AGAIN,
+        )
+
+
+def _check_size(path: Path, file: File, shard: str | None) -> None:
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DamagedError(
+            "a file of the dataset is missing",
+            path=path,
+            shard=shard,
+            expected=f"{file.bytes:,} bytes",
+            fix=AGAIN,
+        ) from None
+    except OSError as error:
+        raise storage.explain(error, "look at", path) from None
+    if not stat.S_ISREG(about.st_mode):  # a pipe would let us wait for ever
+        raise DamagedError(
+            "where a file of the dataset should be is something else",
+            path=path,
+            shard=shard,
+            expected="a regular file",
+            fix=AGAIN,
+        )
+    if about.st_size != file.bytes:
+        short = about.st_size < file.bytes
+        raise DamagedError(
+            "a file is cut short" if short else "a file is longer than it was",
+            path=path,
+            shard=shard,
+            offset=min(about.st_size, file.bytes),
+            expected=f"{file.bytes:,} bytes",
+            found=f"{about.st_size:,} bytes",
+            fix=AGAIN,
+        )
+
+
+def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:
+    """Problems: what a reader that lists the folder would take for further shards."""
+    suffixes = FORMATS[format].suffixes
+    tops = {name.partition("/")[0] for name in known}
+    with storage.explained("list", folder):
+        names = sorted(set(os.listdir(folder)) - tops)
+    return [
+        DamagedError(
+            "a shard lies in the folder that the manifest does not name",
+            path=folder / name,
+            fix="move it away: readers that list the folder would take it for part of the dataset",
+        )
+        for name in names
+        if name.lower().endswith(suffixes) and not name.startswith((".", *_CACHES))
+    ]

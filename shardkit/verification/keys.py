@@ -1,0 +1,122 @@
+"""Where every key of a dataset is, in 8 bytes each: the keys themselves stay in the shards."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import ShardkitError
+from shardkit.formats.base import KnowsKeys, ReadsFields, ShardReader
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Hashes = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """A sample: number of the dataset, of the shard in it, and position in that."""
+
+    part: int
+    shard: int
+    position: int
+
+
+def hashes_of(reader: ShardReader) -> tuple[Hashes, list[tuple[int, ShardkitError]]]:
+    """The hashes of a shard's keys, and the positions whose keys cannot be read, with the error.
+
+    Python's own hash of a string is the cheapest there is, and nobody can make keys that collide.
+    """
+    if isinstance(reader, KnowsKeys):
+        keys = reader.keys()
+        return np.fromiter(map(hash, keys), np.int64, len(keys)), []
+    read = key_reader(reader)
+    hashes = np.empty(len(reader), np.int64)
+    problems: list[tuple[int, ShardkitError]] = []
+    for position in range(len(reader)):
+        try:
+            hashes[position] = hash(read(position))
+        except ShardkitError as error:
+            hashes[position] = hash(error)  # of no key, so that no key is taken for the same
+            problems.append((position, error))
+    return hashes, problems
+
+
+def key_reader(reader: ShardReader) -> Callable[[int], str]:
+    """What reads the key at a position, and as little else as the format allows."""
+    if isinstance(reader, ReadsFields):
+        read_fields = reader.read_fields
+
+        def read(position: int) -> str:
+            key: str = read_fields(position, ())["__key__"]
+            return key
+    else:
+
+        def read(position: int) -> str:
+            key: str = reader[position]["__key__"]
+            return key
+
+    return read
+
+
+class Keys:
+    """The keys of some shards, numbered one after the other in the order that they are given in."""
+
+    def __init__(
+        self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Place], str | None]
+    ) -> None:
+        """`shards` has numbers of dataset and shard, and hashes; `read` gives the key at a place.
+
+        `read` gives None where there is no key to be had.
+        """
+        self._shards = [(part, shard) for part, shard, _ in shards]
+        lengths = [len(hashes) for _, _, hashes in shards]
+        self._starts = np.cumsum([0, *lengths]).tolist()
+        empty = np.zeros(0, np.int64)
+        self._hashes = np.concatenate([empty, *(hashes for _, _, hashes in shards)])
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def place(self, number: int) -> Place:
+        """Where the sample with a number is."""
+        at = bisect_right(self._starts, number) - 1
+        return Place(*self._shards[at], number - self._starts[at])
+
+    def key(self, number: int) -> str | None:
+        return self._read(self.place(number))
+
+    def with_hash(self, key: str) -> list[int]:
+        """The numbers of the samples whose key has the same hash, in order: one, nearly always."""
+        order, ordered = self._ordered
+        wanted = np.int64(hash(key))
+        first = int(ordered.searchsorted(wanted))
+        last = first
+        while last < len(ordered) and ordered[last] == wanted:
+            last += 1
+        return [int(number) for number in order[first:last]]
+
+    def repeated(self) -> Iterator[tuple[str, int, int]]:
+        """Key, first number and later number, for every sample with a key that another has."""
+        ordered = np.sort(self._hashes)
+        twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+        if not len(twice):
+            return
+        first_with: dict[str, int] = {}
+        for number in np.flatnonzero(np.isin(self._hashes, twice)).tolist():
+            key = self.key(number)
+            if key is None:
+                continue
+            first = first_with.setdefault(key, number)
+            if first != number:
+                yield key, first, number
+
+    @cached_property
+    def _ordered(self) -> tuple[Hashes, Hashes]:
+        order = np.argsort(self._hashes, kind="stable")
+        return order, self._hashes[order]

@@ -1,0 +1,142 @@
+"""Every value of every sample: it can be read, is of its field's type, and its picture decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from shardkit.errors import DamagedError, SampleError, ShardkitError
+from shardkit.sample import Sample
+from shardkit.schema import FieldType, Image, Json
+from shardkit.verification import pictures
+from shardkit.verification.shards import Part, unreadable
+from shardkit.verification.work import Meter, counted, in_threads
+
+_CHUNK = 64  # samples that a thread reads at a time
+
+
+class _Chunk(NamedTuple):
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass
+class _Found:
+    """What a thread found in some samples."""
+
+    shard: int
+    problems: list[tuple[int, ShardkitError]] = field(default_factory=list)  # with positions
+    too_large: int = 0
+
+
+def check_values(part: Part, meter: Meter, *, decode: bool) -> None:
+    """Read all samples of the shards that can be read; `decode` their pictures too."""
+    too_large = 0
+    with pictures.strict_warnings():
+        work = partial(_check, part, decode, meter)
+        for found in in_threads(work, _chunks(part), meter):
+            for position, problem in found.problems:
+                part.findings.add(problem, found.shard, position)
+            too_large += found.too_large
+    if too_large:
+        part.findings.notes.append(
+            f"{counted(too_large, 'picture')} not decoded: Pillow takes none of so many pixels"
+        )
+
+
+def _chunks(part: Part) -> Iterator[_Chunk]:
+    for shard in part.readable:
+        samples, _ = part.dataset.extent(shard)
+        for start in range(0, samples, _CHUNK):
+            yield _Chunk(shard, start, min(start + _CHUNK, samples))
+
+
+def _check(part: Part, decode: bool, meter: Meter, chunk: _Chunk) -> _Found:
+    found = _Found(chunk.shard)
+    path = part.dataset.shard_path(chunk.shard)
+    for position in range(chunk.start, chunk.stop):
+        meter.add(1)
+        try:
+            sample = part.dataset.reader(chunk.shard)[position]
+        except ShardkitError as error:
+            found.problems.append((position, error.located(path=path, position=position)))
+            continue
+        except Exception as error:  # what a reader did not foresee
+            found.problems.append((position, unreadable(error, path, position)))
+            continue
+        for problem in _problems(part, sample):
+            found.problems.append((position, problem.located(path=path, position=position)))
+        if decode:
+            _decode(part, sample, position, found)
+    return found
+
+
+def _problems(part: Part, sample: Sample) -> Iterator[SampleError]:
+    """Fields that are missing, too many, of another type, or a label without a class."""
+    key, schema = sample.get("__key__"), part.dataset.schema
+    for name, kind in schema.items():
+        if name not in sample:
+            if not kind.optional:
+                yield SampleError("the sample has no value of a field", key=key, field=name)
+        elif not _is_of(kind, sample[name]):
+            yield SampleError(
+                "a value is not of its field's type",
+                key=key,
+                field=name,
+                expected=f"{kind.python} for {kind}",
+                found=f"{type(sample[name]).__name__} {sample[name]!r:.60}",
+            )
+    for name in sorted(sample.keys() - schema.keys() - {"__key__"}):
+        yield SampleError("the sample has a field that is not in the schema", key=key, field=name)
+    yield from _label_problems(part, sample)
+
+
+def _is_of(kind: FieldType, value: Any) -> bool:
+    if isinstance(kind, Json):  # it was parsed from text, so it is one; NaN would not equal itself
+        return isinstance(value, dict | list | str | int | float | None)
+    try:
+        kind.check(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _label_problems(part: Part, sample: Sample) -> Iterator[SampleError]:
+    classes, name = part.dataset.classes, part.dataset.label
+    label = sample.get(name)
+    if part.manifest is None or classes is None or type(label) is not int:
+        return
+    if not -1 <= label < len(classes):
+        yield SampleError(
+            "the label is of no class",
+            key=sample["__key__"],
+            field=name,
+            expected=f"0 to {len(classes) - 1}, or -1 for none",
+            found=str(label),
+        )
+
+
+def _decode(part: Part, sample: Sample, position: int, found: _Found) -> None:
+    for name, kind in part.dataset.schema.items():
+        if not isinstance(kind, Image) or not isinstance(sample.get(name), bytes):
+            continue
+        try:
+            damage = pictures.damage(sample[name])
+        except pictures.TooLargeError:
+            found.too_large += 1
+            continue
+        if damage is not None:
+            problem = DamagedError(
+                "a picture cannot be decoded to its end",
+                path=part.dataset.shard_path(found.shard),
+                position=position,
+                key=sample["__key__"],
+                field=name,
+                expected=f"a whole picture in {len(sample[name]):,} bytes",
+                found=damage,
+                fix="repair it in the source and convert again",
+            )
+            found.problems.append((position, problem))

@@ -1,0 +1,235 @@
+"""`shardkit.verify`: every step in its order, and the report."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkit import manifest as manifests
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.formats import format_of
+from shardkit.manifest import Splits
+from shardkit.verification.files import AGAIN
+from shardkit.verification.samples import check_values
+from shardkit.verification.shards import Part, check
+from shardkit.verification.work import Findings, Meter, Monitor
+
+if TYPE_CHECKING:
+    from shardkit.verification.compare import Against, Group
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` found. The dataset is `sound` if there are no problems."""
+
+    path: str
+    format: str | None  # None where the manifest is too damaged to say
+    samples: int  # that the manifest or the shards announce
+    shards: int
+    files: int
+    bytes: int  # that were read to compare checksums
+    problems: list[ShardkitError] = field(default_factory=list)  # by shard, then by position
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`: all of it, of values that JSON can hold."""
+        problems = [problem.to_dict() for problem in self.problems]
+        return {**self.__dict__, "sound": self.sound, "problems": problems}
+
+
+def verify(
+    path: str | os.PathLike[str],
+    against: Against | None = None,
+    *,
+    decode: bool = False,
+    monitor: Monitor | None = None,
+) -> VerifyReport:
+    """Whether a dataset is what was written: every problem, not only the first.
+
+    Every file is read and compared with its checksum in the manifest; shards, counts and keys are
+    compared with what the manifest says. `decode` reads every value as well, and decodes every
+    picture. `against` compares every sample with a source: the folder that the dataset was made of,
+    or a dataset of any format. Shards that others made have no checksums: all samples are read.
+
+    Raises NotFoundError, and FormatError for what is no dataset. Damage is reported, not raised.
+    """
+    began = time.monotonic()
+    run = _Run(Path(path), Meter(monitor))
+    run.open()
+    compared = run.open_source(against) if against is not None else []
+    try:
+        run.check()
+        run.check_values(decode)
+        run.compare(compared)
+    finally:
+        run.close()
+    return run.report(time.monotonic() - began)
+
+
+class _Run:
+    """One verification: its parts, and what was found beside them."""
+
+    def __init__(self, path: Path, meter: Meter) -> None:
+        self._path = path
+        self._meter = meter
+        self._first = Findings()  # before all parts: manifests
+        self._last = Findings()  # after them: what only a source tells
+        self._parts: list[Part] = []
+        self._format: str | None = None
+
+    def open(self) -> None:
+        """Find the datasets at the path; a damaged manifest is a problem like any other."""
+        manifest = None
+        if manifests.has_manifest(self._path):
+            try:
+                manifest = manifests.load_any(self._path)
+            except ShardkitError as problem:
+                self._first.add(problem)
+                return
+        if manifest is not None and not self._path.exists():
+            self._format = manifest.format
+            self._first.add(
+                DamagedError("the only file of the dataset is missing", path=self._path, fix=AGAIN)
+            )
+        elif isinstance(manifest, Splits):
+            self._format = manifest.format
+            self._open_splits(manifest)
+        else:
+            self._open_one()
+
+    def _open_one(self) -> None:
+        try:
+            datasets = [open_dataset(self._path)]
+        except (UsageError, FormatError):
+            raise
+        except ShardkitError as problem:
+            datasets = self._open_singly(problem)
+        self._parts += [Part("", dataset) for dataset in datasets]
+
+    def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
+        """The shards in a folder of others' that open; the problems of the rest are noted."""
+        singles = []
+        if self._path.is_dir() and not manifests.has_manifest(self._path):
+            names = sorted(path for path in self._path.iterdir() if path.name[0] != ".")
+            singles = [path for path in names if format_of(path)]
+        if not singles:
+            self._first.add(problem)
+        datasets = []
+        for single in singles:
+            try:
+                datasets.append(open_dataset(single))
+            except ShardkitError as error:
+                self._first.add(error)
+        return datasets
+
+    def _open_splits(self, splits: Splits) -> None:
+        errors = 0
+        for name, samples in splits.splits.items():
+            folder = self._path / name
+            try:
+                if not manifests.has_manifest(folder):
+                    raise DamagedError(
+                        "the dataset of a split is missing",
+                        path=folder,
+                        expected=f"{samples:,} samples",
+                        fix=AGAIN,
+                    )
+                manifest = manifests.load(folder)
+                self._parts.append(Part(name, open_dataset(folder)))
+            except ShardkitError as problem:
+                self._first.add(problem)
+                continue
+            errors += manifest.errors
+            said, found = (splits.format, samples), (manifest.format, manifest.samples)
+            if said != found:
+                self._first.add(_other_split(folder, said, found))
+        if errors != splits.errors and len(self._parts) == len(splits.splits):
+            self._first.add(
+                DamagedError(
+                    "the splits have not dropped as many samples as their common manifest says",
+                    path=manifests.manifest_path(self._path),
+                    expected=f"{splits.errors:,}",
+                    found=f"{errors:,}",
+                )
+            )
+
+    def open_source(self, against: Against) -> list[Group]:
+        """What to compare with what; before the work, as a wrong path is soon told."""
+        from shardkit.verification.compare import groups
+
+        return groups(self._path, self._parts, against, self._last) if self._parts else []
+
+    def check(self) -> None:
+        """Files, shards, counts, keys."""
+        total = sum(file.bytes for part in self._parts for file in part.files)
+        if total:
+            self._meter.start("reading", total, "bytes")
+        for part in self._parts:
+            check(part, self._meter)
+        self._meter.report(now=True)
+
+    def check_values(self, decode: bool) -> None:
+        """All values, where that was asked for or where there are no checksums."""
+        parts = [part for part in self._parts if decode or part.manifest is None]
+        if not parts:
+            return
+        samples = sum(part.dataset.extent(shard)[0] for part in parts for shard in part.readable)
+        self._meter.start("decoding" if decode else "reading", samples, "samples")
+        for part in parts:
+            check_values(part, self._meter, decode=decode)
+        self._meter.report(now=True)
+
+    def compare(self, compared: list[Group]) -> None:
+        """With the source, if there is one."""
+        if not compared:
+            return
+        from shardkit.verification.compare import compare
+
+        samples = sum(len(source) for group in compared for source in group.sources)
+        self._meter.start("comparing", samples, "samples")
+        for group in compared:
+            compare(group, self._last, self._meter)
+        self._meter.report(now=True)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.dataset.close()
+
+    def report(self, seconds: float) -> VerifyReport:
+        every = [self._first, *(part.findings for part in self._parts), self._last]
+        notes = [note for findings in every for note in findings.notes]
+        if any(part.manifest is None for part in self._parts):
+            notes.append("there is no manifest, so no checksums: every sample was read instead")
+        formats = [part.dataset.format for part in self._parts]
+        ours = [file for part in self._parts for file in part.files]
+        foreign = sum(part.dataset.shards for part in self._parts if part.manifest is None)
+        return VerifyReport(
+            path=os.fspath(self._path),
+            format=self._format or next(iter(formats), None),
+            samples=sum(len(part.dataset) for part in self._parts),
+            shards=sum(part.dataset.shards for part in self._parts),
+            files=len(ours) + foreign,
+            bytes=sum(file.bytes for file in ours) - sum(self._meter.skipped),
+            problems=[problem for findings in every for problem in findings.problems()],
+            notes=notes,
+            seconds=round(seconds, 3),
+        )
+
+
+def _other_split(folder: Path, said: tuple[str, int], found: tuple[str, int]) -> DamagedError:
+    return DamagedError(
+        "a split is not the dataset that the manifest above it names",
+        path=folder,
+        expected=f"{said[1]:,} samples as {said[0]}",
+        found=f"{found[1]:,} samples as {found[0]}",
+        fix="copy both again from where they are whole, or convert again",
+    )

@@ -1,0 +1,123 @@
+"""Threads whose results come in order, and progress that its monitor hears of in its own thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from shardkit.errors import ShardkitError
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+_AHEAD = 4  # jobs per thread that are handed out before the first one's result is wanted
+_REPORT_SECONDS = 0.1
+
+LAST = sys.maxsize  # the "shard" of what belongs to the dataset as a whole
+
+
+class Monitor(Protocol):
+    """Who wants to know how far a verification is; called in the caller's thread."""
+
+    def start(self, doing: str, total: int, unit: str) -> None:
+        """A step begins: `doing` is a word for it, `total` counts "bytes" or "samples"."""
+
+    def advance(self, count: int) -> None:
+        """So many more of them are done."""
+
+
+class Findings:
+    """What is wrong with one dataset, in the order of its shards and their samples."""
+
+    def __init__(self) -> None:
+        self._problems: list[tuple[int, int, ShardkitError]] = []
+        self.notes: list[str] = []
+
+    def add(self, problem: ShardkitError, shard: int = LAST, position: int = -1) -> None:
+        """A problem of the sample at `position`, or of the whole shard, or of the dataset."""
+        self._problems.append((shard, position, problem))
+
+    def problems(self) -> list[ShardkitError]:
+        return [problem for *_, problem in sorted(self._problems, key=lambda entry: entry[:2])]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for notes."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class Stopped(Exception):  # noqa: N818 - it ends a thread's work and is no error
+    """The caller has gone: nobody waits for this result."""
+
+
+class Meter:
+    """Carries counts from the threads that work to the monitor, which lives in the caller's."""
+
+    def __init__(self, monitor: Monitor | None) -> None:
+        self._monitor = monitor
+        self._counts: deque[int] = deque()
+        self._next = 0.0
+        self.skipped: list[int] = []  # of what was counted, what was not looked at after all
+        self.stopped = False
+
+    def start(self, doing: str, total: int, unit: str) -> None:
+        if self._monitor is not None:
+            self.report(now=True)
+            self._monitor.start(doing, total, unit)
+
+    def add(self, count: int) -> None:
+        """Count, in any thread; raises Stopped if the caller has gone meanwhile."""
+        if self.stopped:
+            raise Stopped
+        self._counts.append(count)
+
+    def skip(self, count: int) -> None:
+        """Count what there is no need, or no way, to look at."""
+        self.skipped.append(count)
+        self.add(count)
+
+    def report(self, *, now: bool = False) -> None:
+        """Pass on what was counted, a few times a second; in the caller's thread."""
+        if not now and time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _REPORT_SECONDS
+        total = 0
+        while self._counts:
+            total += self._counts.popleft()
+        if total and self._monitor is not None:
+            self._monitor.advance(total)
+
+
+def in_threads(
+    work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter
+) -> Iterator[_Result]:
+    """The results of all jobs, in their order; as many threads as there are cores."""
+    workers = os.cpu_count() or 1
+    left = iter(jobs)
+    pending: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(workers) as threads:
+        try:
+            while True:
+                for job in islice(left, _AHEAD * workers - len(pending)):
+                    pending.append(threads.submit(work, job))
+                if not pending:
+                    return
+                yield _awaited(pending.popleft(), meter)
+        except BaseException:
+            meter.stopped = True
+            raise
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _awaited(future: Future[_Result], meter: Meter) -> _Result:
+    while not future.done():
+        wait([future], timeout=_REPORT_SECONDS)
+        meter.report()
+    return future.result()

@@ -1,0 +1,760 @@
+"""`shardkit verify`: what it finds, what it calls it, and what it leaves alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import shardkit
+from shardkit import manifest as manifests
+from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError
+from shardkit.formats import FORMATS, get_format
+from shardkit.formats.base import Joins, KnowsSizes
+from shardkit.manifest import File, Manifest
+from shardkit.testing import picture
+from shardkit.verification import shards, values
+from shardkit.verification.pictures import damage
+from tests.conftest import write_pictures
+from tests.test_cli import run
+
+EACH_FORMAT = pytest.mark.parametrize("format", sorted(FORMATS))
+
+
+def make(source: Path, format: str, out: Path, **options: Any) -> Path:
+    options = {"shard_samples": 5, "workers": 0, **options}
+    shardkit.convert(source, format, out, **options)
+    return out
+
+
+def shard_paths(dataset: Path) -> list[Path]:
+    manifest = manifests.load(dataset)
+    return [manifests.manifest_path(dataset).parent / s.file.name for s in manifest.shards]
+
+
+def rewrite(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest, with a checksum of its own that holds, as if it had been written so."""
+    path = manifests.manifest_path(dataset)
+    data = json.loads(path.read_bytes())
+    change(data)
+    del data[manifests._OWN_CHECKSUM]
+    path.write_bytes(manifests._dump(data))
+
+
+def accept_files(dataset: Path) -> None:
+    """Give a manifest the checksums of the files as they are now."""
+    from shardkit.storage import checksum
+
+    def renew(entry: dict[str, Any]) -> None:
+        path = dataset / entry["name"]
+        entry.update(bytes=path.stat().st_size, checksum=checksum(path))
+
+    def change(data: dict[str, Any]) -> None:
+        for shard in data["shards"]:
+            for entry in (shard["file"], *shard["beside"]):
+                renew(entry)
+        for entry in data["files"]:
+            renew(entry)
+
+    rewrite(dataset, change)
+
+
+def whats(report: shardkit.VerifyReport) -> list[str]:
+    return [problem.what for problem in report.problems]
+
+
+def photo(number: int, format: str = "JPEG", **options: Any) -> bytes:
+    """A picture whose entropy-coded data are long enough to be cut."""
+    noise = np.random.default_rng(number).integers(0, 255, (40, 60, 3), np.uint8)
+    file = io.BytesIO()
+    PIL.Image.fromarray(noise).save(file, format, **options)
+    return file.getvalue()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@EACH_FORMAT
+def test_a_sound_dataset_is_sound(images: Path, tmp_path: Path, format: str) -> None:
+    out = make(images, format, tmp_path / "out")
+    report = shardkit.verify(out, against=images, decode=True)
+    assert report.problems == []
+    assert report.sound
+    assert (report.format, report.samples, report.shards) == (format, 12, 3)
+    manifest = manifests.load(out)
+    files = [*manifest.all_files(), *manifest.files]
+    assert report.files == len(files)
+    assert report.bytes == sum(file.bytes for file in files)
+
+
+@EACH_FORMAT
+def test_every_flipped_bit_is_found_and_its_shard_is_named(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    out = make(images, format, tmp_path / "out")
+    paths = shard_paths(out)
+    chance = random.Random(0)
+    named = 0
+    for _ in range(200):
+        path = chance.choice(paths)
+        whole = path.read_bytes()
+        bit = chance.randrange(8 * len(whole))
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        (problem,) = shardkit.verify(out).problems
+        named += isinstance(problem, DamagedError) and problem.where["path"] == path
+        path.write_bytes(whole)
+    assert named == 200
+    assert shardkit.verify(out).sound
+
+
+@EACH_FORMAT
+def test_cut_missing_and_additional_shards_are_found(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    out = make(images, format, tmp_path / "out")
+    first, second, third = shard_paths(out)
+    size = first.stat().st_size
+    with first.open("r+b") as file:
+        file.truncate(size - 1)
+    second.unlink()
+    # A copy of the third under a name that the next shard would have.
+    top = out / third.relative_to(out).parts[0]
+    extra = out / top.name.replace("2", "3", 1)
+    (shutil.copytree if top.is_dir() else shutil.copy)(top, extra)
+    report = shardkit.verify(out)
+    assert whats(report) == [
+        "a file is cut short",
+        "a file of the dataset is missing",
+        "a shard lies in the folder that the manifest does not name",
+    ]
+    assert [problem.where["path"] for problem in report.problems] == [first, second, extra]
+    assert report.problems[0].where["offset"] == size - 1
+    assert (report.problems[0].expected, report.problems[0].found) == (
+        f"{size:,} bytes",
+        f"{size - 1:,} bytes",
+    )
+    assert report.bytes < manifests.load(out).bytes
+
+
+@EACH_FORMAT
+def test_swapped_shards_are_found(images: Path, tmp_path: Path, format: str) -> None:
+    out = make(images, format, tmp_path / "out")
+    first, second, _ = shard_paths(out)
+    a, b = first.read_bytes(), second.read_bytes()
+    first.write_bytes(b)
+    second.write_bytes(a)
+    report = shardkit.verify(out)
+    assert [problem.where["path"] for problem in report.problems] == [first, second]
+
+
+def test_what_is_longer_or_no_file_is_found(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    first, second, third = shard_paths(out)
+    first.write_bytes(first.read_bytes() + b"x")
+    second.unlink()
+    second.mkdir()
+    third.unlink()
+    third.symlink_to("nowhere")
+    assert whats(shardkit.verify(out)) == [
+        "a file is longer than it was",
+        "where a file of the dataset should be is something else",
+        "a file of the dataset is missing",
+    ]
+
+
+def test_no_shard_is_opened_before_its_files_are_found_whole(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    first, second, third = shard_paths(out)
+    first.write_bytes(b"")
+    second.with_name("shard-000001.index.npy").unlink()
+    format = get_format("wds")
+    opened = []
+    real = format.open
+    monkeypatch.setattr(
+        format, "open", lambda path, layout=None: (opened.append(path), real(path, layout))[1]
+    )
+    report = shardkit.verify(out, against=images, decode=True)
+    assert opened == [third]
+    assert len(report.problems) == 2
+    assert report.problems[1].where["shard"] == "shard-000001.tar"
+    assert report.notes == ["10 samples of the source not in the dataset, or in shards that"
+                            " cannot be read"]  # fmt: skip
+
+
+def test_a_damaged_index_beside_a_tar_is_found(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    index = out / "shard-000001.index.npy"
+    data = bytearray(index.read_bytes())
+    data[-3] ^= 1
+    index.write_bytes(data)
+    (problem,) = shardkit.verify(out).problems
+    assert problem.where == {"path": index, "shard": "shard-000001.tar"}
+
+
+@pytest.mark.parametrize("name", ["errors.jsonl", "keys.jsonl"])
+def test_changed_lists_are_found(images: Path, tmp_path: Path, name: str) -> None:
+    (images / "class0/bad.jpg").write_text("no picture")
+    (images / "class0/a.b.png").write_bytes(picture(9, "PNG"))
+    out = make(images, "wds", tmp_path / "out", on_error="skip")
+    assert shardkit.verify(out).sound
+    (out / name).write_bytes((out / name).read_bytes().replace(b"class0", b"class1"))
+    (problem,) = shardkit.verify(out).problems
+    assert problem.where["path"] == out / name
+    (out / name).unlink()
+    assert whats(shardkit.verify(out)) == ["a file of the dataset is missing"]
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    path = out / "shardkit.json"
+    whole = path.read_bytes()
+    chance = random.Random(1)
+    for _ in range(200):
+        bit = chance.randrange(8 * (len(whole) - 1))  # the last byte is the end of the line
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        (problem,) = shardkit.verify(out).problems
+        assert problem.where["path"] == path
+
+
+# --- structure ------------------------------------------------------------------------------------
+
+
+@EACH_FORMAT
+def test_a_key_in_two_shards_is_found(
+    images: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardkit.sources.image_folder import ImageFolder
+
+    real = ImageFolder.key
+    monkeypatch.setattr(ImageFolder, "key", lambda self, index: real(self, index)[-3:])
+    out = make(images, format, tmp_path / "out", shard_samples=4)  # a class in each
+    report = shardkit.verify(out)
+    assert len(report.problems) == 8
+    last = report.problems[-1]
+    first, _, third = shard_paths(out)
+    assert last.where == {"path": third, "position": 3, "key": "003"}
+    assert first.relative_to(out).as_posix() in str(last.found)
+    assert "position 3" in str(last.found)
+
+
+def test_hashes_that_meet_are_no_repeated_keys(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    monkeypatch.setattr("builtins.hash", lambda value: 7)
+    assert shardkit.verify(out, against=images).sound
+
+
+@EACH_FORMAT
+def test_counts_that_the_shards_do_not_have_are_found(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    (images / "class0/000.txt").write_text("a caption")
+    out = make(images, format, tmp_path / "out")
+
+    def more_samples(data: dict[str, Any]) -> None:
+        data["shards"][1]["samples"] += 1
+
+    rewrite(out, more_samples)
+    report = shardkit.verify(out)
+    assert report.problems[0].where["path"] == shard_paths(out)[1]
+
+    def more_labels(data: dict[str, Any]) -> None:
+        data["shards"][1]["samples"] -= 1
+        data["fields"]["label"]["count"] += 1
+        data["fields"]["text"]["count"] += 1
+
+    rewrite(out, more_labels)
+    found = {p.where["field"]: (p.expected, p.found) for p in shardkit.verify(out).problems}
+    text = found.pop("text", None)  # counted where a format knows sizes without reading
+    assert text == (("2", "1") if isinstance(shardkit.open(out).reader(0), KnowsSizes) else None)
+    assert found == {"label": ("13", "12")}
+
+
+def test_a_list_of_dropped_samples_that_is_too_short_is_found(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    rewrite(out, lambda data: data.update(errors=2))
+    assert whats(shardkit.verify(out)) == [
+        "the list of dropped samples is not as long as the manifest says"
+    ]
+
+
+@EACH_FORMAT
+def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    """Written so, as far as checksums tell."""
+    out = make(images, format, tmp_path / "out")
+    shard_paths(out)[1].write_bytes(random.Random(0).randbytes(5000))
+    accept_files(out)
+    report = shardkit.verify(out, against=images, decode=True)
+    assert not report.sound
+    assert {problem.where["path"] for problem in report.problems} == {shard_paths(out)[1]}
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_a_picture_that_is_cut_is_damaged(format: str) -> None:
+    whole = photo(1, format)
+    assert damage(whole) is None
+    for size in (len(whole) // 2, len(whole) * 9 // 10):
+        assert damage(whole[:size])
+    assert damage(b"")
+    assert damage(b"text")
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"quality": 1}, {"subsampling": 0}])
+def test_kinds_of_jpeg_that_are_whole(options: dict[str, Any]) -> None:
+    assert damage(photo(2, **options)) is None
+    file = io.BytesIO()
+    for mode in ("L", "CMYK"):
+        PIL.Image.new(mode, (30, 20)).save(file, "JPEG")
+        assert damage(file.getvalue()) is None
+        file.seek(0)
+        file.truncate()
+
+
+@EACH_FORMAT
+def test_decoding_finds_the_picture_that_is_cut(images: Path, tmp_path: Path, format: str) -> None:
+    whole = photo(3)
+    (images / "class1/002.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
+    out = make(images, format, tmp_path / "out")
+    assert shardkit.verify(out).sound
+    (problem,) = shardkit.verify(out, decode=True).problems
+    assert problem.where == {
+        "path": shard_paths(out)[1],
+        "position": 1,
+        "key": "class1/002",
+        "field": "image",
+    }
+    assert "premature end" in str(problem.found).lower()
+
+
+@EACH_FORMAT
+def test_values_of_every_type_are_sound(tmp_path: Path, format: str) -> None:
+    samples = [
+        {
+            "__key__": f"a{n}",
+            "number": n,
+            "share": math.nan if n else 0.5,
+            "good": bool(n % 2),
+            "text": "ä" * n,
+            "blob": bytes(n),
+            "about": {"n": [n, None, {"x": 1.5}]},
+            "points": np.full((2, n + 1), np.nan, "<f4"),
+        }
+        for n in range(7)
+    ]
+    schema = {
+        "number": shardkit.Int(),
+        "share": shardkit.Float(),
+        "good": shardkit.Bool(),
+        "text": shardkit.Text(),
+        "blob": shardkit.Bytes(),
+        "about": shardkit.Json(),
+        "points": shardkit.Array("<f4", (2, None)),
+    }
+    out = tmp_path / "out"
+    shardkit.convert(samples, format, out, schema=schema, shard_samples=3)
+    report = shardkit.verify(out, decode=True, against=samples)
+    assert report.problems == []
+
+
+def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path) -> None:
+    samples = [{"__key__": f"{n}", "label": n, "about": {"n": n}} for n in range(4)]
+    out = tmp_path / "out"
+    shardkit.convert(samples, "wds", out)
+    shard = out / "shard-000000.tar"
+    shard.write_bytes(shard.read_bytes().replace(b'{"n":2}', b'{"n":2x'))
+    accept_files(out)
+    rewrite(out, lambda data: data.update(classes=["a", "b", "c"], label_counts=[1, 1, 1]))
+    assert shardkit.verify(out).sound
+    bad_json, bad_label = shardkit.verify(out, decode=True).problems
+    assert bad_json.where["position"] == 2
+    assert bad_json.where["field"] == "about"
+    assert (bad_label.what, bad_label.where["key"]) == ("the label is of no class", "3")
+
+
+# --- against --------------------------------------------------------------------------------------
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("other", ["wds", "lmdb"])
+def test_two_formats_of_one_source_are_equal(
+    images: Path, tmp_path: Path, format: str, other: str
+) -> None:
+    (images / "class0/000.json").write_text('{"b": 1, "a": [1.0, 2]}')
+    one = make(images, other, tmp_path / "one", shuffle=True)
+    two = make(one, format, tmp_path / "two", shard_samples=4)
+    assert shardkit.verify(two, against=one).problems == []
+    assert shardkit.verify(two, against=images).problems == []
+
+
+@EACH_FORMAT
+def test_pictures_that_a_format_encodes_anew_are_equal_and_counted(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    kind, value = shardkit.Image(), photo(4, "PNG")
+    (images / "class0/004.png").write_bytes(value)
+    out = make(images, format, tmp_path / "out")
+    report = shardkit.verify(out, against=images)
+    assert report.sound
+    anew = get_format(format).carried(kind, value) != value
+    assert report.notes == (["1 picture encoded anew, as this format demands"] if anew else [])
+
+
+def test_renamed_fields_and_classes_in_another_order_are_equal(
+    images: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "rename": {"image": "jpg", "label": "cls"},
+        "classes": ["class2", "class0", "class1"],
+    }
+    out = make(images, "wds", tmp_path / "out", **options)
+    again = make(images, "wds", tmp_path / "again", **options)
+    assert shardkit.verify(out, against=images).problems == []
+    assert shardkit.verify(out, against=again).problems == []
+    plain = make(images, "wds", tmp_path / "plain")
+    report = shardkit.verify(plain, against=again)
+    assert "the class names are not those of the source" in whats(report)
+    fields = [p.where["field"] for p in report.problems if p.what.startswith("a field")]
+    assert fields == ["image", "label", "jpg", "cls"]
+
+
+def test_what_differs_from_the_source_is_named(images: Path, tmp_path: Path) -> None:
+    (images / "class0/001.txt").write_text("a caption")
+    out = make(images, "wds", tmp_path / "out", shuffle=True)
+    changed = bytearray((images / "class0/000.jpg").read_bytes())
+    changed[100] ^= 1
+    (images / "class0/000.jpg").write_bytes(changed)
+    (images / "class0/001.txt").unlink()
+    (images / "class0/002.txt").write_text("another")
+    (images / "class1/000.jpg").rename(images / "class1/new.jpg")
+    problems = {p.where["key"]: p for p in shardkit.verify(out, against=images).problems}
+    assert sorted(problems) == [
+        "class0/000", "class0/001", "class0/002", "class1/000", "class1/new",
+    ]  # fmt: skip
+    other = problems["class0/000"]
+    assert isinstance(other, SampleError)
+    assert other.where["field"] == "image"
+    assert str(other.found).endswith("bytes, the first other one at 100")
+    assert problems["class0/001"].what == "a value is not in the source"
+    assert problems["class0/002"].what == "a value is not in the dataset"
+    assert problems["class1/000"].what == "the source does not have this sample"
+    assert problems["class1/new"].what == "a sample of the source is missing"
+    ours = [p for p in problems.values() if "position" in p.where]
+    for problem in ours:
+        ds = shardkit.open(problem.where["path"])
+        assert ds[problem.where["position"]]["__key__"] == problem.where["key"]
+    assert len(ours) == 4
+
+
+def test_a_changed_label_is_named(tmp_path: Path) -> None:
+    samples = [{"__key__": f"{n}", "label": n} for n in range(5)]
+    shardkit.convert(samples, "wds", tmp_path / "out")
+    samples[3] = {"__key__": "3", "label": 4}
+    (problem,) = shardkit.verify(tmp_path / "out", against=samples).problems
+    assert (problem.where["key"], problem.where["field"]) == ("3", "label")
+    assert (problem.expected, problem.found) == ("int 4", "int 3")
+
+
+def test_dropped_samples_and_those_beyond_a_limit_are_notes(images: Path, tmp_path: Path) -> None:
+    (images / "class0/001.jpg").write_text("no picture")
+    out = make(images, "wds", tmp_path / "out", on_error="skip", limit=7, shuffle=True, seed=1)
+    report = shardkit.verify(out, against=images)
+    assert report.problems == []
+    kept = len(shardkit.open(out))
+    notes = sorted(report.notes)
+    assert f"{12 - 7} samples of the source not in the dataset" in notes[-1] or kept == 7
+    assert "which was made with a limit of 7" in " ".join(notes)
+    out = make(images, "wds", tmp_path / "all", on_error="skip")
+    report = shardkit.verify(out, against=images)
+    assert report.problems == []
+    assert report.notes == [
+        "1 sample of the source dropped when the dataset was made, as errors.jsonl says"
+    ]
+
+
+def test_a_source_that_is_damaged_is_said_and_no_crash(images: Path, tmp_path: Path) -> None:
+    one = make(images, "wds", tmp_path / "one")
+    two = make(one, "wds", tmp_path / "two")
+    shard_paths(one)[1].write_bytes(b"x")
+    report = shardkit.verify(two, against=one)
+    assert [p.where["path"] for p in report.problems] == [shard_paths(one)[1]]
+    (images / "class2/001.jpg").unlink()
+    (images / "class2/001.jpg").symlink_to("nowhere")
+    (problem,) = shardkit.verify(two, against=images).problems
+    assert "leads nowhere" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [
+        (1, 1, True),
+        (1, True, False),
+        (1, 1.0, False),
+        (math.nan, math.nan, True),
+        (0.5, math.nan, False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ([1], [1.0], False),
+        ([math.nan], [math.nan], True),
+        (shardkit.sample.JsonText("[1, 2]"), [1, 2], True),
+        ([1, 2], shardkit.sample.JsonText("[1,2]"), True),
+        (shardkit.sample.JsonText("[1, 2]"), shardkit.sample.JsonText("[1,2]"), False),
+        (np.zeros(2), np.zeros(2), True),
+        (np.zeros(2), np.zeros((2, 1)), False),
+        (np.zeros(2, "<f4"), np.zeros(2, "<f8"), False),
+        (np.array([math.nan, 1]), np.array([math.nan, 1]), True),
+        (np.array(["a"]), np.array(["b"]), False),
+        (b"ab", b"abc", False),
+        ("a", "a", True),
+    ],
+)  # fmt: skip
+def test_values_are_equal_by_value_and_type(found: Any, expected: Any, same: bool) -> None:
+    assert (values.difference(found, expected) is None) == same
+
+
+# --- splits, single files, foreign shards ---------------------------------------------------------
+
+
+def test_every_split_is_verified(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("train", "val"):
+        write_pictures(source / name, classes=2)
+    out = make(source, "wds", tmp_path / "out")
+    report = shardkit.verify(out, against=source, decode=True)
+    assert report.problems == []
+    assert (report.samples, report.shards) == (16, 4)
+
+    shares = make(source / "train", "wds", tmp_path / "shares", split="a=0.5,b=0.5")
+    assert shardkit.verify(shares, against=source / "train").problems == []
+    together = make(source, "wds", tmp_path / "together", split="none")
+    assert shardkit.verify(together, against=source).problems == []
+
+    rewrite(out, lambda data: data["splits"].update(val=9))
+    shard_paths(out / "train")[0].unlink()
+    report = shardkit.verify(out)
+    assert whats(report) == [
+        "a split is not the dataset that the manifest above it names",
+        "a file of the dataset is missing",
+    ]
+    shutil.rmtree(out / "val")
+    assert whats(shardkit.verify(out))[0] == "the dataset of a split is missing"
+    (problem, *_) = shardkit.verify(out / "train", against=source).problems
+    assert problem.what == "a file of the dataset is missing"
+
+
+def test_a_split_of_one_side_alone_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("train", "val"):
+        write_pictures(source / name, classes=2)
+    out = make(source, "wds", tmp_path / "out")
+    (source / "val").rename(source / "test")
+    assert whats(shardkit.verify(out, against=source)) == [
+        "the dataset has no split 'test'",
+        "the source has no split 'val'",
+    ]
+
+
+@EACH_FORMAT
+def test_a_dataset_that_is_one_file(images: Path, tmp_path: Path, format: str) -> None:
+    if not isinstance(get_format(format), Joins):
+        return  # it has no such output
+    out = tmp_path / f"one{FORMATS[format].suffixes[0]}"
+    shutil.copy(images / "class0/000.jpg", tmp_path / f"other{FORMATS[format].suffixes[0]}")
+    make(images, format, out, shard_samples=None)
+    assert shardkit.verify(out, against=images, decode=True).problems == []
+    (shard,) = shard_paths(out)
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert whats(shardkit.verify(out)) == ["a file is cut short"]
+    shutil.rmtree(out) if out.is_dir() else out.unlink()
+    (problem,) = shardkit.verify(out).problems
+    assert "missing" in problem.what
+
+
+def test_one_shard_of_a_dataset(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    shard = out / "shard-000001.tar"
+    report = shardkit.verify(shard, against=images)
+    assert report.problems == []
+    assert (report.samples, report.files) == (5, 2)
+    assert report.notes == ["7 samples of the source not in the dataset: this is a part of it"]
+    (out / "shard-000000.tar").unlink()
+    assert shardkit.verify(shard).sound
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert whats(shardkit.verify(shard)) == ["a file is cut short"]
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.ShardkitWarning")
+def test_foreign_shards_are_read_sample_by_sample(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for n, path in enumerate(shard_paths(out)):
+        shutil.copy(path, foreign / f"{n}.tar")
+    report = shardkit.verify(foreign)
+    assert report.problems == []
+    assert (report.samples, report.files, report.bytes) == (12, 3, 0)
+    assert report.notes == ["there is no manifest, so no checksums: every sample was read instead"]
+    shutil.copy(foreign / "0.tar", foreign / "3.tar")
+    report = shardkit.verify(foreign)
+    assert report.sound
+    assert "5 samples with a key that an earlier sample has as well" in report.notes
+    for n in (0, 2):
+        whole = (foreign / f"{n}.tar").read_bytes()
+        (foreign / f"{n}.tar").write_bytes(whole[:1000])
+    report = shardkit.verify(foreign)
+    assert [p.where["path"] for p in report.problems] == [foreign / "0.tar", foreign / "2.tar"]
+    assert report.samples == 10
+
+
+def test_what_is_no_dataset_is_refused(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        shardkit.verify(tmp_path / "nothing")
+    with pytest.raises(FormatError):
+        shardkit.verify(images)
+    (images / "class0/bad.jpg").write_text("no picture")
+    with pytest.raises(SampleError):
+        make(images, "wds", tmp_path / "out")
+    with pytest.raises(FormatError, match="unfinished"):
+        shardkit.verify(tmp_path / "out.partial")
+    out = make(images, "wds", tmp_path / "out", on_error="skip")
+    with pytest.raises(NotFoundError):
+        shardkit.verify(out, against=tmp_path / "nothing")
+
+
+def test_the_order_of_problems_does_not_depend_on_threads(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out", shard_samples=1)
+    for path in shard_paths(out)[::2]:
+        path.write_bytes(b"x")
+    reports = [shardkit.verify(out, decode=True, against=images).to_dict() for _ in range(5)]
+    for report in reports:
+        del report["seconds"]
+    assert all(report == reports[0] for report in reports)
+    assert [p["path"] for p in reports[0]["problems"]] == list(map(str, shard_paths(out)[::2]))
+
+
+def test_a_monitor_hears_of_all_steps_in_the_callers_thread(images: Path, tmp_path: Path) -> None:
+    import threading
+
+    class Listening:
+        def __init__(self) -> None:
+            self.steps: list[list[Any]] = []
+
+        def start(self, doing: str, total: int, unit: str) -> None:
+            self.steps.append([doing, total, unit, 0])
+
+        def advance(self, count: int) -> None:
+            assert threading.current_thread() is threading.main_thread()
+            self.steps[-1][3] += count
+
+    out = make(images, "wds", tmp_path / "out")
+    shard_paths(out)[0].unlink()
+    monitor = Listening()
+    shardkit.verify(out, decode=True, against=images, monitor=monitor)
+    manifest = manifests.load(out)
+    size = sum(file.bytes for file in manifest.all_files())
+    assert monitor.steps == [
+        ["reading", size, "bytes", size],
+        ["decoding", 7, "samples", 7],
+        ["comparing", 12, "samples", 12],
+    ]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_and_its_exit_codes(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    found = run("verify", out, "--against", images, "--decode")
+    assert "sound:" in found.stdout
+    assert "12 samples in 3 shards, 6 files" in found.stdout
+    assert run("verify", out, "--quiet").stderr == ""
+    assert run("verify", out, "--quiet").stdout == ""
+    report = json.loads(run("verify", out, "--json", "--quiet").stdout)
+    assert report["sound"]
+    assert report["problems"] == []
+
+    for path in shard_paths(out):
+        path.unlink()
+    found = run("verify", out, check=1)
+    assert found.stderr.count("a file of the dataset is missing") == 3
+    assert "damaged:" in found.stdout
+    assert "3 problems" in found.stdout
+    found = run("verify", out, "--json", check=1)
+    report = json.loads(found.stdout)
+    assert not report["sound"]
+    assert [p["error"] for p in report["problems"]] == ["DamagedError"] * 3
+    assert run("verify", out, "--quiet", check=1).stdout == ""
+
+    assert "no such file" in run("verify", tmp_path / "nothing", check=2).stderr
+    assert "no dataset" in run("verify", images, check=1).stderr
+    run("verify", out, "--against", tmp_path / "nothing", check=2)
+
+
+def test_the_command_prints_the_first_hundred_problems(tmp_path: Path) -> None:
+    shardkit.convert([{"label": n} for n in range(103)], "wds", tmp_path / "out", shard_samples=1)
+    for path in shard_paths(tmp_path / "out"):
+        path.write_bytes(b"")
+    found = run("verify", tmp_path / "out", check=1)
+    assert found.stderr.count("a file is cut short") == 100
+    assert "and 3 problems more" in found.stderr
+    report = json.loads(run("verify", tmp_path / "out", "--json", check=1).stdout)
+    assert len(report["problems"]) == 103
+
+
+def test_a_file_in_memory_is_no_answer(images: Path, tmp_path: Path) -> None:
+    """A checksum that is known from writing says nothing of the disk."""
+    from shardkit import storage
+
+    out = make(images, "wds", tmp_path / "out")
+    shard = shard_paths(out)[0]
+    storage._written[shard] = (shard.stat().st_size, manifests.load(out).shards[0].file.checksum)
+    data = bytearray(shard.read_bytes())
+    data[700] ^= 1
+    shard.write_bytes(data)
+    assert not shardkit.verify(out).sound
+
+
+def test_sizes_and_checksums_are_compared_of_empty_files(tmp_path: Path) -> None:
+    import xxhash
+
+    from shardkit.verification.files import check_file
+    from shardkit.verification.work import Meter
+
+    (tmp_path / "empty").write_bytes(b"")
+    check_file(tmp_path, File("empty", 0, xxhash.xxh3_128_hexdigest(b"")), Meter(None))
+    with pytest.raises(DamagedError):
+        check_file(tmp_path, File("empty", 0, "0" * 32), Meter(None))
+
+
+def test_reading_keys_one_by_one_gives_the_same(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = make(images, "wds", tmp_path / "out")
+    assert isinstance(manifests.load(out), Manifest)
+    with shardkit.open(out) as ds:
+        part = shards.Part("", ds)
+        shards.check(part, shards.Meter(None))
+        expected = [sample["__key__"] for sample in ds]
+        keys = shards.keys_of([part])
+        assert [keys.key(n) for n in range(12)] == expected
+        assert [keys.with_hash(key) for key in expected] == [[n] for n in range(12)]
