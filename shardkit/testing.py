@@ -426,7 +426,7 @@ class FormatContract:
     @settings(
         max_examples=30,
         deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        suppress_health_check=list(HealthCheck),  # fixtures and subclasses are shared on purpose
     )
     @given(samples=st.lists(any_samples(), max_size=4, unique_by=lambda s: s["__key__"]))
     def test_any_samples_come_back_equal(

@@ -62,14 +62,16 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_every_command_and_option_is_documented() -> None:
+    import importlib
+
     from shardkit.cli import COMMANDS
-    from shardkit.cli.convert import command
 
     text = "".join(page.read_text("utf-8") for page in PAGES)
     for name in COMMANDS:
         assert f"shardkit {name}" in text
-    options = [parameter.opts for parameter in command.params if parameter.opts[0][0] == "-"]
-    assert [names for names in options if not any(name in text for name in names)] == []
+        command = importlib.import_module(f"shardkit.cli.{name}").command
+        options = [parameter.opts for parameter in command.params if parameter.opts[0][0] == "-"]
+        assert [names for names in options if not any(option in text for option in names)] == []
 
 
 def test_continuous_integration_runs_the_command_of_the_readme() -> None:

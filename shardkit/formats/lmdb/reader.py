@@ -136,7 +136,7 @@ class LmdbReader(ShardReader):
     def _key(self, position: int) -> str:
         """The key alone, which every value of ours begins with."""
         head = bytes(self.value(position)[:_HEAD])
-        # A map of up to 15 fields, the name "__key__", a text of up to 31 bytes or of a byte's size.
+        # A map of up to 15 fields, the name "__key__", a text with a header of one or two bytes.
         tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
         start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
         if 0 < start <= start + size <= len(head):

@@ -1,0 +1,97 @@
+"""A folder as Hugging Face datasets saves it: Arrow streams, and two files that describe them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from shardkit import storage
+from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
+from shardkit.formats.arrow.columns import features
+from shardkit.formats.arrow.reader import IpcReader
+from shardkit.formats.arrow.writer import BatchWriter, ipc_stream
+from shardkit.formats.base import Format
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shardkit.manifest import Manifest
+
+
+class Hf(Format):
+    name = "hf"
+    abilities = (
+        "write: folders for load_from_disk with features Image and ClassLabel, all field types",
+        "read at random: folders of save_to_disk and streams, by views into the file",
+        "convert on with nothing decoded: values and JSON text pass through as they are",
+    )
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
+        return IpcReader(path, layout)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> BatchWriter:
+        return BatchWriter(path, schema, ipc_stream, max_bytes=max_bytes, classes=classes)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        return {"schema": schema.to_json()}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        return f"data-{number:05d}-of-{shards:05d}"
+
+    def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        classes = {} if manifest.classes is None else {manifest.label: manifest.classes}
+        info = {
+            "citation": "",
+            "description": "",
+            "features": features(manifest.schema, classes),
+            "homepage": "",
+            "license": "",
+        }
+        state: dict[str, Any] = {
+            "_data_files": [{"filename": shard.file.name} for shard in manifest.shards],
+            "_fingerprint": _fingerprint(manifest),
+            "_format_columns": None,
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        return [
+            _write(folder / "dataset_info.json", info),
+            _write(folder / "state.json", state),
+        ]
+
+    def complete_splits(self, folder: Path, names: list[str]) -> list[Path]:
+        """Make a folder whose subfolders are splits one that loads as a DatasetDict."""
+        return [_write(folder / "dataset_dict.json", {"splits": names}, indent=None)]
+
+
+def _fingerprint(manifest: Manifest) -> str:
+    """What datasets names its caches after: the same for the same data."""
+    digest = xxhash.xxh3_64()
+    for file in manifest.all_files():
+        digest.update(f"{file.checksum} ".encode())
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: dict[str, Any], indent: int | None = 2) -> Path:
+    storage.write_file(path, json.dumps(content, indent=indent).encode())
+    return path
+
+
+FORMAT = Hf()

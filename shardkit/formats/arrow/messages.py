@@ -1,0 +1,192 @@
+"""Where the batches of an Arrow file or stream stand, read from their headers alone.
+
+Opening a shard takes the number of rows of each batch, for which pyarrow would load them all. Each
+message is a mark, a length, a flatbuffer, and a body. Layout: the Arrow columnar format,
+"Serialization and Interprocess Communication"; Message.fbs, Schema.fbs; FlatBuffers' internals.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.errors import DamagedError, FormatError
+
+MAGIC = b"ARROW1"
+_FILE_START = 8  # the magic, padded
+_FILE_END = 4 + len(MAGIC)  # length of the footer, and the magic
+_MARK = 0xFFFFFFFF
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # of the union MessageHeader
+_MOST_ROWS = 2**48  # so that no sum of them leaves 64 bits
+
+
+class Batch(NamedTuple):
+    """One batch of rows: its message in bytes of the file."""
+
+    offset: int
+    size: int
+    rows: int
+    compressed: bool
+    dictionaries: int  # how many of the dictionaries stand before it
+
+
+class Messages(NamedTuple):
+    """All messages of a file, in order."""
+
+    schema: slice
+    dictionaries: list[slice]
+    batches: list[Batch]
+
+
+def find_messages(data: memoryview, path: Path) -> Messages:
+    """Walk over all messages; raises DamagedError at the byte where one is cut or damaged."""
+    start, end = _extent(data, path)
+    schema: slice | None = None
+    dictionaries: list[slice] = []
+    batches: list[Batch] = []
+    at = start
+    while at < end:
+        message = _message(data, at, end, path)
+        if message is None:
+            break
+        if message.kind == _SCHEMA and schema is None:
+            schema = slice(at, message.end)
+        elif schema is None or message.kind == _SCHEMA:
+            raise _damaged("the schema does not stand first", path, at)
+        elif message.kind == _DICTIONARY:
+            dictionaries.append(slice(at, message.end))
+        elif message.kind == _BATCH:
+            size = message.end - at
+            batches.append(Batch(at, size, message.rows, message.compressed, len(dictionaries)))
+        else:
+            raise _damaged("a message is of no kind that holds rows", path, at)
+        at = message.end
+    if schema is None:
+        raise _damaged("there is no schema", path, start)
+    return Messages(schema, dictionaries, batches)
+
+
+def _extent(data: memoryview, path: Path) -> tuple[int, int]:
+    """Where the messages begin, and where they end at the latest."""
+    size = len(data)
+    head = bytes(data[: len(MAGIC)])
+    if head[:4] == b"FEA1":
+        raise FormatError(
+            "this is a Feather file of version 1, which shardkit does not read",
+            path=path,
+            fix="write it again: pandas.read_feather(...).to_feather(...)",
+        )
+    if head != MAGIC:
+        if size < 8:
+            raise _damaged("the file is too short", path, 0)
+        return 0, size
+    if size < _FILE_START + _FILE_END or bytes(data[-len(MAGIC) :]) != MAGIC:
+        raise DamagedError(
+            "the Arrow file is truncated",
+            path=path,
+            offset=size,
+            expected=f"{MAGIC.decode()!r} as the last bytes",
+            fix="copy the file again",
+        )
+    (footer,) = struct.unpack_from("<i", data, size - _FILE_END)
+    if not 0 < footer <= size - _FILE_END - _FILE_START:
+        raise _damaged("the footer has an impossible length", path, size - _FILE_END)
+    return _FILE_START, size - _FILE_END - footer
+
+
+class _Message(NamedTuple):
+    kind: int
+    rows: int
+    compressed: bool
+    end: int
+
+
+def _message(data: memoryview, at: int, end: int, path: Path) -> _Message | None:
+    """The message at byte `at`; None at the end mark."""
+    start = at
+    try:
+        (size,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if size == _MARK:  # before Arrow 0.15 there was no mark
+            (size,) = struct.unpack_from("<I", data, at)
+            at += 4
+        if size == 0:
+            return None
+        if at + size > end:
+            raise _truncated(path, start, at + size, end)
+        kind, rows, compressed, body = _header(bytes(data[at : at + size]))
+    except (struct.error, ValueError) as error:
+        raise _damaged(f"a message has a damaged header ({error})", path, start) from None
+    stop = at + size + body
+    if stop > end:
+        raise _truncated(path, start, stop, end)
+    return _Message(kind, rows, compressed, stop)
+
+
+def _header(data: bytes) -> tuple[int, int, bool, int]:
+    """Kind of a message, its rows, whether its buffers are compressed, and the size of its body."""
+    message = _table(data, 0)
+    kind = _value(data, "<B", message, 1)
+    body = _value(data, "<q", message, 3)
+    rows, compressed = 0, False
+    if kind == _SCHEMA and _value(data, "<h", _table(data, _place(data, message, 2)), 0):
+        raise ValueError("numbers with the high byte first, which shardkit does not read")
+    if kind == _BATCH:
+        batch = _table(data, _place(data, message, 2))
+        rows = _value(data, "<q", batch, 0)
+        compressed = bool(_place(data, batch, 3))
+    if body < 0 or not 0 <= rows < _MOST_ROWS:
+        raise ValueError("an impossible length")
+    return kind, rows, compressed, body
+
+
+# Flatbuffers: a table begins with the distance back to its vtable, which has the place of each
+# field in the table, 0 where a field is left out and so has its default.
+
+
+def _table(data: bytes, at: int) -> int:
+    """The table that the offset at `at` leads to."""
+    return at + _number(data, "<I", at)
+
+
+def _place(data: bytes, table: int, field: int) -> int:
+    """Where a field of a table stands; 0, where no field can stand, if it is left out."""
+    vtable = table - _number(data, "<i", table)
+    at = vtable + 4 + 2 * field
+    if at + 2 > vtable + _number(data, "<H", vtable):
+        return 0
+    place = _number(data, "<H", at)
+    return table + place if place else 0
+
+
+def _value(data: bytes, code: str, table: int, field: int) -> int:
+    place = _place(data, table, field)
+    return _number(data, code, place) if place else 0
+
+
+def _number(data: bytes, code: str, at: int) -> int:
+    if at < 0:
+        raise ValueError("an offset leads out of it")
+    (value,) = struct.unpack_from(code, data, at)
+    return int(value)
+
+
+def _truncated(path: Path, at: int, needed: int, end: int) -> DamagedError:
+    return DamagedError(
+        "the Arrow data are truncated inside a message",
+        path=path,
+        offset=at,
+        expected=f"{needed - at:,} bytes from here",
+        found=f"{max(end - at, 0):,} bytes, then the end",
+        fix="copy the file again",
+    )
+
+
+def _damaged(what: str, path: Path, at: int) -> DamagedError:
+    return DamagedError(
+        f"this is no Arrow file or stream, or a damaged one: {what}",
+        path=path,
+        offset=at,
+        fix="copy the file again, or write it again where it was made",
+    )

@@ -1,0 +1,210 @@
+"""Parquet files of the same columns: a row group is what is read and kept at a time."""
+
+from __future__ import annotations
+
+import inspect
+import mmap
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardkit import storage
+from shardkit.errors import DamagedError
+from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
+from shardkit.formats.arrow.columns import IMAGE
+from shardkit.formats.arrow.footer import TAIL, RowGroup, row_groups
+from shardkit.formats.arrow.foreign import Arrays
+from shardkit.formats.arrow.reader import DECODED, BatchReader, Rows
+from shardkit.formats.arrow.values import is_list
+from shardkit.formats.arrow.writer import BatchWriter, Output, join_batches
+from shardkit.formats.base import Format
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_MAGIC = b"PAR1"
+
+
+def _if_known(function: Any, **options: Any) -> dict[str, Any]:
+    """Those of the options that the installed pyarrow has."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
+_WRITE_CHECKSUMS = _if_known(pq.ParquetWriter.__init__, write_page_checksum=True)
+_CHECK_CHECKSUMS = _if_known(pq.ParquetFile.__init__, page_checksum_verification=True)
+
+
+class ParquetOutput:
+    """Pictures and bytes as they are, the rest compressed; a row group for each batch."""
+
+    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+        numbers = [f.name for f in schema if pa.types.is_primitive(f.type)]
+        self._writer = pq.ParquetWriter(
+            sink,
+            schema,
+            compression={path: codec for f in schema for path, codec in _codecs(f)},
+            use_dictionary=False,
+            write_statistics=numbers,  # others would repeat whole values
+            **_WRITE_CHECKSUMS,
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        table = pa.Table.from_batches([batch])
+        self._writer.write_table(table, row_group_size=max(len(table), 1))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _codecs(field: pa.Field) -> list[tuple[str, str]]:
+    """The codec of each leaf of a column, by the leaf's path."""
+    if field.type == IMAGE:
+        return [(f"{field.name}.bytes", "none"), (f"{field.name}.path", "none")]
+    if field.type == pa.binary():
+        return [(field.name, "none")]
+    path, stored = field.name, field.type
+    while is_list(stored):
+        path, stored = f"{path}.list.element", stored.value_type
+    return [(path, "zstd")]
+
+
+def _list_bytes(value: npt.NDArray[Any]) -> int:
+    """At most: small numbers take four bytes, and a byte says how lists nest."""
+    return int(value.size) * (max(value.itemsize, 4) + 1)
+
+
+class ParquetReader(BatchReader):
+    """A Parquet file. Each thread has it open for itself: pyarrow's reader has a state."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        self._token = object()
+        self._local = threading.local()
+        super().__init__(path, layout)
+
+    def _open(self) -> tuple[pa.Schema, list[int]]:
+        self._groups = _row_groups(self._path)
+        return self._file().schema_arrow, [group.rows for group in self._groups]
+
+    def _file(self) -> pq.ParquetFile:
+        """This thread's own."""
+        self._check_open()
+        file: pq.ParquetFile | None = getattr(self._local, "file", None)
+        if file is None:
+            file = self._local.file = pq.ParquetFile(
+                self._path, memory_map=True, pre_buffer=False, **_CHECK_CHECKSUMS
+            )
+        return file
+
+    def _rows(self, number: int) -> Rows:
+        return DECODED.get(self._token, number, lambda: self._new_rows(number))
+
+    def _new_rows(self, number: int) -> Rows:
+        return Rows(lambda names: self._load(number, names), self.schema)
+
+    def _load(self, number: int, names: Collection[str]) -> Arrays:
+        table = self._file().read_row_group(number, columns=list(names), use_threads=False)
+        expected = self._groups[number].rows
+        if len(table) != expected:
+            raise ValueError(f"{len(table)} rows where {expected} are announced")
+        table.validate()
+        return {name: _one(table.column(name)) for name in names}
+
+    def _known_nulls(self) -> dict[str, int]:
+        """From the statistics of columns that do not nest, where the writer made them."""
+        found: dict[str, int | None] = {}
+        for group in self._groups:
+            for path, nulls in group.nulls.items():
+                name = path.removesuffix(".bytes")  # of a picture: its path does not matter
+                known = found.get(name, 0)
+                found[name] = None if known is None or nulls is None else known + nulls
+        return {name: nulls for name, nulls in found.items() if nulls is not None}
+
+    def close(self) -> None:
+        super().close()
+        self._local = threading.local()
+        DECODED.forget(self._token)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a row group in one piece."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):  # too large for one array
+        raise ValueError("a column of a row group is over 2 GiB: write smaller row groups")
+    return found
+
+
+def _row_groups(path: Path) -> list[RowGroup]:
+    """What the footer says; where the file is cut, in our words."""
+    with storage.explained("open", path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    with memoryview(mapped) as data:
+        first, last = bytes(data[:4]), bytes(data[-4:])
+        if first == last == _MAGIC and size >= 2 * TAIL - 4:
+            return row_groups(data)
+    cut = first == _MAGIC
+    raise DamagedError(
+        "the Parquet file is truncated" if cut else "this is no Parquet file",
+        path=path,
+        offset=size if cut else 0,
+        expected=f"{_MAGIC.decode()!r} as the first and the last bytes",
+        found=f"{first!r} and {last!r}",
+        fix="copy the file again, or write it again where it was made",
+    )
+
+
+class Parquet(Format):
+    name = "parquet"
+    abilities = (
+        "write: pictures and bytes as they are, the rest in zstd; page checksums; all field types",
+        "read at random: by row groups, of which the last ones are kept",
+        "read foreign files: all types that a field or JSON can hold",
+        "convert on with nothing decoded: values and JSON text pass through as they are",
+    )
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
+        return ParquetReader(path, layout)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> BatchWriter:
+        return BatchWriter(
+            path, schema, _output, max_bytes=max_bytes, classes=classes, weigh_list=_list_bytes
+        )
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        readers = (ParquetReader(part, self.layout(schema)) for part in parts)
+        join_batches(path, readers, schema, _output, classes)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        return {"schema": schema.to_json()}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)
+
+
+def _output(sink: Any, schema: pa.Schema) -> Output:
+    return ParquetOutput(sink, schema)
+
+
+FORMAT = Parquet()

@@ -1,0 +1,522 @@
+"""Values out of arrays: per column and batch one function from a row to its value.
+
+pyarrow's own scalars take microseconds each. Here a column's buffers are taken once per batch, and
+a value is a slice of them. What the buffers say is checked where it is used, as files are damaged:
+a getter raises ValueError, or an error of ours where it knows more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from shardkit.codecs.array import load_array
+from shardkit.errors import FormatError, SampleError
+from shardkit.sample import JsonText
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+ABSENT: Any = object()  # what a getter gives where a sample has no such value
+Getter: TypeAlias = Callable[[int], Any]
+
+_CODES = {
+    pa.int8(): "b",
+    pa.int16(): "h",
+    pa.int32(): "i",
+    pa.int64(): "q",
+    pa.uint8(): "B",
+    pa.uint16(): "H",
+    pa.uint32(): "I",
+    pa.uint64(): "Q",
+    pa.float32(): "f",
+    pa.float64(): "d",
+}
+_OLDEST = 2**63  # whole numbers from here on do not fit a field Int
+
+
+def getter(name: str, kind: FieldType, array: pa.Array) -> Getter:
+    """What gives the values of a field from its column in a batch; JSON comes as `JsonText`."""
+    array = plain(array)
+    get = _getter(kind, array)
+    if get is None:
+        raise FormatError(
+            "a column is not of the type that its field has",
+            field=name,
+            expected=f"a column that can hold {kind}",
+            found=str(array.type),
+            fix="convert the shards of each kind by themselves",
+        )
+    linked = isinstance(kind, Bytes) and pa.types.is_struct(array.type)
+    return get if linked else _optional(get, array)
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The array without what other libraries wrap around it: extension types, dictionaries, views.
+
+    What is damaged there raises ValueError.
+    """
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array.validate(full=True)  # an index out of the dictionary must not be followed
+        return plain(array.dictionary_decode())
+    larger = _VIEWS.get(str(array.type))
+    if larger is not None:
+        array.validate(full=True)
+        return array.cast(larger)
+    return array
+
+
+_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+
+
+def fits(kind: FieldType, stored: pa.DataType) -> bool:
+    """Whether a column of a type can hold the values of a field."""
+    return _getter(kind, plain(pa.nulls(0, stored))) is not None
+
+
+def _getter(kind: FieldType, array: pa.Array) -> Getter | None:
+    """The getter for rows that are not null; None if the column cannot hold such values."""
+    if pa.types.is_null(array.type):
+        return _never
+    return _MAKERS[type(kind)](array, kind)
+
+
+def _make_bytes(array: pa.Array, kind: FieldType) -> Getter | None:
+    if pa.types.is_struct(array.type):
+        return _linked_images(array)
+    text = _is_text(array.type) and not isinstance(kind, Image)
+    return _bytes(array) if text or _is_bytes(array.type) else None
+
+
+def _make_text(array: pa.Array, kind: FieldType) -> Getter | None:
+    return _text(array) if _is_text(array.type) else None
+
+
+def _make_json(array: pa.Array, kind: FieldType) -> Getter | None:
+    return _json_text(array) if _is_text(array.type) else _as_json(array)
+
+
+def _make_bool(array: pa.Array, kind: FieldType) -> Getter | None:
+    return _bits(array.buffers()[1], array) if pa.types.is_boolean(array.type) else None
+
+
+def _make_int(array: pa.Array, kind: FieldType) -> Getter | None:
+    return _whole_numbers(array) if pa.types.is_integer(array.type) else None
+
+
+def _make_float(array: pa.Array, kind: FieldType) -> Getter | None:
+    return _floats(array) if pa.types.is_floating(array.type) else None
+
+
+def _make_array(array: pa.Array, kind: FieldType) -> Getter | None:
+    if is_list(array.type) and isinstance(kind, Array):
+        return _nested(array, kind)
+    if not _is_bytes(array.type):
+        return None
+    get = _bytes(array)
+    return lambda row: load_array(get(row))
+
+
+_MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType], Getter | None]] = {
+    Bytes: _make_bytes,
+    Image: _make_bytes,
+    Text: _make_text,
+    Json: _make_json,
+    Bool: _make_bool,
+    Int: _make_int,
+    Float: _make_float,
+    Array: _make_array,
+}
+
+
+def is_list(stored: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_list(stored) or types.is_large_list(stored) or types.is_fixed_size_list(stored)
+    )
+
+
+def _is_bytes(stored: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(stored)
+        or types.is_large_binary(stored)
+        or types.is_fixed_size_binary(stored)
+    )
+
+
+def _is_text(stored: pa.DataType) -> bool:
+    return bool(pa.types.is_string(stored) or pa.types.is_large_string(stored))
+
+
+# --- nulls ---------------------------------------------------------------------------------------
+
+
+def _optional(get: Getter, array: pa.Array) -> Getter:
+    """`get`, giving ABSENT for the array's nulls."""
+    present = _present(array)
+    if present is None:
+        return get
+    return lambda row: get(row) if present(row) else ABSENT
+
+
+def _present(array: pa.Array) -> Callable[[int], bool] | None:
+    """What says whether a row is not null; None where all are there."""
+    bitmap = None if pa.types.is_null(array.type) else array.buffers()[0]
+    if bitmap is None or not array.null_count:
+        return None
+    return _bits(bitmap, array)
+
+
+def _bits(buffer: pa.Buffer | None, array: pa.Array) -> Callable[[int], bool]:
+    bits, offset = _view(buffer), array.offset
+    _check_room(bits, -(-(offset + len(array)) // 8))
+
+    def get(row: int) -> bool:
+        row += offset
+        return bool(bits[row >> 3] >> (row & 7) & 1)
+
+    return get
+
+
+# --- bytes and text ------------------------------------------------------------------------------
+
+
+def _view(buffer: pa.Buffer | None) -> memoryview:
+    if buffer is None or not buffer.size:
+        return memoryview(b"")
+    return memoryview(buffer).cast("B")
+
+
+def _check_room(view: memoryview, needed: int) -> None:
+    if len(view) < needed:
+        raise ValueError(f"a buffer has {len(view)} bytes of {needed}")
+
+
+def _numbers(array: pa.Array, buffer: pa.Buffer | None, code: str, more: int = 0) -> memoryview:
+    """The numbers of a buffer that belong to the rows of the array, and `more` of them."""
+    size = np.dtype(code).itemsize
+    count = len(array) + more if len(array) else 0
+    view, start = _view(buffer), array.offset * size
+    _check_room(view, start + count * size if count else 0)
+    return view[start : start + count * size].cast(cast(Any, code)) if count else memoryview(b"")
+
+
+def _offsets(array: pa.Array) -> memoryview:
+    large = str(array.type).startswith("large_")
+    return _numbers(array, array.buffers()[1], "q" if large else "i", 1)
+
+
+def _bytes(array: pa.Array) -> Getter:
+    if pa.types.is_fixed_size_binary(array.type):
+        return _fixed_bytes(array)
+    offsets, data = _offsets(array), _view(array.buffers()[2])
+    end = len(data)
+
+    def get(row: int) -> bytes:
+        start, stop = offsets[row], offsets[row + 1]
+        if not 0 <= start <= stop <= end:
+            raise ValueError(f"bytes {start} to {stop} of {end}")
+        return bytes(data[start:stop])
+
+    return get
+
+
+def _fixed_bytes(array: pa.Array) -> Getter:
+    size = array.type.byte_width
+    data, first = _view(array.buffers()[1]), array.offset
+    _check_room(data, (first + len(array)) * size if len(array) else 0)
+    return lambda row: bytes(data[(first + row) * size : (first + row + 1) * size])
+
+
+def _text(array: pa.Array) -> Callable[[int], str]:
+    offsets, data = _offsets(array), _view(array.buffers()[2])
+    end = len(data)
+
+    def get(row: int) -> str:
+        start, stop = offsets[row], offsets[row + 1]
+        if not 0 <= start <= stop <= end:
+            raise ValueError(f"bytes {start} to {stop} of {end}")
+        return str(data[start:stop], "utf-8")
+
+    return get
+
+
+def _json_text(array: pa.Array) -> Getter:
+    get = _text(array)
+    return lambda row: JsonText(get(row))
+
+
+def _linked_images(array: pa.Array) -> Getter | None:
+    """Pictures as Hugging Face stores them: the bytes, or where a picture lies."""
+    names = [array.type.field(n).name for n in range(array.type.num_fields)]
+    if "bytes" not in names:
+        return None
+    data = plain(array.field(names.index("bytes")))
+    get: Getter = _never
+    has_bytes: Getter = _always
+    if _is_bytes(data.type):
+        get, has_bytes = _bytes(data), _present(data) or _always
+    elif pa.types.is_null(data.type):
+        has_bytes = _no
+    else:
+        return None
+    linked: Getter = _never
+    if "path" in names:
+        path = plain(array.field(names.index("path")))
+        if _is_text(path.type):
+            linked = _optional(_text(path), path)
+    present = _present(array) or _always
+
+    def get_image(row: int) -> Any:
+        if not present(row):
+            return ABSENT
+        if has_bytes(row):
+            return get(row)
+        place = linked(row)
+        if place is ABSENT or not place:
+            return ABSENT
+        raise _elsewhere(place)
+
+    return get_image if has_bytes is not _always or present is not _always else get
+
+
+def _always(row: int) -> Any:
+    return True
+
+
+def _no(row: int) -> Any:
+    return False
+
+
+def _never(row: int) -> Any:
+    return ABSENT
+
+
+def _elsewhere(place: str) -> SampleError:
+    return SampleError(
+        "the shard has only the path of a picture, which lies elsewhere",
+        expected="the bytes of the picture",
+        found=repr(place),
+        fix="embed the pictures where the dataset was made: datasets' save_to_disk does, or its"
+        " table.embed_table_storage before a file is written",
+    )
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def _whole_numbers(array: pa.Array) -> Getter:
+    get: Getter = _numbers(array, array.buffers()[1], _CODES[array.type]).__getitem__
+    if array.type != pa.uint64():
+        return get
+
+    def get_small(row: int) -> int:
+        value: int = get(row)
+        if value >= _OLDEST:
+            raise SampleError(
+                "a whole number is too large",
+                expected="at most 2**63 - 1",
+                found=str(value),
+                fix="store it as text",
+            )
+        return value
+
+    return get_small
+
+
+def _floats(array: pa.Array) -> Getter:
+    if pa.types.is_float16(array.type):
+        view = _numbers(array, array.buffers()[1], "h")
+        halves = np.frombuffer(view, np.float16) if len(array) else np.zeros(0, np.float16)
+        return lambda row: float(halves[row])
+    return _numbers(array, array.buffers()[1], _CODES[array.type]).__getitem__
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def _nested(array: pa.Array, kind: Array) -> Getter | None:
+    """Lists of numbers as an array that the caller may write to."""
+    levels: list[_Level] = []
+    values = array
+    while is_list(values.type):
+        levels.append(_Level(values))
+        values = plain(values.values)
+    shape = kind.shape or ()
+    if kind.dtype is None or len(levels) != len(shape) or not _holds(values.type, kind.dtype):
+        return None
+    numbers = _leaf(values, np.dtype(kind.dtype))
+    present = _present(values)
+
+    def get(row: int) -> npt.NDArray[Any]:
+        start, stop = row, row + 1
+        found = []
+        for level, length in zip(levels, shape, strict=True):
+            start, stop, length = level.below(start, stop, length)  # noqa: PLW2901
+            found.append(length)
+        if not 0 <= start <= stop <= len(numbers):
+            raise ValueError(f"numbers {start} to {stop} of {len(numbers)}")
+        if present is not None and not all(map(present, range(start, stop))):
+            raise ValueError("a list has a null among its numbers")
+        return numbers[start:stop].reshape(found).copy()
+
+    return get
+
+
+def _leaf(values: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The numbers of an array, nulls among them as they come."""
+    size, first = dtype.itemsize, values.offset
+    view = _view(values.buffers()[1])
+    _check_room(view, (first + len(values)) * size if len(values) else 0)
+    return np.frombuffer(view[first * size : (first + len(values)) * size], dtype)
+
+
+def _holds(stored: pa.DataType, dtype: str) -> bool:
+    numeric = pa.types.is_integer(stored) or pa.types.is_floating(stored)
+    return bool(numeric and np.dtype(stored.to_pandas_dtype()) == np.dtype(dtype))
+
+
+class _Level:
+    """One level of nested lists. Positions count from the array's own first row."""
+
+    def __init__(self, array: pa.Array) -> None:
+        self._first = array.offset
+        self._count = len(array)
+        self._present = _present(array)
+        self._length: int | None = None
+        if pa.types.is_fixed_size_list(array.type):
+            self._length = array.type.list_size
+        else:
+            self._offsets = _offsets(array)
+
+    def below(self, start: int, stop: int, length: int | None) -> tuple[int, int, int]:
+        """Where the elements of the lists from `start` to `stop` are, and how many each has.
+
+        All lists must have `length` elements; None leaves that to a single one.
+        """
+        if not 0 <= start <= stop <= self._count:
+            raise ValueError(f"lists {start} to {stop} of {self._count}")
+        if self._present is not None and not all(map(self._present, range(start, stop))):
+            raise ValueError("a list has a null among its lists")
+        if self._length is not None:
+            if length not in (None, self._length):
+                raise ValueError(f"lists of {self._length} elements, not {length}")
+            first = self._first * self._length
+            return first + start * self._length, first + stop * self._length, self._length
+        if start == stop:
+            return 0, 0, length or 0
+        ends = self._offsets[start : stop + 1].tolist()
+        lengths = {after - before for before, after in pairwise(ends)}
+        found = lengths.pop()
+        if lengths or found < 0 or length not in (None, found):
+            raise ValueError("lists of several lengths where all should have one")
+        return ends[0], ends[-1], found
+
+
+# --- anything else, as JSON ----------------------------------------------------------------------
+
+
+def json_holds(stored: pa.DataType) -> bool:
+    """Whether JSON can say what values of a type are, dates and times as ISO 8601."""
+    types = pa.types
+    while isinstance(stored, pa.ExtensionType | pa.DictionaryType):
+        stored = stored.storage_type if isinstance(stored, pa.ExtensionType) else stored.value_type
+    if is_list(stored):
+        return json_holds(stored.value_type)
+    if types.is_struct(stored):
+        fields = [stored.field(n) for n in range(stored.num_fields)]
+        return len({f.name for f in fields}) == len(fields) and all(
+            json_holds(field.type) for field in fields
+        )
+    if types.is_map(stored):
+        return json_holds(stored.key_type) and json_holds(stored.item_type)
+    return bool(
+        types.is_null(stored)
+        or types.is_boolean(stored)
+        or types.is_integer(stored)
+        or types.is_floating(stored)
+        or types.is_decimal(stored)
+        or types.is_date(stored)
+        or types.is_time(stored)
+        or types.is_timestamp(stored)
+        or _is_text(stored)
+        or str(stored) == "string_view"
+    )
+
+
+def _as_json(array: pa.Array) -> Getter | None:
+    """pyarrow's own Python values, for the types that are rare in large datasets."""
+    if not json_holds(array.type):
+        return None
+    array.validate(full=True)
+    return lambda row: JsonText.of(_jsonable(array[row].as_py()))
+
+
+def _jsonable(value: Any) -> Any:
+    """The value with what JSON does not know as text; raises ValueError where text would not do."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no number {value}")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _jsonable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(inner) for inner in value]
+    return value
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def sizes(name: str, kind: FieldType, array: pa.Array) -> npt.NDArray[np.int64]:
+    """Stored bytes of each value that is there."""
+    array = plain(array)
+    if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
+        data = plain(array.field("bytes"))
+        there = _mask(array) & _mask(data)
+        return _lengths(data)[there] if _is_bytes(data.type) else np.zeros(0, np.int64)
+    if isinstance(kind, Int | Float | Bool) and not pa.types.is_null(array.type):
+        width = 1 if isinstance(kind, Bool) else 8
+        return np.full(len(array) - array.null_count, width, np.int64)
+    if _is_bytes(array.type) or _is_text(array.type):
+        return _lengths(array)[_mask(array)]
+    values = map(getter(name, kind, array), range(len(array)))
+    found = [
+        value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
+        for value in values
+        if value is not ABSENT
+    ]
+    return np.array(found, np.int64)
+
+
+def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    present = _present(array)
+    if present is None:
+        absent = pa.types.is_null(array.type)
+        return np.full(len(array), not absent)
+    return np.fromiter(map(present, range(len(array))), np.bool_, len(array))
+
+
+def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    if pa.types.is_fixed_size_binary(array.type):
+        return np.full(len(array), array.type.byte_width, np.int64)
+    if not len(array):
+        return np.zeros(0, np.int64)
+    offsets = np.array(_offsets(array), np.int64)
+    found: npt.NDArray[np.int64] = offsets[1:] - offsets[:-1]
+    if found.min() < 0:
+        raise ValueError("values of a negative length")
+    return found

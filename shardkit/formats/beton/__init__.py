@@ -1,0 +1,108 @@
+"""Files as FFCV reads them, `.beton`: one file of rows and pages, and a section of our own in it.
+
+layout.py     the bytes of a file, and where in pages a value may stand
+section.py    our own section: keys, types, absent values
+pictures.py   what FFCV can decode, and what other pictures become
+contents.py   a file, mapped and checked
+values.py     from bytes to values
+reader.py     random access through the table
+writer.py     a file in one pass
+join.py       one file of several
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.formats.base import Format
+from shardkit.formats.beton import pictures
+from shardkit.formats.beton.join import join
+from shardkit.formats.beton.layout import PAGE, fields_of, is_native
+from shardkit.formats.beton.reader import BetonReader
+from shardkit.formats.beton.writer import BetonWriter
+from shardkit.schema import Array, Bool, FieldType, Float, Image, Int, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# Per field and sample: a part of a row twice (a value may have to make room for it), an allocation,
+# the header of a `.npy`.
+_FIELD_OVERHEAD = 2 * 16 + 24 + 128
+_KEY = 64  # bytes of a key with its offset, as a guess
+
+
+class Beton(Format):
+    name = "beton"
+    abilities = (
+        "write: FFCV's version 2, JPEGs as they are, raw pixels from PPM, all field types",
+        "write: other pictures as JPEG of quality 95, as FFCV decodes nothing else",
+        "read at random: its own files and those of ffcv.DatasetWriter, but for custom fields",
+        "convert on with nothing decoded: raw pixels come out as PPM",
+    )
+    one_shard = True
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
+        return BetonReader(path, layout)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> BetonWriter:
+        return BetonWriter(path, schema, max_bytes, classes)
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        join(path, parts, schema, classes)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        fields_of(schema)
+        return {"schema": schema.to_json()}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        # Of a page that is full to the next value, the rest stays empty.
+        in_page = np.maximum(PAGE // np.maximum(payload, 1), 1)
+        paged = np.where(payload > PAGE, 2 * payload, PAGE // in_page)
+        sizes = np.where(payload > PAGE // 64, np.maximum(payload, paged), payload * 65 // 64)
+        bounds: npt.NDArray[np.int64] = sizes + fields * _FIELD_OVERHEAD + _KEY
+        return bounds
+
+    def notes(self, schema: Schema) -> list[str]:
+        kinds = list(schema.values())
+        said = {
+            "pictures other than plain JPEG and PPM are encoded as JPEG of quality 95": any(
+                isinstance(kind, Image) for kind in kinds
+            ),
+            "FFCV sees text as JSON: ffcv.fields.JSONField.unpack gives it back": any(
+                isinstance(kind, Text) for kind in kinds
+            ),
+            "FFCV sees true and false as 1 and 0": any(isinstance(kind, Bool) for kind in kinds),
+            "FFCV sees arrays without one known shape, or of a dtype that it does not know, as the"
+            " bytes of .npy files": any(
+                isinstance(kind, Array) and not is_native(kind) for kind in kinds
+            ),
+            "FFCV sees absent values as 0, nan, null, nothing or one black pixel": any(
+                kind.optional for kind in kinds
+            ),
+            "without a field of pictures, text, bytes or arrays FFCV needs os_cache=True": all(
+                isinstance(kind, Int | Float | Bool) for kind in kinds
+            ),
+        }
+        return [note for note, applies in said.items() if applies]
+
+    def carried(self, kind: FieldType, value: Any) -> Any:
+        return pictures.stored(value).file() if isinstance(kind, Image) else value
+
+
+FORMAT = Beton()

@@ -1,0 +1,345 @@
+"""The bytes of a .beton file, version 2: declared once, for the reader and the writer.
+
+Layout: FFCV 1.0, `types.py`, `fields/*` and `memory_managers/*`. All numbers are little-endian, all
+pointers count bytes from the start of the file.
+
+    header        24 bytes
+    descriptors   1,041 bytes per field: its type, its name, what the type needs to know
+    table         a row per sample: scalars themselves, pictures, bytes and arrays as pointers
+    data          what the pointers lead to; no value may cross a multiple of the page size
+    section       ours, which FFCV passes over: keys, types, absent values (section.py)
+    allocations   {sample, pointer, size} of every value in the data, up to the end of the file
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import DamagedError, FormatError
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+VERSION = 2
+PAGE = 1 << 23  # FFCV's default; a file with a larger value has larger pages
+MAX_VALUE = 1 << 31  # the largest power of two that is a page size: those are below 4 GiB
+MAX_NAME = 16
+MAX_FIELDS = 0xFFFF
+
+HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("alloc_table_ptr", "<u8"),
+    ]
+)
+DESCRIPTOR = np.dtype([("type_id", "u1"), ("name", "S16"), ("arguments", "V1024")])
+ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+ALLOCATION_STRUCT = struct.Struct("<QQQ")
+
+_ARRAY_ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
+# Where our section is, at the end of the first field's arguments. Of all types only arrays read
+# their arguments, and those no further than the text of their dtype.
+MARK = np.dtype([("magic", "S16"), ("ptr", "<u8"), ("size", "<u8")])
+MAGIC = b"shardkit section"
+_MARK_AT = DESCRIPTOR["arguments"].itemsize - MARK.itemsize
+
+RAW, JPEG = 1, 0  # modes of a picture: its pixels as rows of RGB, or a JPEG file
+
+
+class TypeId(IntEnum):
+    """FFCV's number of a field's type."""
+
+    FLOAT = 0
+    INT = 1
+    IMAGE = 2
+    BYTES = 3
+    NDARRAY = 4
+    JSON = 5
+    TENSOR = 6  # written like NDARRAY
+    CUSTOM = 255  # code that only its author has
+
+
+_PICTURE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
+_SIZED = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+# A field's part of a row: as numpy has it, and as `struct` does.
+_COLUMNS = {
+    TypeId.FLOAT: (np.dtype("<f8"), "d"),
+    TypeId.INT: (np.dtype("<i8"), "q"),
+    TypeId.IMAGE: (_PICTURE, "BHHQ"),
+    TypeId.BYTES: (_SIZED, "QQ"),
+    TypeId.NDARRAY: (np.dtype("<u8"), "Q"),
+    TypeId.JSON: (_SIZED, "QQ"),
+    TypeId.TENSOR: (np.dtype("<u8"), "Q"),
+}
+
+
+class Field(NamedTuple):
+    """What a descriptor says. `dtype` and `shape` are those of arrays, None and () elsewhere."""
+
+    name: str
+    type_id: TypeId
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+
+    @property
+    def has_data(self) -> bool:
+        """Whether the values stand in the data, and not in the row itself."""
+        return self.type_id not in (TypeId.FLOAT, TypeId.INT)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of each value of an array field."""
+        assert self.dtype is not None
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+
+class Row:
+    """A row of the table: FFCV's aligned struct, in which pictures and sizes have no alignment."""
+
+    def __init__(self, fields: list[Field]) -> None:
+        columns = [_COLUMNS[field.type_id] for field in fields]
+        self.dtype = np.dtype([("", dtype) for dtype, _ in columns], align=True)
+        assert self.dtype.names is not None
+        codes, at, first = "<", 0, 0
+        self.places: list[int] = []  # of each field's first number among those of `struct`
+        for name, (dtype, code) in zip(self.dtype.names, columns, strict=True):
+            offset = self.dtype.fields[name][1]  # type: ignore[index] # it has names
+            codes += "x" * (offset - at) + code
+            at = offset + dtype.itemsize
+            self.places.append(first)
+            first += len(code)
+        self.struct = struct.Struct(codes + "x" * (self.dtype.itemsize - at))
+
+    def pointers(self, rows: npt.NDArray[np.void], field: int) -> npt.NDArray[np.uint64]:
+        """The pointers of a field that has data: a view of `rows`, which a change changes."""
+        column = rows[f"f{field}"]
+        found: npt.NDArray[np.uint64] = column if column.dtype.names is None else column["ptr"]
+        return found
+
+
+# --- fields --------------------------------------------------------------------------------------
+
+
+def fields_of(schema: Schema) -> list[Field]:
+    """The fields that a schema is stored as; raises FormatError for what no .beton can hold."""
+    if not 0 < len(schema) <= MAX_FIELDS:
+        raise FormatError(
+            "a .beton needs a field",
+            expected=f"1 to {MAX_FIELDS:,} fields",
+            found=f"{len(schema):,}",
+        )
+    return [_field_of(name, kind) for name, kind in schema.items()]
+
+
+def _field_of(name: str, kind: FieldType) -> Field:
+    if not name or not name.isascii() or "\0" in name or len(name) > MAX_NAME:
+        raise FormatError(
+            f"a .beton cannot have a field named {name!r}",
+            expected=f"1 to {MAX_NAME} ASCII characters",
+            found=f"{len(name.encode(errors='replace'))} bytes",
+            fix=f"give it another name: --rename {name}=short",
+        )
+    if isinstance(kind, Array) and is_native(kind):
+        assert kind.shape is not None
+        shape = tuple(n for n in kind.shape if n is not None)
+        return Field(name, TypeId.NDARRAY, np.dtype(kind.dtype), shape)
+    return Field(name, _TYPE_IDS[type(kind)])
+
+
+_TYPE_IDS: dict[type[FieldType], TypeId] = {
+    Float: TypeId.FLOAT,
+    Int: TypeId.INT,
+    Bool: TypeId.INT,
+    Image: TypeId.IMAGE,
+    Bytes: TypeId.BYTES,
+    Array: TypeId.BYTES,
+    Json: TypeId.JSON,
+    Text: TypeId.JSON,
+}
+# What FFCV's loader gives out. It refuses big-endian and structured types, and hangs on float16.
+_NATIVE = re.compile(r"\|b1|\|[iu]1|<[iu][248]|<f[48]|<c(8|16)")
+
+
+def is_native(kind: Array) -> bool:
+    """Whether FFCV has a type for such arrays: one dtype that it knows and one shape.
+
+    It takes a shape to end at its trailing zeros, so a shape with a zero is none to it.
+    """
+    return (
+        kind.dtype is not None
+        and _NATIVE.fullmatch(kind.dtype) is not None
+        and kind.shape is not None
+        and 0 < len(kind.shape) <= 32
+        and all(kind.shape)
+    )
+
+
+def kind_of(field: Field) -> FieldType:
+    """The type of a field of a file that others made."""
+    if field.dtype is not None:
+        return Array(field.dtype.str, field.shape)
+    return _KINDS[field.type_id]()
+
+
+_KINDS: dict[TypeId, type[FieldType]] = {
+    TypeId.FLOAT: Float,
+    TypeId.INT: Int,
+    TypeId.IMAGE: Image,
+    TypeId.BYTES: Bytes,
+    TypeId.JSON: Json,
+}
+
+
+# --- header and descriptors ----------------------------------------------------------------------
+
+
+def front_size(fields: int, row_size: int, samples: int) -> int:
+    """Bytes of header, descriptors and table."""
+    return HEADER.itemsize + fields * DESCRIPTOR.itemsize + samples * row_size
+
+
+def pack_front(
+    fields: list[Field], page_size: int, samples: int, allocations: int, section: tuple[int, int]
+) -> bytes:
+    """Header and descriptors; `allocations` and `section` (and its size) are where those stand."""
+    header = np.array((VERSION, len(fields), page_size, samples, allocations), HEADER)
+    descriptors = np.zeros(len(fields), DESCRIPTOR)
+    for number, field in enumerate(fields):
+        arguments = _array_arguments(field) if field.dtype is not None else b""
+        if number == 0:
+            mark = np.array((MAGIC, *section), MARK).tobytes()
+            arguments = arguments.ljust(_MARK_AT, b"\0") + mark
+        descriptors[number] = (field.type_id, field.name.encode("ascii"), arguments)
+    return header.tobytes() + descriptors.tobytes()
+
+
+def _array_arguments(field: Field) -> bytes:
+    assert field.dtype is not None
+    text = json.dumps(field.dtype.descr).encode()
+    arguments = np.zeros((), _ARRAY_ARGUMENTS)
+    arguments["shape"][: len(field.shape)] = field.shape
+    arguments["type_length"] = len(text)
+    return arguments.tobytes() + text
+
+
+def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
+    """The field of a descriptor that stands at `offset`."""
+    raw, number = bytes(descriptor["name"]), int(descriptor["type_id"])
+    if not raw.isascii():
+        raise DamagedError(
+            "a field has a name that is not ASCII", path=path, offset=offset, found=repr(raw)
+        )
+    name = raw.split(b"\0")[0].decode("ascii")
+    if number == TypeId.CUSTOM:
+        raise FormatError(
+            f"the field {name!r} is of a type that only the code of its author can read",
+            path=path,
+            offset=offset,
+            expected="FFCV's own field types",
+            fix="write the file again with that field as BytesField or NDArrayField",
+        )
+    if number not in _COLUMNS:
+        raise DamagedError(
+            f"the field {name!r} is of no type that FFCV has",
+            path=path,
+            offset=offset,
+            expected="type 0 to 6",
+            found=str(number),
+        )
+    type_id = TypeId(number)
+    if type_id not in (TypeId.NDARRAY, TypeId.TENSOR):
+        return Field(name, type_id)
+    try:
+        return Field(name, type_id, *_array_type(bytes(descriptor["arguments"])))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(
+            f"the type of the array field {name!r} is damaged: {error}", path=path, offset=offset
+        ) from None
+
+
+_DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w+\])?")
+
+
+def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    header = np.frombuffer(arguments, _ARRAY_ARGUMENTS, 1)[0]
+    start, size = _ARRAY_ARGUMENTS.itemsize, int(header["type_length"])
+    description = json.loads(arguments[start : start + size])
+    try:
+        ((_, code),) = description
+    except (TypeError, ValueError):
+        raise ValueError(f"the dtype {description!r:.60}") from None
+    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
+        raise ValueError(f"the dtype {code!r:.60}")
+    shape = header["shape"].tolist()
+    while shape and shape[-1] == 0:
+        shape.pop()
+    if not shape:
+        raise ValueError("no shape")
+    return np.dtype(code), tuple(shape)
+
+
+def unpack_mark(descriptor: np.void) -> tuple[int, int] | None:
+    """Where our section is, and its size; None for a file that others made."""
+    mark = np.frombuffer(bytes(descriptor["arguments"]), MARK, 1, _MARK_AT)[0]
+    return (int(mark["ptr"]), int(mark["size"])) if mark["magic"] == MAGIC else None
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+def page_for(size: int) -> int:
+    """The size of the smallest pages that hold a value of `size` bytes."""
+    return PAGE if size <= PAGE else 1 << (size - 1).bit_length()
+
+
+def place(at: int, size: int) -> int:
+    """Where a value goes that may begin at `at` or later, so that it crosses no page.
+
+    The pages of a file are as large as its largest value asks for, which is known at the end only.
+    So a value keeps within a page of the size that it asks for itself: multiples of a larger power
+    of two are multiples of that one too.
+    """
+    page = page_for(size)
+    return at if at % page + size <= page else at + -at % page
+
+
+def pack_values(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Where values of these sizes go, as `place` says of one after the other; and where they end.
+
+    Takes a step for each page, not for each value.
+    """
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    pointers = np.empty(len(sizes), np.int64)
+    first = 0
+    while first < len(sizes):
+        at = place(at, int(sizes[first]))
+        left = PAGE - at % PAGE
+        fitting = int(np.searchsorted(ends, starts[first] + left, "right"))
+        stop = max(fitting, first + 1)  # a value over a page stands alone
+        pointers[first:stop] = starts[first:stop] + (at - starts[first])
+        at += int(ends[stop - 1] - starts[first])
+        first = stop
+    return pointers, at
+
+
+def place_run(start: int, stop: int, at: int, page: int) -> int:
+    """Where the data that stand from `start` to `stop` may be moved to, at `at` or later.
+
+    A run within one page goes to any place within one page. A longer one moves by whole pages of
+    the size `page`, so that what crossed no page still crosses none.
+    """
+    if start // PAGE == max(start, stop - 1) // PAGE:
+        return place(at, stop - start)
+    return at + (start - at) % page

@@ -1,0 +1,330 @@
+"""Writes a .beton in one pass: values as they come, and at the end the table before them.
+
+How long the table gets is known at the end only. A small room is kept for it; the values that stand
+in the way of a longer one move behind the others, which costs as many bytes as the table has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.codecs.array import dump_array
+from shardkit.errors import DamagedError, SampleError
+from shardkit.formats.base import ShardWriter
+from shardkit.formats.beton import pictures
+from shardkit.formats.beton import section as sections
+from shardkit.formats.beton.layout import (
+    ALLOCATION,
+    ALLOCATION_STRUCT,
+    MAX_VALUE,
+    Field,
+    Row,
+    TypeId,
+    fields_of,
+    front_size,
+    pack_front,
+    page_for,
+    place,
+    place_run,
+)
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bytes, FieldType, Json, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+ROOM = 1 << 15  # bytes kept free for the table
+# Bytes gathered before a write: few enough to be in the processor's cache still.
+_BUFFER = 1 << 18
+_BLOCK = 1 << 20  # bytes copied at a time
+_ZEROS = memoryview(bytes(_BLOCK))
+
+
+class _Prepared(NamedTuple):
+    """A sample as it goes into the file, if there is room for it."""
+
+    row: list[Any]
+    chunks: list[bytes | memoryview]
+    allocations: list[tuple[int, int]]  # pointer and size
+    encoded: list[str]  # why pictures were encoded anew
+    end: int  # of the data with this sample
+
+
+class BetonWriter(ShardWriter):
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None,
+        classes: Mapping[str, Sequence[str]] | None,
+    ) -> None:
+        self._path = path
+        self._fields = fields_of(schema)
+        self._row = Row(self._fields)
+        self._columns = [_column(f, schema[f.name]) for f in self._fields]
+        self._text = sections.pack_text(schema, classes)
+        self._presence = {name: bytearray() for name in sections.optional_fields(schema)}
+        self._max_bytes = max_bytes
+        self._samples = 0
+        self._rows = bytearray()
+        self._allocations = bytearray()
+        self._keys: list[bytes] = []
+        self._keys_size = 0
+        self._largest = 0  # of the values in the data
+        self._in_the_way = 0  # allocations that the table would cover
+        self._start = front_size(len(self._fields), 0, 0) + ROOM
+        self._end = self._start  # of the data, with what is still in the buffer
+        self._encoded: Counter[str] = Counter()
+        self.encoded = self._encoded
+        self._buffer: list[bytes | memoryview] = [bytes(self._start)]
+        self._buffered = self._start
+        self._closed = False
+        self._file = storage.create(path)
+
+    def write(self, sample: Sample) -> bool:
+        key = _key(sample["__key__"])
+        prepared = self._prepared(sample)
+        if (
+            self._max_bytes is not None
+            and self._samples
+            and self._size_with(prepared, len(key)) > self._max_bytes
+        ):
+            return False
+        self._rows += self._row.struct.pack(*prepared.row)
+        for ptr, size in prepared.allocations:
+            self._allocations += ALLOCATION_STRUCT.pack(self._samples, ptr, size)
+            self._largest = max(self._largest, size)
+        for name, presence in self._presence.items():
+            presence.append(name in sample)
+        self._keys.append(key)
+        self._keys_size += len(key)
+        self._samples += 1
+        self._encoded.update(prepared.encoded)
+        self._buffer += prepared.chunks
+        self._buffered += prepared.end - self._end
+        self._end = prepared.end
+        if self._buffered >= _BUFFER:
+            self._flush()
+        return True
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with self._file:
+            self._flush()
+            rows = np.frombuffer(self._rows, self._row.dtype)
+            allocations = np.frombuffer(self._allocations, ALLOCATION)
+            end = self._make_room(rows, allocations)
+            section = self._section()
+            size = sum(map(len, section))
+            storage.write(self._file, [*section, bytes(self._allocations)])
+            front = pack_front(
+                self._fields, page_for(self._largest), self._samples, end + size, (end, size)
+            )
+            storage.rewrite(self._file, 0, front + self._rows)
+
+    # --- samples ---------------------------------------------------------------------------------
+
+    def _prepared(self, sample: Sample) -> _Prepared:
+        end = self._end
+        row: list[Any] = []
+        chunks: list[bytes | memoryview] = []
+        allocations: list[tuple[int, int]] = []
+        encoded: list[str] = []
+        for name, type_id, encode, absent in self._columns:
+            if encode is None:
+                row.append(sample.get(name, absent))
+                continue
+            stored = encode(sample[name], sample["__key__"], name) if name in sample else absent
+            if type_id == TypeId.IMAGE:
+                mode, width, height, data, reason = stored
+                row += (mode, width, height)
+                if reason:
+                    encoded.append(reason)
+            else:
+                data = stored
+            size = len(data)
+            if size > MAX_VALUE:
+                raise _too_large(size, sample["__key__"], name)
+            # FFCV finds a value's size by its pointer, so an empty one has a byte of its own.
+            ptr = place(end, size or 1)
+            chunks += zeros(ptr - end)
+            chunks.append(data if size else b"\0")
+            end = ptr + (size or 1)
+            row.append(ptr)
+            if type_id in (TypeId.BYTES, TypeId.JSON):
+                row.append(size)
+            allocations.append((ptr, size))
+        return _Prepared(row, chunks, allocations, encoded, end)
+
+    def _size_with(self, prepared: _Prepared, key_size: int) -> int:
+        """Bytes of the file if it ended with this sample; a few more where values must move."""
+        samples = self._samples + 1
+        page = page_for(max([self._largest, *(size for _, size in prepared.allocations)]))
+        table_end = front_size(len(self._fields), self._row.dtype.itemsize, samples)
+        stop = self._first_pointer_from(table_end)
+        end = _end_of_data(self._start, stop or prepared.end, prepared.end, table_end, page)
+        keys_size = self._keys_size + key_size
+        section = sections.size(self._text, samples, len(self._presence), keys_size)
+        allocations = len(prepared.allocations) * ALLOCATION.itemsize + len(self._allocations)
+        return end + section + allocations
+
+    def _first_pointer_from(self, end: int) -> int:
+        """The first pointer of the data that the front up to `end` does not cover; 0 if none."""
+        size = ALLOCATION.itemsize
+        while self._in_the_way * size < len(self._allocations):
+            _, ptr, _ = ALLOCATION_STRUCT.unpack_from(self._allocations, self._in_the_way * size)
+            if ptr >= end:
+                return int(ptr)
+            self._in_the_way += 1
+        return 0
+
+    def _flush(self) -> None:
+        chunks, self._buffer, self._buffered = self._buffer, [], 0
+        storage.write(self._file, chunks)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _make_room(self, rows: npt.NDArray[np.void], allocations: npt.NDArray[np.void]) -> int:
+        """Move the values that stand where the table must go; returns the end of the data."""
+        table_end = front_size(len(self._fields), self._row.dtype.itemsize, self._samples)
+        moving = int(np.searchsorted(allocations["ptr"], table_end))
+        if not moving:
+            return self._pad(max(self._end, table_end))
+        stop = int(allocations["ptr"][moving]) if moving < len(allocations) else self._end
+        page = page_for(self._largest)
+        end = _end_of_data(self._start, stop, self._end, table_end, page)
+        shift = end - stop
+        self._pad(self._start + shift)
+        copy(self._file, self._path, self._start, stop)
+        allocations["ptr"][:moving] += np.uint64(shift)
+        for number, field in enumerate(self._fields):
+            if field.has_data:
+                pointers = self._row.pointers(rows, number)
+                pointers[pointers < stop] += np.uint64(shift)
+        return end
+
+    def _pad(self, end: int) -> int:
+        storage.write(self._file, zeros(end - self._end))
+        return end
+
+    def _section(self) -> list[bytes]:
+        offsets = np.fromiter(accumulate(map(len, self._keys), initial=0), "<u8")
+        keys = b"".join(self._keys)
+        head = sections.pack_head(self._text, len(keys))
+        return [head, offsets.tobytes(), *map(bytes, self._presence.values()), keys]
+
+
+def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> int:
+    """Where the data end once those from `start` to `stop` have made room for the table."""
+    if table_end <= start:
+        return end
+    return place_run(start, stop, max(end, table_end), page) + stop - start
+
+
+def zeros(count: int) -> list[bytes | memoryview]:
+    """So many zeros to write."""
+    return [*[_ZEROS] * (count // _BLOCK), _ZEROS[: count % _BLOCK]] if count else []
+
+
+def copy(file: storage.NewFile, source: Path, start: int, stop: int) -> None:
+    """Append the bytes of a file of ours from `start` to `stop`."""
+    with storage.explained("read", source), open(source, "rb", buffering=0) as data:
+        data.seek(start)
+        while start < stop:
+            block = data.read(min(stop - start, _BLOCK))
+            if not block:
+                raise DamagedError(
+                    "a file ends too soon",
+                    path=source,
+                    offset=start,
+                    expected=f"{stop - start:,} bytes more",
+                )
+            storage.write(file, [block])
+            start += len(block)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    """What is known of a field before any sample: all that the inner loop needs."""
+
+    name: str
+    type_id: TypeId
+    encode: Callable[[Any, str, str], Any] | None  # of value, key and name; None for a number
+    absent: Any  # what stands where a sample does not have the field
+
+
+def _column(field: Field, kind: FieldType) -> _Column:
+    if field.type_id == TypeId.IMAGE:
+        return _Column(field.name, field.type_id, pictures.checked, pictures.NOTHING)
+    if field.type_id in (TypeId.INT, TypeId.FLOAT):
+        absent = 0 if field.type_id == TypeId.INT else float("nan")
+        return _Column(field.name, field.type_id, None, absent)
+    if field.dtype is not None:
+        encode, nothing = _encoder(_array), bytes(field.nbytes) if kind.optional else b""
+    else:
+        encode = _encoder(_ENCODERS[type(kind)])
+        nothing = b"null\0" if field.type_id == TypeId.JSON else b""
+    return _Column(field.name, field.type_id, encode, nothing)
+
+
+def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any, str, str], bytes]:
+    def encoded(value: Any, key: str, name: str) -> bytes:
+        try:
+            return encode(value)
+        except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate in text, say
+            raise SampleError(
+                f"the value cannot be stored: {error}", key=key, field=name, found=f"{value!r:.60}"
+            ) from None
+
+    return encoded
+
+
+def _array(value: npt.NDArray[Any]) -> bytes:
+    return value.tobytes()
+
+
+def _json(value: Any) -> bytes:
+    text = JsonText.of(value).encode()
+    if b"\0" in text:
+        raise ValueError("FFCV takes JSON to end at its first zero byte")
+    return text + b"\0"
+
+
+def _text(value: str) -> bytes:
+    return JsonText.of(str(value)).encode() + b"\0"
+
+
+_ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
+    Bytes: bytes,
+    Array: dump_array,
+    Json: _json,
+    Text: _text,
+}
+
+
+def _key(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
+
+
+def _too_large(size: int, key: str, name: str) -> SampleError:
+    return SampleError(
+        "a value is too large for a page of a .beton",
+        key=key,
+        field=name,
+        expected=f"at most {MAX_VALUE:,} bytes",
+        found=f"{size:,}",
+    )

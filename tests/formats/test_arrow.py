@@ -1,0 +1,331 @@
+"""Our Arrow files: the contract, and what pyarrow, pandas and datasets make of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+
+from shardkit import storage
+from shardkit.errors import FormatError, SampleError
+from shardkit.formats import get_format
+from shardkit.formats.arrow import columns, writer
+from shardkit.sample import JsonText
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import (
+    EVERYTHING,
+    FormatContract,
+    assert_same,
+    everything,
+    picture,
+    write_shard,
+)
+
+ARROW = get_format("arrow")
+HERE = Path(__file__).parent / "bytes" / "arrow"
+
+
+def table_of(path: Path) -> pa.Table:
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        return file.read_all()
+
+
+class TestArrow(FormatContract):
+    name = "arrow"
+
+    def independent_keys(self, path: Path) -> list[str]:
+        return list(table_of(path).column("__key__").to_pylist())
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "shard-000000.arrow"
+    write_shard(ARROW, path, EVERYTHING, [everything(n) for n in range(7)])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        (Image(), pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        (Int(), pa.int64()),
+        (Float(), pa.float64()),
+        (Bool(), pa.bool_()),
+        (Text(), pa.string()),
+        (Bytes(), pa.binary()),
+        (Json(), pa.string()),
+        (Array("<f4", (None,)), pa.list_(pa.float32())),
+        (Array("<f4", (3,)), pa.list_(pa.float32(), 3)),
+        (Array("|u1", (None, 4, 5)), pa.list_(pa.list_(pa.list_(pa.uint8(), 5), 4))),
+        (Array("<f2", (2, 2)), pa.list_(pa.list_(pa.float16(), 2), 2)),
+        (Array("<f4"), pa.binary()),
+        (Array(), pa.binary()),
+        (Array("<f4", (3, None)), pa.binary()),
+        (Array("<f4", (0,)), pa.binary()),
+        (Array("<f4", ()), pa.binary()),
+        (Array("|b1", (3,)), pa.binary()),
+        (Array(">i4", (3,)), pa.binary()),
+        (Array("<c8", (3,)), pa.binary()),
+    ],
+    ids=str,
+)
+def test_each_type_has_its_column(tmp_path: Path, kind: FieldType, stored: pa.DataType) -> None:
+    path = tmp_path / "shard-000000.arrow"
+    write_shard(ARROW, path, Schema({"x": kind}), [])
+    assert table_of(path).schema.field("x").type == stored
+
+
+def test_pyarrow_reads_the_same_values(shard: Path) -> None:
+    for number, row in enumerate(table_of(shard).to_pylist()):
+        expected = everything(number)
+        assert row.pop("image") == {"bytes": expected["image"], "path": None}
+        assert row.pop("points") == expected["points"].tolist()
+        assert json.loads(row.pop("about")) == expected["about"]
+        assert row.pop("caption") == expected.get("caption")
+        assert row == {name: expected[name] for name in row}
+
+
+def test_pandas_reads_the_same_values(shard: Path) -> None:
+    frame = pandas.read_feather(shard)
+    for number, expected in enumerate(everything(n) for n in range(7)):
+        row = frame.iloc[number]
+        assert row["image"]["bytes"] == expected["image"]
+        assert (row["text"], row["label"], row["score"]) == (
+            expected["text"], expected["label"], expected["score"],
+        )  # fmt: skip
+        assert [list(pair) for pair in row["points"]] == expected["points"].tolist()
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet"])
+def test_datasets_loads_features_and_bytes(tmp_path: Path, name: str) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    path = tmp_path / f"shard.{name}"
+    made = get_format(name).create(path, EVERYTHING, classes={"label": ["zero", "one", "two"]})
+    samples = [{**everything(n), "label": n % 3} for n in range(7)]
+    for sample in samples:
+        made.write(sample)
+    made.close()
+    found = datasets.load_dataset(
+        name, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert found.features["label"] == datasets.ClassLabel(names=["zero", "one", "two"])
+    assert found.features["image"] == datasets.Image()
+    assert found[0]["image"].size == (8, 6)
+    found = found.cast_column("image", datasets.Image(decode=False))
+    for row, sample in zip(found, samples, strict=True):
+        assert row["image"]["bytes"] == sample["image"]
+        assert (row["label"], row["text"]) == (sample["label"], sample["text"])
+        assert row["points"] == sample["points"].tolist()
+
+
+def test_batches_are_small_where_samples_are_large(tmp_path: Path) -> None:
+    for schema, sample, rows in (
+        (Schema({"x": Int()}), {"x": 1}, 1000),
+        (Schema({"x": Image()}), {"x": picture()}, 100),
+        (Schema({"x": Bytes()}), {"x": b""}, 100),
+        (Schema({"x": Bytes()}), {"x": bytes(5 << 20)}, 4),
+    ):
+        path = tmp_path / "shard.arrow"
+        count = rows + 1
+        write_shard(ARROW, path, schema, [{"__key__": str(n), **sample} for n in range(count)])
+        assert [batch.num_rows for batch in table_of(path).to_batches()] == [rows, 1]
+        path.unlink()
+
+
+def test_many_batches_read_at_random(tmp_path: Path) -> None:
+    schema = Schema({"n": Int(), "text": Text(optional=True), "a": Array("<i4", (None, 2))})
+
+    def sample(n: int) -> dict[str, Any]:
+        value = {"__key__": f"{n}", "n": n, "a": np.full((n % 4, 2), n, "<i4")}
+        return value if n % 5 else {**value, "text": "x" * (n % 7)}
+
+    reader: Any = write_shard(ARROW, tmp_path / "s.arrow", schema, [sample(n) for n in range(2500)])
+    for n in np.random.default_rng(0).permutation(2500).tolist():
+        found, expected = reader[n], sample(n)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+    assert reader.sizes("a").tolist() == [sample(n)["a"].nbytes for n in range(2500)]
+    assert len(reader.sizes("text")) == 500
+    assert reader.keys() == [str(n) for n in range(2500)]
+    assert len(pickle.dumps(reader)) < 1000
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet", "hf"])
+@pytest.mark.parametrize("size", [10, 3000])
+def test_a_bounded_shard_is_full_but_not_over(tmp_path: Path, name: str, size: int) -> None:
+    format = get_format(name)
+    schema = Schema(
+        {
+            "image": Image(),
+            "x": Array("|u1", (None,)),
+            "n": Int(optional=True),
+            "text": Text(),
+            "any": Array(),
+        }
+    )
+    rng = np.random.default_rng(1)
+    path = tmp_path / "shard"
+    made = format.create(path, schema, max_bytes=2_000_000)
+    taken = 0
+    while True:
+        sample = {
+            "__key__": str(taken),
+            "image": picture(taken) + rng.bytes(size),
+            "x": np.frombuffer(rng.bytes(size), "|u1"),
+            "text": rng.bytes(size).hex(),
+            "any": np.frombuffer(rng.bytes(size), "|u1"),
+        }
+        if taken % 2:
+            sample["n"] = taken
+        if not made.write(sample):
+            break
+        taken += 1
+    made.close()
+    # Until a batch is written, it is counted with what its encoding may take at most.
+    assert 900_000 < path.stat().st_size <= 2_000_000
+    assert len(format.open(path, format.layout(schema))) == taken
+
+
+def test_a_value_that_no_column_can_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_LARGEST", 1000)  # 2 GiB in truth
+    made = ARROW.create(tmp_path / "s.arrow", Schema({"x": Bytes(), "y": Bytes()}))
+    assert made.write({"__key__": "a", "x": bytes(900), "y": b""})
+    with pytest.raises(SampleError, match="larger than a column") as error:
+        made.write({"__key__": "b", "x": bytes(1001), "y": b""})
+    assert error.value.where == {"key": "b", "field": "x"}
+    assert made.write({"__key__": "c", "x": bytes(900), "y": b""})  # begins a batch
+    made.close()
+    assert [batch.num_rows for batch in table_of(tmp_path / "s.arrow").to_batches()] == [1, 1]
+
+
+def test_text_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+    made = ARROW.create(tmp_path / "s.arrow", Schema({"text": Text()}))
+    with pytest.raises(SampleError, match="cannot be stored") as error:
+        made.write({"__key__": "a", "text": "\ud800"})
+    assert error.value.where == {"key": "a", "field": "text"}
+    with pytest.raises(SampleError, match="key is not valid Unicode"):
+        made.write({"__key__": "\ud800", "text": ""})
+    assert made.write({"__key__": "b", "text": ""})
+    made.close()
+    assert table_of(tmp_path / "s.arrow").num_rows == 1
+
+
+def test_the_checksum_is_known_without_reading(shard: Path, tmp_path: Path) -> None:
+    written = storage.checksum(shard)
+    assert written == storage.checksum(shard)  # the second one reads the file
+
+
+def test_metadata_name_schema_and_classes(tmp_path: Path) -> None:
+    path = tmp_path / "s.arrow"
+    classes = {"label": ["a", "b\udce4"]}  # a folder's name that is not Unicode
+    ARROW.create(path, EVERYTHING, classes=classes).close()
+    reader = ARROW.open(path)
+    assert reader.schema == EVERYTHING
+    assert reader.layout["classes"] == classes
+    features = json.loads(table_of(path).schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"] == {"names": classes["label"], "_type": "ClassLabel"}
+    assert list(features) == ["__key__", *EVERYTHING]
+
+
+def test_columns_that_others_changed_are_read_as_they_are(shard: Path, tmp_path: Path) -> None:
+    """pyarrow keeps our metadata when a column goes."""
+    changed = table_of(shard).drop_columns(["about", "label"])
+    file = pa.OSFile(str(tmp_path / "t.arrow"), "wb")
+    with file, pa.ipc.new_file(file, changed.schema) as made:
+        made.write_table(changed)
+    reader = ARROW.open(tmp_path / "t.arrow")
+    assert list(reader.schema) == [n for n in EVERYTHING if n not in ("about", "label")]
+    expected = {n: v for n, v in everything(3).items() if n not in ("about", "label")}
+    assert_same(reader[3], expected)
+
+
+def test_a_layout_that_the_columns_do_not_fit_is_named(shard: Path) -> None:
+    with pytest.raises(FormatError, match="no column for a field") as error:
+        ARROW.open(shard, ARROW.layout(Schema({"other": Int()})))
+    assert error.value.where == {"path": shard, "field": "other"}
+    with pytest.raises(FormatError, match="not of the type that its field has"):
+        ARROW.open(shard, ARROW.layout(Schema({"label": Text()})))
+
+
+def test_json_that_is_stored_passes_through(tmp_path: Path) -> None:
+    schema = Schema({"about": Json(optional=True)})
+    texts = ["null", " [1.0]\n", '{"a":1e5}']
+    samples: list[dict[str, Any]] = [
+        {"__key__": str(n), "about": JsonText(text)} for n, text in enumerate(texts)
+    ]
+    reader: Any = write_shard(ARROW, tmp_path / "s.arrow", schema, [*samples, {"__key__": "none"}])
+    assert [reader.stored(n)["about"] for n in range(3)] == texts
+    assert [reader[n]["about"] for n in range(3)] == [None, [1.0], {"a": 1e5}]
+    assert reader[3] == reader.stored(3) == {"__key__": "none"}
+
+
+def test_optional_arrays_may_be_absent(tmp_path: Path) -> None:
+    for name in ("arrow", "parquet", "hf"):
+        schema = Schema(
+            {
+                "list": Array("<i4", (None, 2), optional=True),
+                "fixed": Array("<f4", (2, 3), optional=True),
+                "any": Array(optional=True),
+            }
+        )
+        whole = {
+            "list": np.ones((3, 2), "<i4"),
+            "fixed": np.ones((2, 3), "<f4"),
+            "any": np.array("x"),
+        }
+        samples = [
+            {"__key__": "a", **whole},
+            {"__key__": "b"},
+            {"__key__": "c", **whole},
+            {"__key__": "d", "fixed": whole["fixed"]},
+        ]
+        reader = write_shard(get_format(name), tmp_path / name, schema, samples)
+        for number, sample in enumerate(samples):
+            assert_same(reader[number], sample)
+
+
+def test_equal_slices_of_memory_are_stored(tmp_path: Path) -> None:
+    """Arrays that are views: transposed, strided, read-only."""
+    base = np.arange(24, dtype="<f4").reshape(4, 6)
+    base.flags.writeable = False
+    schema = Schema({"x": Array("<f4", (None, 2))})
+    values = [base.T[:, :2], base[::2, ::3], base[:, :2]]
+    samples = [{"__key__": str(n), "x": value} for n, value in enumerate(values)]
+    reader = write_shard(ARROW, tmp_path / "s.arrow", schema, samples)
+    for number, value in enumerate(values):
+        np.testing.assert_array_equal(reader[number]["x"], value)
+
+
+def test_every_column_type_is_one_that_the_reader_takes() -> None:
+    from shardkit.formats.arrow.values import fits
+
+    for kind in EVERYTHING.values():
+        assert fits(kind, columns.arrow_type(kind))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("arrow", "ours.arrow"), ("parquet", "ours.parquet"), ("hf", "ours-hf.arrow")],
+)
+def test_stored_shards_of_ours_are_read_for_ever(name: str, file: str) -> None:
+    reader = get_format(name).open(HERE / file)
+    assert reader.schema == EVERYTHING
+    assert reader.layout["classes"] == {"label": ["a", "b", "c"]}
+    for number in range(3):
+        assert_same(reader[number], {**everything(number), "image": stored_picture(number)})
+
+
+def stored_picture(number: int) -> bytes:
+    """Beside the shards, as another Pillow may encode it in other bytes."""
+    return (HERE / f"{number}.jpg").read_bytes()

@@ -1,0 +1,380 @@
+"""Arrow and Parquet files that others made, and files that are damaged.
+
+As a program it damages a file again and again and reads it, so that a crash is seen from outside:
+    python -m tests.formats.test_arrow_foreign FILE FORMAT SEED COUNT
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import faulthandler
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
+from shardkit.formats import format_of, get_format
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, everything, picture, write_shard
+
+ARROW, PARQUET = get_format("arrow"), get_format("parquet")
+ROOT = Path(__file__).parent.parent.parent
+HERE = Path(__file__).parent / "bytes" / "arrow"
+WAYS = ["file", "stream", "lz4", "zstd", "parquet"]
+
+
+def write(table: pa.Table, folder: Path, way: str, rows: int | None = None) -> Path:
+    """A table as others write it, in batches of so many rows."""
+    if way == "parquet":
+        path = folder / "foreign.parquet"
+        pq.write_table(table, path, row_group_size=rows)
+        return path
+    path = folder / "foreign.arrow"
+    options = pa.ipc.IpcWriteOptions(compression=way if way in ("lz4", "zstd") else None)
+    make = pa.ipc.new_stream if way == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, make(file, table.schema, options=options) as made:
+        made.write_table(table, max_chunksize=rows)
+    return path
+
+
+def read(path: Path) -> Any:
+    name = format_of(path)
+    assert name is not None
+    return get_format(name).open(path)
+
+
+def column(reader: Any, name: str = "x") -> list[Any]:
+    return [reader[n].get(name) for n in range(len(reader))]
+
+
+DAY = datetime.datetime(2020, 1, 2, 3, 4, 5)
+TYPES: list[tuple[pa.Array, FieldType, list[Any]]] = [
+    (pa.array([1, -2], pa.int8()), Int(), [1, -2]),
+    (pa.array([1, 2**16 - 1], pa.uint16()), Int(), [1, 2**16 - 1]),
+    (pa.array([1, None], pa.uint32()), Int(optional=True), [1, None]),
+    (pa.array([0.5, 2.0], pa.float32()), Float(), [0.5, 2.0]),
+    (pa.array(np.array([0.5, 2], "f2")), Float(), [0.5, 2.0]),
+    (pa.array([True, None, False]), Bool(optional=True), [True, None, False]),
+    (pa.array(["ä", ""], pa.large_string()), Text(), ["ä", ""]),
+    (pa.array(["a", None, "a"]).dictionary_encode(), Text(optional=True), ["a", None, "a"]),
+    (pa.array([7, 8, 7]).dictionary_encode(), Int(), [7, 8, 7]),
+    (pa.array([b"a", b""], pa.large_binary()), Bytes(), [b"a", b""]),
+    (pa.array([b"ab", b"cd"], pa.binary(2)), Bytes(), [b"ab", b"cd"]),
+    (pa.array([None, picture(1)]), Image(optional=True), [None, picture(1)]),
+    (
+        pa.array([{"bytes": picture(1), "path": "1.jpg"}, {"bytes": None, "path": None}]),
+        Image(optional=True),
+        [picture(1), None],
+    ),
+    (pa.array([{"bytes": b"sound", "path": None}]), Bytes(), [b"sound"]),
+    (pa.array([[1, 2], []]), Array("<i8", (None,)), [[1, 2], []]),
+    (pa.array([[1, 2], None]), Array("<i8", (None,), optional=True), [[1, 2], None]),
+    (pa.array([[1.0]], pa.large_list(pa.float32())), Array("<f4", (None,)), [[1.0]]),
+    (
+        pa.array([[1, 2], None, [3, 4]], pa.list_(pa.uint8(), 2)),
+        Array("|u1", (2,), optional=True),
+        [[1, 2], None, [3, 4]],
+    ),
+    (
+        pa.array([[[1, 2], [3, 4]], []], pa.list_(pa.list_(pa.int16(), 2))),
+        Array("<i2", (None, 2)),
+        [[[1, 2], [3, 4]], np.zeros((0, 2))],
+    ),
+    (pa.array([[1, None]]), Json(), [[1, None]]),
+    (pa.array([[[1], [2, 3]]]), Json(), [[[1], [2, 3]]]),
+    (pa.array([["a"], None]), Json(optional=True), [["a"], None]),
+    (pa.array([{"a": 1, "b": [DAY]}]), Json(), [{"a": 1, "b": ["2020-01-02T03:04:05"]}]),
+    (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())), Json(), [[["k", 1]]]),
+    (pa.array([DAY]), Json(), ["2020-01-02T03:04:05"]),
+    (pa.array([DAY.date(), None]), Json(optional=True), ["2020-01-02", None]),
+    (pa.array([decimal.Decimal("1.50")]), Json(), ["1.50"]),
+    (pa.nulls(2), Json(optional=True), [None, None]),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", range(len(TYPES)), ids=lambda n: str(TYPES[n][0].type))
+def test_columns_become_fields(tmp_path: Path, way: str, case: int) -> None:
+    array, kind, values = TYPES[case]
+    path = write(pa.table({"x": array}), tmp_path, way)
+    reader = read(path)
+    assert dict(reader.schema) == {"x": kind}
+    for found, expected in zip(column(reader), values, strict=True):
+        np.testing.assert_equal(found, np.array(expected) if is_array(kind, expected) else expected)
+    again = type(reader)(path, reader.layout)
+    np.testing.assert_equal(column(again), column(reader))
+
+
+def is_array(kind: FieldType, value: Any) -> bool:
+    return isinstance(kind, Array) and value is not None
+
+
+@pytest.mark.parametrize("way", ["file", "stream"])
+def test_views_are_read(tmp_path: Path, way: str) -> None:
+    if not hasattr(pa, "string_view"):
+        return  # an old pyarrow has no such columns
+    texts = ["short", None, "longer than the twelve bytes of a view"]
+    table = pa.table({"x": pa.array(texts, pa.string_view())})
+    assert column(read(write(table, tmp_path, way))) == texts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_with_dictionaries_read_at_random(tmp_path: Path, way: str) -> None:
+    texts = [f"value {n % 7}" for n in range(100)]
+    table = pa.table({"x": pa.array(texts).dictionary_encode(), "n": list(range(100))})
+    reader = read(write(table, tmp_path, way, rows=9))
+    for n in np.random.default_rng(0).permutation(100).tolist():
+        assert (reader[n]["x"], reader[n]["n"]) == (texts[n], n)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_are_a_column_or_made_of_name_and_position(tmp_path: Path, way: str) -> None:
+    path = write(pa.table({"x": [1, 2, 3]}), tmp_path, way, rows=2)
+    assert read(path).keys() == [f"foreign/{n:09d}" for n in range(3)]
+    assert read(path)[2] == {"__key__": "foreign/000000002", "x": 3}
+    path = write(pa.table({"x": [1, 2], "__key__": ["a", "b"]}), tmp_path, way)
+    assert read(path).keys() == ["a", "b"]
+    assert read(path)[1] == {"__key__": "b", "x": 2}
+
+
+@pytest.mark.parametrize("way", ["file", "parquet"])
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"__url__": ["a"]}), "name that samples keep"),
+        (pa.table({"__key__": [1]}), "does not hold text"),
+        (pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]), "the same name"),
+        (pa.table({"x": pa.array([{"a": b"bytes in a struct"}])}), "no field can hold"),
+        (pa.table({"x": pa.array([datetime.timedelta(1)])}), "no field can hold"),
+    ],
+)
+def test_columns_that_no_field_can_hold_are_named(
+    tmp_path: Path, way: str, table: pa.Table, message: str
+) -> None:
+    path = write(table, tmp_path, way)
+    with pytest.raises(FormatError, match=message) as error:
+        read(path)
+    assert error.value.where == {"path": path, "field": table.column_names[0]}
+    assert error.value.fix
+
+
+@pytest.mark.parametrize("way", ["file", "parquet"])
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (pa.array([1, 2**63], pa.uint64()), "too large"),
+        (pa.array([{"bytes": picture(), "path": None}, {"bytes": None, "path": "b.jpg"}]), "lies"),
+        (pa.array([[0.0, 1.0], [float("nan"), None]]), "JSON has no number"),
+    ],
+)
+def test_values_that_cannot_be_read_are_named(
+    tmp_path: Path, way: str, array: pa.Array, message: str
+) -> None:
+    path = write(pa.table({"x": array}), tmp_path, way)
+    reader = read(path)
+    assert "x" in reader[0]
+    with pytest.raises(SampleError, match=message) as error:
+        reader[1]
+    assert error.value.where == {
+        "path": path, "position": 1, "key": "foreign/000000001", "field": "x",
+    }  # fmt: skip
+
+
+def test_shards_that_differ_are_read_with_one_schema(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [b"1"], "y": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [picture(1)]}), tmp_path / "b.parquet")
+    with shardkit.open(tmp_path) as found:
+        assert dict(found.schema) == {"x": Bytes(), "y": Int(optional=True)}
+        assert [found[n]["x"] for n in range(2)] == [b"1", picture(1)]
+
+
+def test_a_table_without_rows_or_columns(tmp_path: Path) -> None:
+    assert len(read(write(pa.table({"x": pa.array([], pa.int8())}), tmp_path, "file"))) == 0
+    assert read(write(pa.table({}), tmp_path, "stream")).schema == Schema({})
+
+
+@pytest.mark.parametrize("file", ["pandas.feather", "pandas.parquet"])
+def test_stored_files_of_pandas(file: str) -> None:
+    reader = read(HERE / file)
+    assert dict(reader.schema) == {
+        "image": Image(), "label": Int(), "text": Text(optional=True), "kind": Text(),
+        "when": Json(),
+    }  # fmt: skip
+    assert column(reader, "image") == pictures()
+    assert column(reader, "label") == [0, 1, 0]
+    assert column(reader, "text") == ["a", None, "c"]
+    assert column(reader, "kind") == ["p", "q", "p"]
+    assert column(reader, "when") == ["2020-01-02T00:00:00"] * 3
+
+
+@pytest.mark.parametrize("file", ["pyarrow-14.arrow", "pyarrow-14.parquet"])
+def test_stored_files_of_an_old_pyarrow(file: str) -> None:
+    reader = read(HERE / file)
+    assert column(reader, "image") == pictures()
+    assert column(reader, "label") == [0, 1, 0]
+    assert column(reader, "text") == ["a", None, "c"]
+    assert [a.tolist() for a in column(reader, "vector")] == [[1.0, 2.0], [], [3.0]]
+
+
+def test_a_stored_shard_of_datasets() -> None:
+    reader = get_format("hf").open(HERE / "datasets.arrow")
+    assert reader.layout["classes"] == {"label": ["x", "y"]}
+    assert reader.schema["box"] == Array("<f4", (4,))
+    assert column(reader, "image") == pictures()
+    assert column(reader, "text") == ["a", None, "c"]
+    assert [a.tolist() for a in column(reader, "box")] == [[n, 1, 2, 3] for n in range(3)]
+
+
+def pictures() -> list[bytes]:
+    return [(HERE / f"{n}.jpg").read_bytes() for n in range(3)]
+
+
+def test_what_pandas_writes_now_is_read(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"n": [1, 2], "text": ["a", None], "x": [[1.0, 2.0], [3.0]]})
+    frame.to_feather(tmp_path / "a.feather")
+    frame.to_parquet(tmp_path / "a.parquet")
+    for name in ("a.feather", "a.parquet"):
+        reader = read(tmp_path / name)
+        assert column(reader, "n") == [1, 2]
+        assert column(reader, "text") == ["a", None]
+        np.testing.assert_array_equal(reader[0]["x"], [1.0, 2.0])
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["arrow", "hf", "parquet"])
+def test_a_file_that_is_cut_is_named(tmp_path: Path, name: str) -> None:
+    format = get_format(name)
+    path = tmp_path / f"s.{name}"
+    write_shard(format, path, EVERYTHING, [everything(n) for n in range(4)]).close()
+    data = path.read_bytes()
+    for size in [*range(0, len(data) - 8, 97), 3, 7, 8, 12, len(data) - 9]:
+        path.write_bytes(data[:size])
+        with pytest.raises((DamagedError, FormatError)) as error:
+            format.open(path, format.layout(EVERYTHING))
+        assert error.value.where["path"] == path
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet"])
+def test_files_of_another_kind_are_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "s"
+    for data in (b"", b"x", b"hello, I am text and rather long", bytes(100), picture()):
+        path.write_bytes(data)
+        with pytest.raises(DamagedError) as error:
+            get_format(name).open(path)
+        assert error.value.where["path"] == path
+    path.write_bytes(b"FEA1" + bytes(100))
+    with pytest.raises(FormatError if name == "arrow" else DamagedError):
+        get_format(name).open(path)
+
+
+@pytest.mark.parametrize("way", ["file", "stream"])
+def test_a_damaged_value_costs_that_sample_only(tmp_path: Path, way: str) -> None:
+    path = write(pa.table({"x": ["first", "second", "third"]}), tmp_path, way)
+    path.write_bytes(path.read_bytes().replace(b"second", b"sec\xffnd"))
+    reader = read(path)
+    assert (reader[0]["x"], reader[2]["x"]) == ("first", "third")
+    with pytest.raises(SampleError, match="value is damaged") as error:
+        reader[1]
+    assert error.value.where["position"] == 1
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """The data cut, with bits or words changed, or with some bytes gone."""
+    damaged, at = bytearray(data), rng.randrange(len(data))
+    way = rng.randrange(4)
+    if way == 0:
+        del damaged[at:]
+    elif way == 1:
+        for _ in range(rng.choice([1, 1, 1, 3, 10])):
+            damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif way == 2:
+        word = rng.choice([b"\xff" * 4, bytes(4), b"\xff\xff\xff\x7f", rng.randbytes(4)])
+        damaged[at // 4 * 4 : at // 4 * 4 + 4] = word
+    else:
+        del damaged[at : at + rng.randrange(1, 64)]
+    return bytes(damaged)
+
+
+def read_all(path: Path, name: str, layout: dict[str, Any] | None) -> int:
+    """Read what there is to read; returns the number of samples that were there."""
+    found = 0
+    try:
+        reader: Any = get_format(name).open(path, layout)
+        for position in range(min(len(reader), 50)):
+            try:
+                reader[position]
+                found += 1
+            except ShardkitError as error:
+                assert error.where["path"] == path  # noqa: PT017 - no test, a program
+        reader.keys()
+        if len(reader):
+            reader.stored(0)
+        for field in reader.schema if name != "parquet" else ():
+            reader.sizes(field)
+    except ShardkitError as error:
+        assert error.where["path"] == path, repr(error)  # noqa: PT017
+    return found
+
+
+def main(path: Path, name: str, seed: int, count: int) -> None:
+    faulthandler.enable()
+    rng = random.Random(seed)
+    data = path.read_bytes()
+    layouts = [None, get_format(name).layout(EVERYTHING)] if "ours" in path.name else [None]
+    damaged = path.with_name("damaged" + path.suffix)
+    found = 0
+    for _ in range(count):
+        damaged.write_bytes(damage(data, rng))
+        found += sum(read_all(damaged, name, layout) for layout in layouts)
+    assert found
+
+
+def foreign_table() -> pa.Table:
+    """Columns of all kinds that take another way through the reader."""
+    names = [f"c{n}" for n in range(len(TYPES))]
+    return pa.table(
+        {
+            name: pa.chunked_array([array.take(pa.array([0, len(array) - 1, 0]))])
+            for name, (array, _, _) in zip(names, TYPES, strict=True)
+        }
+    )
+
+
+def fuzz(folder: Path, seed: int, count: int) -> None:
+    files = [("ours.arrow", "arrow"), ("ours-hf.arrow", "hf"), ("ours.parquet", "parquet")]
+    runs = [(shutil.copy(HERE / file, folder / file), name) for file, name in files]
+    for way in WAYS:
+        (folder / way).mkdir()
+        path = write(foreign_table(), folder / way, way)
+        runs.append((path, "parquet" if way == "parquet" else "arrow"))
+    for path, name in runs:
+        command = [sys.executable, "-m", __name__, path, name, str(seed), str(count)]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, f"{path}: {found.returncode}\n{found.stderr[-3000:]}"
+
+
+def test_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
+    fuzz(tmp_path, 1, 60)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(3600)
+def test_many_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
+    fuzz(tmp_path, 2, 5000)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

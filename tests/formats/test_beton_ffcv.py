@@ -1,0 +1,442 @@
+"""FFCV itself reads what we write, and we read what it writes; skipped where it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import PIL.Image
+import pytest
+
+from shardkit.codecs.pixels import ppm_header, to_ppm, to_rgb
+from shardkit.formats import get_format
+from shardkit.sample import Sample
+from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import write_shard
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed"
+)
+
+BETON = get_format("beton")
+WIDTH, HEIGHT = 44, 30
+
+# Reads each file with and without the system's cache, all fields of all samples in order. `crop`
+# takes pictures of any sizes. What pictures should be, FFCV's own decoder says of the same bytes.
+READ = """
+import json, sys, warnings
+import numpy as np
+from ffcv.fields.json import JSONField
+from ffcv.fields.rgb_image import CenterCropRGBImageDecoder
+from ffcv.libffcv import imdecode, resize_crop
+from ffcv.loader import Loader, OrderOption
+
+warnings.simplefilter("ignore")
+folder, jobs = sys.argv[1], json.load(sys.stdin)
+for name, job in jobs["files"].items():
+    for cache in (True, False):
+        pipelines = {n: [CenterCropRGBImageDecoder((16, 16), ratio=1)] for n in job["crop"]}
+        loader = Loader(
+            job["path"], batch_size=7, num_workers=2, os_cache=cache, drop_last=False,
+            order=OrderOption.SEQUENTIAL, pipelines=pipelines,
+        )
+        found = [[] for _ in loader.reader.field_names]
+        for batch in loader:
+            for values, column in zip(batch, found):
+                values = np.array(values)
+                column.append(values.copy())
+        columns = dict(zip(loader.pipeline_specs, map(np.concatenate, found)))
+        for field in job["json"]:
+            texts = [json.dumps(value) for value in JSONField.unpack(columns[field])]
+            columns[field] = np.array(texts)
+        np.savez(f"{folder}/{name}-{cache}.npz", **columns)
+for name, (path, height, width) in jobs["pictures"].items():
+    pixels = np.zeros((height, width, 3), np.uint8)
+    data = np.fromfile(path, np.uint8)
+    imdecode(data, pixels, height, width, height, width, 0, 0, 1, 1, False, False)
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    crop = np.zeros((16, 16, 3), np.uint8)
+    resize_crop(pixels, top, top + side, left, left + side, crop)
+    np.savez(f"{folder}/picture-{name}.npz", pixels=pixels, crop=crop)
+print("read all", flush=True)
+import os
+os._exit(0)  # numba complains of what Python takes down before it
+"""
+
+
+def photo(number: int, width: int = WIDTH, height: int = HEIGHT) -> PIL.Image.Image:
+    """Smooth noise, another one for each number: hard to decode nearly right by chance."""
+    noise = np.random.default_rng(number).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    return PIL.Image.fromarray(noise).resize((width, height), PIL.Image.Resampling.BICUBIC)
+
+
+def encoded(picture: PIL.Image.Image, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def sampled(factor: int) -> bytes:
+    pixels = np.array(photo(11))[:, :, ::-1]
+    options = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
+    return bytes(cv2.imencode(".jpg", pixels, options)[1])
+
+
+def jpegs() -> list[bytes]:
+    """Plain JPEGs of many kinds: FFCV must see what its own decoder makes of these very bytes."""
+    found = [
+        encoded(photo(number), "JPEG", quality=quality, subsampling=sampling, **options)
+        for number, quality in enumerate((30, 75, 95, 100))
+        for sampling in (0, 1, 2)
+        for options in ({}, {"progressive": True}, {"optimize": True}, {"restart_marker_rows": 1})
+    ]
+    found += [encoded(photo(n).convert("L"), "JPEG", progressive=n % 2 == 0) for n in range(4)]
+    found += [
+        sampled(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
+        sampled(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
+    ]
+    found.append(encoded(photo(9), "JPEG", keep_rgb=True))
+    found.append(encoded(photo(10), "JPEG") + b"\0\0garbage")
+    return found
+
+
+def others() -> list[bytes]:
+    """Pictures that FFCV would show as garbage."""
+    turned = PIL.Image.Exif()
+    turned[0x0112] = 6
+    sideways = photo(24).transpose(PIL.Image.Transpose.ROTATE_90)
+    return [
+        encoded(photo(20), "PNG"),
+        encoded(photo(21), "WEBP", quality=90),
+        encoded(photo(22), "BMP"),
+        encoded(photo(23).convert("CMYK"), "JPEG", quality=95),
+        encoded(sideways, "JPEG", quality=95, exif=turned),
+        encoded(photo(25), "TIFF"),
+        encoded(photo(26), "PPM"),
+    ]
+
+
+FIXED = Schema(
+    {
+        "image": Image(),
+        "label": Int(),
+        "score": Float(),
+        "good": Bool(),
+        "text": Text(),
+        "blob": Bytes(),
+        "about": Json(),
+        "points": Array("<f4", (2, 3)),
+        "odd": Array("<f2", (2,)),
+        "mask": Array("|b1", (5,)),
+        "caption": Text(optional=True),
+    }
+)
+
+
+def fixed(number: int, image: bytes) -> Sample:
+    sample: Sample = {
+        "__key__": f"folder/{number:04d}",
+        "image": image,
+        "label": number - 2,
+        "score": number / 3,
+        "good": number % 2 == 0,
+        "text": f"line {number}\nÄ 漢 🎉" if number % 5 else "",
+        "blob": bytes(range(number % 7)),
+        "about": {"n": number, "list": [1, 2.5, None, "x"]},
+        "points": np.arange(6, dtype="<f4").reshape(2, 3) + number,
+        "odd": np.array([number, 0.5], "<f2"),
+        "mask": np.arange(5) % (number % 3 + 1) == 0,
+    }
+    if number % 3 == 0:
+        sample["caption"] = "x" * number
+    return sample
+
+
+SIZES = [(40, 64), (64, 40), (33, 33), (17, 90)]
+
+
+def sized() -> list[Sample]:
+    return [
+        {"__key__": str(n), "image": encoded(photo(n, width, height), format)}
+        for n, (width, height) in enumerate(SIZES * 3)
+        for format in [("JPEG", "PPM")[n // 8]]
+    ]
+
+
+def paged() -> list[Sample]:
+    """Some 30 MB: blobs that just do not fit a page, one over a page, rows of pixels."""
+    rng = np.random.default_rng(7)
+    sizes = [3_000_000, 3_000_000, 3_000_000, 10, 0, 9_000_000, 1, 5_000_000, 8 << 20, 0, 77]
+    return [
+        {
+            "__key__": str(number),
+            "blob": rng.bytes(size),
+            "image": to_ppm(rng.integers(0, 256, (200, 300, 3), np.uint8)),
+            "label": number,
+        }
+        for number, size in enumerate(sizes)
+    ]
+
+
+SMALL = Schema({"label": Int(), "blob": Bytes(), "x": Array("<i4", (2,))})
+
+
+def small(number: int) -> Sample:
+    x = np.array([number, -number], "<i4")
+    return {"__key__": str(number), "label": number, "blob": b"%d" % number, "x": x}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ffcv")
+
+
+@pytest.fixture(scope="module")
+def read(folder: Path) -> Path:
+    """The folder with all that FFCV read from files of ours."""
+    fixed_samples = [fixed(n, image) for n, image in enumerate(jpegs() + others())]
+    image = Schema({"image": Image()})
+    pages = Schema({"blob": Bytes(), "image": Image(), "label": Int()})
+    write_shard(BETON, folder / "fixed.beton", FIXED, fixed_samples).close()
+    write_shard(BETON, folder / "sized.beton", image, sized()).close()
+    write_shard(BETON, folder / "paged.beton", pages, paged()).close()
+    write_shard(BETON, folder / "many.beton", SMALL, [small(n) for n in range(3000)]).close()
+    parts = []
+    for start in range(0, 11, 3):
+        parts.append(folder / f"part-{start}.beton")
+        write_shard(BETON, parts[-1], pages, paged()[start : start + 3]).close()
+    BETON.join(folder / "joined.beton", parts, pages)  # type: ignore[attr-defined] # it does
+
+    pictures = {}
+    for name, samples in (("fixed", fixed_samples), ("sized", sized())):
+        reader = BETON.open(folder / f"{name}.beton")
+        for number in range(len(samples)):
+            data = reader[number]["image"]
+            if ppm_header(data) is None:
+                path = folder / f"{name}-{number}.jpg"
+                path.write_bytes(data)
+                pictures[f"{name}-{number}"] = (str(path), *to_rgb(data).shape[:2])
+    names = {"fixed": ["text", "about", "caption"]}
+    files = {
+        name: {
+            "path": str(folder / f"{name}.beton"),
+            "crop": ["image"] if name == "sized" else [],
+            "json": names.get(name, []),
+        }
+        for name in ("fixed", "sized", "paged", "many", "joined")
+    }
+    run(READ, folder, {"files": files, "pictures": pictures})
+    return folder
+
+
+def run(script: str, folder: Path, given: Any) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", script, folder],
+        input=json.dumps(given),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+
+
+@pytest.fixture(params=[True, False], ids=["cached", "paged"])
+def cache(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def columns(read: Path, name: str, cache: bool) -> dict[str, Any]:
+    with np.load(read / f"{name}-{cache}.npz") as found:
+        return dict(found)
+
+
+def test_ffcv_reads_every_type(read: Path, cache: bool) -> None:
+    found = columns(read, "fixed", cache)
+    samples = [fixed(n, b"") for n in range(len(found["label"]))]
+    assert len(samples) == len(jpegs()) + len(others())
+    for number, sample in enumerate(samples):
+        assert found["label"][number] == sample["label"]
+        assert found["score"][number] == sample["score"]
+        assert found["good"][number] == sample["good"]
+        assert json.loads(found["text"][number]) == sample["text"]
+        assert json.loads(found["about"][number]) == sample["about"]
+        assert json.loads(found["caption"][number]) == sample.get("caption")
+        assert bytes(found["blob"][number][: number % 7]) == sample["blob"]
+        np.testing.assert_array_equal(found["points"][number], sample["points"])
+        np.testing.assert_array_equal(found["mask"][number], sample["mask"])
+    assert found["points"].dtype == np.float32
+    assert found["mask"].dtype == bool
+
+
+def test_jpegs_pass_through_and_show_what_ffcv_makes_of_them(read: Path, cache: bool) -> None:
+    reader = BETON.open(read / "fixed.beton")
+    found = columns(read, "fixed", cache)["image"]
+    for number, jpeg in enumerate(jpegs()):
+        assert reader[number]["image"] == jpeg
+        with np.load(read / f"picture-fixed-{number}.npz") as expected:
+            np.testing.assert_array_equal(found[number], expected["pixels"])
+        assert np.abs(found[number].astype(int) - to_rgb(jpeg)).mean() < 5
+
+
+def test_pictures_that_ffcv_cannot_decode_are_shown_as_they_are(read: Path, cache: bool) -> None:
+    found = columns(read, "fixed", cache)["image"][len(jpegs()) :]
+    for number, picture in enumerate(others()):
+        expected = to_rgb(picture)
+        assert expected.shape == (HEIGHT, WIDTH, 3)
+        assert np.abs(found[number].astype(int) - expected).mean() < 5, number  # garbage: 80
+    np.testing.assert_array_equal(found[-1], to_rgb(others()[-1]))  # PPM: the pixels themselves
+
+
+def test_ffcv_crops_pictures_of_any_size(read: Path, cache: bool) -> None:
+    found = columns(read, "sized", cache)["image"]
+    for number in range(8):
+        with np.load(read / f"picture-sized-{number}.npz") as expected:
+            np.testing.assert_array_equal(found[number], expected["crop"])
+    assert found[8:].std() > 0
+
+
+@pytest.mark.parametrize("name", ["paged", "joined"])
+def test_ffcv_reads_values_on_several_pages_and_over_a_page(
+    read: Path, name: str, cache: bool
+) -> None:
+    found = columns(read, name, cache)
+    for number, sample in enumerate(paged()):
+        assert found["label"][number] == number
+        assert bytes(found["blob"][number][: len(sample["blob"])]) == sample["blob"]
+        np.testing.assert_array_equal(found["image"][number], to_rgb(sample["image"]))
+
+
+def test_ffcv_reads_values_that_made_room_for_the_table(read: Path, cache: bool) -> None:
+    found = columns(read, "many", cache)
+    assert len(found["label"]) == 3000
+    for number in range(3000):
+        sample = small(number)
+        assert found["label"][number] == number
+        assert bytes(found["blob"][number][: len(sample["blob"])]) == sample["blob"]
+        np.testing.assert_array_equal(found["x"][number], sample["x"])
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    (block,) = re.findall(
+        r"^```python\n(from ffcv.*?)^```$", (root / "docs/beton.md").read_text("utf-8"), re.M | re.S
+    )
+    schema = Schema({"image": Image(), "label": Int(), "text": Text(optional=True)})
+    samples: list[Sample] = [
+        {"__key__": str(n), "image": jpeg, "label": n} for n, jpeg in enumerate(jpegs()[:11])
+    ]
+    samples[3]["text"] = "a text"
+    write_shard(BETON, tmp_path / "train.beton", schema, samples).close()
+    script = f"import os\nos.chdir({str(tmp_path)!r})\n{block}\nos._exit(0)"
+    run(script, tmp_path, None)
+
+
+# --- files by FFCV -------------------------------------------------------------------------------
+
+WRITE = """
+import json, sys
+import numpy as np, torch
+from ffcv.fields import (
+    BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField, TorchTensorField,
+)
+from ffcv.writer import DatasetWriter
+
+folder, modes = sys.argv[1], json.load(sys.stdin)
+
+
+class Samples:
+    def __len__(self):
+        return 230
+
+    def __getitem__(self, number):
+        rng = np.random.default_rng(number)
+        pixels = rng.integers(0, 256, (20 + number % 5, 30 + number % 7, 3), np.uint8)
+        blob = np.arange(1 + number % 9, dtype=np.uint8)
+        points = rng.standard_normal((3, 2)).astype("<f4")
+        tensor = torch.arange(4, dtype=torch.int16) + number
+        return pixels, number - 5, number / 7, blob, {"n": [int(number), "Ä"]}, points, tensor
+
+
+for mode, options in modes.items():
+    fields = {
+        "image": RGBImageField(**options),
+        "label": IntField(),
+        "score": FloatField(),
+        "blob": BytesField(),
+        "exactly16bytesxx": JSONField(),
+        "points": NDArrayField(np.dtype("<f4"), (3, 2)),
+        "tensor": TorchTensorField(torch.int16, (4,)),
+    }
+    writer = DatasetWriter(f"{folder}/v1.{mode}.beton", fields, page_size=1 << 21, num_workers=2)
+    writer.from_indexed_dataset(Samples(), chunksize=10)
+"""
+
+MODES: dict[str, dict[str, Any]] = {
+    "raw": {"write_mode": "raw"},
+    "jpg": {"write_mode": "jpg", "jpeg_quality": 95},
+    "proportion": {"write_mode": "proportion", "compress_probability": 0.5},
+    "smart": {"write_mode": "smart", "smart_threshold": 2200},
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    run(WRITE, folder, MODES)
+    return folder
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_files_by_ffcv_come_back(written: Path, mode: str) -> None:
+    reader = BETON.open(written / f"v1.{mode}.beton")
+    assert dict(reader.schema) == {
+        "image": Image(),
+        "label": Int(),
+        "score": Float(),
+        "blob": Bytes(),
+        "exactly16bytesxx": Json(),
+        "points": Array("<f4", (3, 2)),
+        "tensor": Array("<i2", (4,)),
+    }
+    assert len(reader) == 230
+    raw = 0
+    for number in range(230):
+        found, rng = reader[number], np.random.default_rng(number)
+        pixels = rng.integers(0, 256, (20 + number % 5, 30 + number % 7, 3), np.uint8)
+        assert found["__key__"] == f"v1_{mode}/{number:09d}"
+        assert (found["label"], found["score"]) == (number - 5, number / 7)
+        assert found["blob"] == bytes(range(1 + number % 9))
+        assert found["exactly16bytesxx"] == {"n": [number, "Ä"]}
+        expected = rng.standard_normal((3, 2)).astype("<f4")
+        np.testing.assert_array_equal(found["points"], expected)
+        np.testing.assert_array_equal(found["tensor"], np.arange(4, dtype="<i2") + number)
+        assert to_rgb(found["image"]).shape == pixels.shape
+        if found["image"].startswith(b"P6"):
+            raw += 1
+            assert found["image"] == to_ppm(pixels)
+        else:
+            assert found["image"].startswith(b"\xff\xd8")
+            assert found["image"].endswith(b"\xff\xd9")
+    assert {"raw": raw == 230, "jpg": raw == 0}.get(mode, 0 < raw < 230)
+    sizes = [3 * (20 + n % 5) * (30 + n % 7) for n in range(230)]
+    if mode == "raw":
+        assert reader.sizes("image").tolist() == sizes  # type: ignore[attr-defined] # it does
+
+
+def test_a_file_by_ffcv_keeps_its_pictures_when_written_again(written: Path) -> None:
+    reader = BETON.open(written / "v1.proportion.beton")
+    samples = [reader[number] for number in range(len(reader))]
+    again = write_shard(BETON, written / "again.beton", reader.schema, samples)
+    for number, sample in enumerate(samples):
+        assert again[number]["image"] == sample["image"]
+        assert again[number]["exactly16bytesxx"] == sample["exactly16bytesxx"]

@@ -1,0 +1,264 @@
+"""Folders for Hugging Face datasets: the contract, and what datasets itself makes of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+
+import shardkit
+from shardkit.errors import SampleError
+from shardkit.formats import get_format
+from shardkit.formats.base import Joins
+from shardkit.manifest import File, Manifest, Shard
+from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+
+HF = get_format("hf")
+CLASSES = ("cat", "dog", "a name\nwith Ä")
+
+
+@pytest.fixture
+def datasets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The library, with its caches in the test's folder and no way to a network."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    return datasets
+
+
+class TestHf(FormatContract):
+    name = "hf"
+
+    def independent_keys(self, path: Path) -> list[str]:
+        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            return list(stream.read_all().column("__key__").to_pylist())
+
+
+def saved(folder: Path, schema: Schema, shards: list[list[dict[str, Any]]]) -> Path:
+    """A folder as a conversion to `hf` leaves it."""
+    folder.mkdir(parents=True)
+    made = []
+    for number, samples in enumerate(shards):
+        path = folder / f"{HF.shard_stem(number, len(shards))}.arrow"
+        writer = HF.create(path, schema, classes={"label": CLASSES})
+        for sample in samples:
+            assert writer.write(schema.check(sample))
+        writer.close()
+        made.append(Shard(File(path.name, path.stat().st_size, str(number)), len(samples)))
+    manifest = Manifest("hf", HF.layout(schema), tuple(made), classes=CLASSES)
+    names = [path.name for path in HF.complete(folder, manifest)]
+    assert sorted(names) == ["dataset_info.json", "state.json"]
+    return folder
+
+
+def labelled(number: int) -> dict[str, Any]:
+    return {**everything(number), "label": number % 3}
+
+
+def test_load_from_disk_gives_features_bytes_and_pictures(datasets: Any, tmp_path: Path) -> None:
+    samples = [labelled(n) for n in range(7)]
+    folder = saved(tmp_path / "set", EVERYTHING, [samples[:3], [], samples[3:]])
+    found = datasets.load_from_disk(str(folder))
+    assert len(found) == 7
+    assert found.features["image"] == datasets.Image()
+    assert found.features["label"] == datasets.ClassLabel(names=list(CLASSES))
+    assert found.features["points"] == datasets.List(
+        datasets.List(datasets.Value("float32"), length=2)
+    )
+    for row, sample in zip(found, samples, strict=True):
+        with PIL.Image.open(io.BytesIO(sample["image"])) as expected:
+            np.testing.assert_array_equal(np.asarray(row["image"]), np.asarray(expected))
+    undecoded = found.cast_column("image", datasets.Image(decode=False))
+    for row, sample in zip(undecoded, samples, strict=True):
+        assert row.pop("image") == {"bytes": sample["image"], "path": None}
+        assert json.loads(row.pop("about")) == sample["about"]
+        assert row.pop("points") == sample["points"].tolist()
+        assert row.pop("caption") == sample.get("caption")
+        assert row == {name: sample[name] for name in row}
+
+
+def test_from_file_takes_a_single_shard(datasets: Any, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "set", EVERYTHING, [[labelled(n) for n in range(4)]])
+    found = datasets.Dataset.from_file(str(folder / "data-00000-of-00001.arrow"))
+    assert found["__key__"][:] == [everything(n)["__key__"] for n in range(4)]
+    assert found.features["label"].names == list(CLASSES)
+
+
+def test_the_two_files_are_those_that_datasets_writes(datasets: Any, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "ours", EVERYTHING, [[labelled(n) for n in range(4)]])
+    datasets.load_from_disk(str(folder)).save_to_disk(str(tmp_path / "theirs"))
+    for name in ("dataset_info.json", "state.json"):
+        ours, theirs = ((tmp_path / side / name).read_text() for side in ("ours", "theirs"))
+        fingerprint = json.loads(theirs).get("_fingerprint", "")
+        own = json.loads(ours).get("_fingerprint", "")
+        assert len(fingerprint) == len(own)
+        assert ours.replace(own, fingerprint) == theirs
+
+
+def test_a_folder_of_splits_loads_as_a_dict(datasets: Any, tmp_path: Path) -> None:
+    for split, count in (("train", 3), ("val", 1)):
+        saved(tmp_path / "set" / split, EVERYTHING, [[labelled(n) for n in range(count)]])
+    (written,) = HF.complete_splits(tmp_path / "set", ["train", "val"])  # type: ignore[attr-defined]
+    assert written == tmp_path / "set" / "dataset_dict.json"
+    found = datasets.load_from_disk(str(tmp_path / "set"))
+    assert {name: len(split) for name, split in found.items()} == {"train": 3, "val": 1}
+
+
+def test_shards_are_not_joined() -> None:
+    assert not isinstance(HF, Joins)
+    assert HF.shard_stem(3, 12) == "data-00003-of-00012"
+
+
+def theirs(datasets: Any, count: int = 10) -> Any:
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "score": datasets.Value("float32"),
+            "small": datasets.Value("uint8"),
+            "text": datasets.Value("string"),
+            "blob": datasets.Value("binary"),
+            "vector": datasets.List(datasets.Value("float32")),
+            "pair": datasets.List(datasets.Value("int64"), length=2),
+            "grid": datasets.Array2D((2, 3), "uint8"),
+            "tags": datasets.List(datasets.Value("string")),
+            "more": {"a": datasets.Value("int32"), "b": datasets.Value("string")},
+            "maybe": datasets.Value("string"),
+        }
+    )
+    rows = [
+        {
+            "image": {"bytes": picture(n), "path": f"{n}.jpg"},
+            "label": n % 2,
+            "score": n / 2,
+            "small": n,
+            "text": f"text {n}",
+            "blob": bytes([n]) * n,
+            "vector": [float(n)] * n,
+            "pair": [n, -n],
+            "grid": [[n, 1, 2], [3, 4, 5]],
+            "tags": ["x"] * n,
+            "more": {"a": n, "b": None},
+            "maybe": None if n % 2 else "there",
+        }
+        for n in range(count)
+    ]
+    columns = {name: [row[name] for row in rows] for name in features}
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def expected_of_theirs(number: int) -> dict[str, Any]:
+    sample = {
+        "image": picture(number),
+        "label": number % 2,
+        "score": number / 2,
+        "small": number,
+        "text": f"text {number}",
+        "blob": bytes([number]) * number,
+        "vector": np.full(number, number, "<f4"),
+        "pair": np.array([number, -number]),
+        "grid": np.array([[number, 1, 2], [3, 4, 5]], "u1"),
+        "tags": ["x"] * number,
+        "more": {"a": number, "b": None},
+    }
+    return sample if number % 2 else {**sample, "maybe": "there"}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_folder_that_datasets_saved_is_read(datasets: Any, tmp_path: Path, shards: int) -> None:
+    theirs(datasets).save_to_disk(str(tmp_path / "set"), num_shards=shards)
+    with shardkit.open(tmp_path / "set") as found:
+        assert found.format == "hf"
+        assert found.classes == ("cat", "dog")
+        assert dict(found.schema) == {
+            "image": Image(),
+            "label": Int(),
+            "score": Float(),
+            "small": Int(),
+            "text": Text(),
+            "blob": Bytes(),
+            "vector": Array("<f4", (None,)),
+            "pair": Array("<i8", (2,)),
+            "grid": Array("|u1", (2, 3)),
+            "tags": Json(),
+            "more": Json(),
+            "maybe": Text(optional=True),
+        }
+        assert len(found) == 10
+        for number in range(10):
+            sample = found[number]
+            del sample["__key__"]
+            expected = expected_of_theirs(number)
+            assert list(sample) == list(expected)
+            for name, value in expected.items():
+                np.testing.assert_equal(sample[name], value)
+        assert len({found[n]["__key__"] for n in range(10)}) == 10
+
+
+def test_a_cache_file_of_datasets_is_read(datasets: Any, tmp_path: Path) -> None:
+    source = theirs(datasets)
+    source.map(lambda row: row, cache_file_name=str(tmp_path / "cache.arrow"))
+    reader = HF.open(tmp_path / "cache.arrow")
+    assert [reader[n]["image"] for n in range(10)] == [picture(n) for n in range(10)]
+    assert reader.layout["classes"] == {"label": ["cat", "dog"]}
+
+
+def test_pictures_that_lie_elsewhere_are_named(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(picture(1))
+    features = datasets.Features({"image": datasets.Image()})
+    source = datasets.Dataset.from_dict({"image": [str(tmp_path / "a.jpg")]}, features=features)
+    source.map(lambda row: row, cache_file_name=str(tmp_path / "linked.arrow"))
+    with pa.OSFile(str(tmp_path / "linked.arrow"), "wb") as file:
+        table = source.data.table
+        with pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    reader = HF.open(tmp_path / "linked.arrow")
+    with pytest.raises(SampleError, match="lies elsewhere") as error:
+        reader[0]
+    assert str(tmp_path / "a.jpg") in (error.value.found or "")
+    assert error.value.where["field"] == "image"
+    source.save_to_disk(str(tmp_path / "embedded"))
+    assert shardkit.open(tmp_path / "embedded")[0]["image"] == picture(1)
+
+
+def test_what_datasets_loads_of_ours_comes_back_equal(datasets: Any, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "ours", EVERYTHING, [[labelled(n) for n in range(9)]])
+    datasets.load_from_disk(str(folder)).save_to_disk(str(tmp_path / "theirs"), num_shards=2)
+    ours, again = shardkit.open(folder), shardkit.open(tmp_path / "theirs")
+    for number in range(9):
+        for name, value in again[number].items():
+            expected = ours[number][name]
+            # What was JSON is text to datasets.
+            np.testing.assert_equal(json.loads(value) if name == "about" else value, expected)
+
+
+def test_class_names_that_a_class_label_cannot_have_are_left_out(
+    datasets: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "data-00000-of-00001.arrow"
+    writer = HF.create(path, Schema({"label": Int()}), classes={"label": ["same", "same"]})
+    writer.write({"__key__": "a", "label": 1})
+    writer.close()
+    found = datasets.Dataset.from_file(str(path))
+    assert found.features["label"] == datasets.Value("int64")
+    assert HF.open(path).layout["classes"] == {"label": ["same", "same"]}
+
+
+def test_arrays_of_every_number_type_load(datasets: Any, tmp_path: Path) -> None:
+    kinds = ["<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "|i1", "|u1", "<f2", "<f4", "<f8"]
+    schema = Schema({f"a{n}": Array(kind, (None, 2)) for n, kind in enumerate(kinds)})
+    sample = {"__key__": "a"}
+    sample |= {name: np.ones((3, 2), kind.dtype) for name, kind in schema.items()}
+    path = tmp_path / "data-00000-of-00001.arrow"
+    write_shard(HF, path, schema, [sample]).close()
+    found = datasets.Dataset.from_file(str(path))[0]
+    for name in schema:
+        assert found[name] == [[1, 1]] * 3

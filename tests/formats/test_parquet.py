@@ -1,0 +1,133 @@
+"""Our Parquet files: the contract, and what pyarrow, pandas and datasets make of them.
+
+What they share with Arrow files (columns, bounds, datasets) is in test_arrow.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pyarrow.parquet as pq
+import pytest
+
+from shardkit.errors import DamagedError
+from shardkit.formats import get_format
+from shardkit.formats.arrow import reader as readers
+from shardkit.formats.base import KnowsSizes
+from shardkit.schema import Image, Int, Schema, Text
+from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+
+PARQUET = get_format("parquet")
+
+
+class TestParquet(FormatContract):
+    name = "parquet"
+
+    def independent_keys(self, path: Path) -> list[str]:
+        return list(pandas.read_parquet(path, columns=["__key__"])["__key__"])
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "shard-000000.parquet"
+    write_shard(PARQUET, path, EVERYTHING, [everything(n) for n in range(7)])
+    return path
+
+
+def test_pyarrow_reads_the_same_values(shard: Path) -> None:
+    for number, row in enumerate(pq.read_table(shard).to_pylist()):
+        expected = everything(number)
+        assert row.pop("image") == {"bytes": expected["image"], "path": None}
+        assert row.pop("points") == expected["points"].tolist()
+        assert json.loads(row.pop("about")) == expected["about"]
+        assert row.pop("caption") == expected.get("caption")
+        assert row == {name: expected[name] for name in row}
+
+
+def test_pandas_reads_the_same_values(shard: Path) -> None:
+    frame = pandas.read_parquet(shard)
+    for number, expected in enumerate(everything(n) for n in range(7)):
+        assert frame["image"][number]["bytes"] == expected["image"]
+        assert frame["text"][number] == expected["text"]
+        assert frame["label"][number] == expected["label"]
+
+
+def test_pictures_and_bytes_are_not_compressed_and_the_rest_is(shard: Path) -> None:
+    with pq.ParquetFile(shard) as file:
+        group = file.metadata.row_group(0)
+        found = {
+            column.path_in_schema: column.compression
+            for column in map(group.column, range(group.num_columns))
+        }
+    assert {n for n, codec in found.items() if codec == "UNCOMPRESSED"} == {
+        "image.bytes", "image.path", "blob",
+    }  # fmt: skip
+    assert set(found.values()) == {"UNCOMPRESSED", "ZSTD"}
+
+
+def test_row_groups_are_what_is_read_and_kept(tmp_path: Path) -> None:
+    schema = Schema({"image": Image(), "label": Int()})
+    samples = [{"__key__": str(n), "image": picture(n), "label": n} for n in range(250)]
+    reader = write_shard(PARQUET, tmp_path / "s.parquet", schema, samples)
+    assert not isinstance(reader, KnowsSizes)
+    with pq.ParquetFile(tmp_path / "s.parquet") as file:
+        assert file.metadata.num_row_groups == 3
+    assert [reader[n] for n in reversed(range(250))] == samples[::-1]
+
+
+def test_what_is_kept_is_bounded_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_KEPT_BYTES", 0)
+    kept = readers.Decoded()
+    monkeypatch.setattr("shardkit.formats.arrow.parquet.DECODED", kept)
+    schema = Schema({"text": Text()})
+    samples = [{"__key__": str(n), "text": "x" * 100} for n in range(5000)]
+    reader = write_shard(PARQUET, tmp_path / "s.parquet", schema, samples)
+    for n in range(0, 5000, 500):
+        assert reader[n] == samples[n]
+        assert len(kept._kept) == 1
+    reader.close()
+    assert not kept._kept
+
+
+def test_each_thread_has_a_file_of_its_own(shard: Path) -> None:
+    reader: Any = PARQUET.open(shard)
+    files = []
+    threads = [threading.Thread(target=lambda: files.append(reader._file())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*map(id, files), id(reader._file())}) == 4
+
+
+def test_some_fields_leave_the_other_columns_unread(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader: Any = PARQUET.open(shard)
+    asked = []
+    load = reader._load
+    monkeypatch.setattr(reader, "_load", lambda n, names: asked.append([*names]) or load(n, names))
+    assert reader.read_fields(2, {"label"})["label"] == 0
+    assert asked == [["__key__", "label"]]
+
+
+@pytest.mark.skipif(
+    "page_checksum_verification" not in inspect.signature(pq.ParquetFile.__init__).parameters,
+    reason="this pyarrow does not check the pages",
+)
+def test_a_changed_byte_in_a_picture_is_noticed(shard: Path) -> None:
+    data = bytearray(shard.read_bytes())
+    at = data.index(everything(3)["image"]) + 300
+    data[at] ^= 1
+    shard.write_bytes(data)
+    reader = PARQUET.open(shard, PARQUET.layout(EVERYTHING))
+    with pytest.raises(DamagedError, match="batch is damaged") as error:
+        reader[3]
+    assert error.value.where["path"] == shard
