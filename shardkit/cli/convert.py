@@ -91,7 +91,7 @@ def command(
 
     A run that was interrupted continues when the same command is given again.
     """
-    from shardkit.cli.progress import make_monitor, show_plan, show_result
+    from shardkit.cli.progress import ConvertMonitor, show_plan, show_result
     from shardkit.conversion.convert import convert
 
     if plan_only:
@@ -106,7 +106,7 @@ def command(
         else:
             show_plan(plan, target)
         return
-    with make_monitor(quiet) as monitor:
+    with ConvertMonitor(quiet) as monitor:
         result = convert(source, to, out, monitor=monitor, **options)
     if as_json:
         print_json(result.to_dict())

@@ -22,6 +22,8 @@ _LINE_SECONDS = 5.0  # between two lines where there is no terminal
 class _Quiet:
     """Shows nothing. The others show how far a step is that counts samples, or bytes alone."""
 
+    def note(self, words: str) -> None: ...
+
     def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None: ...
 
     def step(self, count: int, size: int) -> None: ...
@@ -34,6 +36,9 @@ class _Quiet:
 
 class _Counting(_Quiet):
     """Keeps count, and says it in words."""
+
+    def note(self, words: str) -> None:
+        _say(f"note: {words}")
 
     def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
         self._began = time.monotonic()
@@ -119,6 +124,8 @@ class ConvertMonitor(_Monitor):
         title = "continuing" if done else "converting"
         words = f"{counted(plan.samples, 'sample')}, {size(plan.bytes)}"
         words += f"; continuing, {done:,} are done" if done else ""
+        for note in plan.notes():
+            self._shown.note(note)
         self._shown.begin(title, words, plan.samples, done, "samples")
 
     def advance(self, progress: Progress) -> None:
@@ -143,14 +150,6 @@ class VerifyMonitor(_Monitor):
         return self
 
 
-def make_monitor(quiet: bool) -> ConvertMonitor:
-    return ConvertMonitor(quiet)
-
-
-def verify_monitor(quiet: bool) -> VerifyMonitor:
-    return VerifyMonitor(quiet)
-
-
 def show_plan(plan: Plan, out: Path) -> None:
     """What a conversion would do, for people."""
     about = plan.describe()
@@ -160,7 +159,8 @@ def show_plan(plan: Plan, out: Path) -> None:
         classes = f" in {counted(part['classes'], 'class')}" if part["classes"] else ""
         rows.append((name, f"{part['samples']:,}{classes}: {', '.join(part['schema'])}"))
     rows.append(("bytes to read", size(plan.bytes)))
-    rows.append(("tasks", f"{len(plan.tasks):,}, each about one shard or more"))
+    what = "joined to one shard" if plan.one_shard else "each about one shard or more"
+    rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
     for option, value in about["options"].items():
         if value not in (None, {}):
             rows.append((option.replace("_", " "), size(value) if "size" in option else str(value)))
@@ -183,8 +183,11 @@ def show_result(result: ConvertResult) -> None:
             if stats.min != stats.max
         ]
         if split.errors:
-            rows.append(("  dropped", f"{split.errors:,}, listed in {split.path}/errors.jsonl"))
-    rows += [("note", note) for note in result.notes] + _passed_over(result.ignored)
+            rows.append(("  dropped", f"{split.errors:,}, listed in {split.errors_list}"))
+        if split.encoded:
+            reasons = ", ".join(f"{count:,} {why}" for why, count in split.encoded.items())
+            rows.append(("  encoded", f"pictures that {result.format} cannot hold: {reasons}"))
+    rows += _passed_over(result.ignored)
     if not result.already_complete:
         speed = size(int(result.source_bytes / max(result.seconds, 0.001)))
         rows.append(("time", f"{result.seconds:.1f} s, {speed}/s"))

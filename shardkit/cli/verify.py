@@ -33,10 +33,10 @@ def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json
 
     Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
     """
-    from shardkit.cli.progress import verify_monitor
+    from shardkit.cli.progress import VerifyMonitor
     from shardkit.verification.verify import verify
 
-    with verify_monitor(quiet) as monitor:
+    with VerifyMonitor(quiet) as monitor:
         report = verify(path, against, decode=decode, monitor=monitor)
     if as_json:
         print_json(report.to_dict())

@@ -23,7 +23,7 @@ from shardkit.conversion.publish import assemble
 from shardkit.conversion.work import Progress, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.manifest import FieldStats, Manifest, Splits, load_any
+from shardkit.manifest import ERRORS, FieldStats, Manifest, Splits, load_any, manifest_path
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
 
@@ -47,6 +47,7 @@ class SplitResult:
     bytes: int  # of the shards
     shards: int
     errors: int  # samples that were dropped
+    errors_list: str | None  # the file that lists them
     classes: int | None
     fields: dict[str, FieldStats]
     encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
@@ -282,15 +283,21 @@ def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> Convert
     )
 
 
+def _beside(dataset: Path, name: str) -> Path:
+    return manifest_path(dataset).with_name(name)
+
+
 def _split_result(folder: Path) -> SplitResult:
     manifest = load_any(folder)
     assert isinstance(manifest, Manifest)
+    listed = manifest.list_named(ERRORS)
     return SplitResult(
         path=os.fspath(folder),
         samples=manifest.samples,
         bytes=manifest.bytes,
         shards=len(manifest.shards),
         errors=manifest.errors,
+        errors_list=None if listed is None else str(_beside(folder, listed.name)),
         classes=None if manifest.classes is None else len(manifest.classes),
         fields=manifest.fields,
         encoded=manifest.encoded,
