@@ -16,7 +16,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
 from shardkit.order import permutation
-from shardkit.schema import Schema
+from shardkit.schema import Image, Schema
 from shardkit.sources.base import Source
 from shardkit.version import __version__
 
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Indices
 
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
-_PIECE_BYTES = 64 * 10**6  # of a task that makes a piece of the only shard
+# The only shard is made in pieces: a few for each worker where pictures are encoded. Where values
+# are copied, one process keeps the disk busy, and joining copies them twice: then pieces are there
+# for a run to continue at, and only a large one has any.
+_PIECES = 16
+_ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
+_COPIED_BYTES = 1000 * 10**6
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,10 @@ def make_plan(
         payload = part.source.sizes()[part.order]
         fields = len(part.source.schema)
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
-        for start, stop in _cuts(format.bound(payload, fields), *limits):
+        encodes = any(isinstance(kind, Image) for kind in part.source.schema.values()) and (
+            format.encodes_pictures or options.image_format == "raw"
+        )
+        for start, stop in _cuts(format.bound(payload, fields), *limits, encodes=encodes):
             tasks.append(Task(len(tasks), part, start, stop))
             sizes.append(int(payload[start:stop].sum()))
     if single and len(parts) > 1:
@@ -189,7 +197,11 @@ def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
 
 
 def _cuts(
-    bounds: npt.NDArray[np.int64], max_bytes: int | None, max_samples: int | None
+    bounds: npt.NDArray[np.int64],
+    max_bytes: int | None,
+    max_samples: int | None,
+    *,
+    encodes: bool,
 ) -> Iterator[tuple[int, int]]:
     """Where the tasks begin and end: about one shard each, or one piece of the only shard."""
     if max_samples is not None:
@@ -198,13 +210,19 @@ def _cuts(
         for start in range(0, len(bounds), step):
             yield start, min(start + step, len(bounds))
         return
-    limit = max_bytes or _PIECE_BYTES
     ends = np.concatenate([[0], np.cumsum(bounds)])
+    limit = max_bytes or _piece_bytes(int(ends[-1]), encodes=encodes)
     tasks = -(-int(ends[-1]) // limit)
     cuts = _even_cuts(ends, tasks)
     if np.diff(ends[cuts]).max(initial=0) > limit:  # by the size of a sample: one more has room
         cuts = _even_cuts(ends, tasks + 1)
     yield from itertools.pairwise(cuts.tolist())
+
+
+def _piece_bytes(total: int, *, encodes: bool) -> int:
+    if not encodes:
+        return _COPIED_BYTES
+    return min(max(total // _PIECES, _ENCODED_BYTES[0]), _ENCODED_BYTES[1])
 
 
 def _even_cuts(ends: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.int64]:

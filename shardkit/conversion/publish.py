@@ -5,6 +5,7 @@ Every step can be repeated: a run that was killed in here does it all again with
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from shardkit.schema import Schema
 from shardkit.version import __version__
 
 
-def assemble(plan: Plan, partial: Partial) -> dict[str, Manifest]:
-    """Fill `partial.dataset`; returns the manifests by split name."""
-    made = {part.name: _assemble_part(plan, part, partial) for part in plan.parts}
+def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str, Manifest]:
+    """Fill `partial.dataset`; returns the manifests by split name.
+
+    `earlier` are the tasks that another run has finished: the disk may not have their pieces.
+    """
+    made = {part.name: _assemble_part(plan, part, partial, earlier) for part in plan.parts}
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         both = {name: plan.identity[name] for name in ("source", "options")}
@@ -34,15 +38,20 @@ def assemble(plan: Plan, partial: Partial) -> dict[str, Manifest]:
     return made
 
 
-def _assemble_part(plan: Plan, part: Part, partial: Partial) -> Manifest:
+def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection[int]) -> Manifest:
     folder = partial.dataset / part.name
     storage.make_folder(folder)
-    tasks = [partial.task_folder(t.number) for t in plan.tasks if t.part.name == part.name]
+    numbers = [task.number for task in plan.tasks if task.part.name == part.name]
+    tasks = [partial.task_folder(number) for number in numbers]
     results = [read_result(task) for task in tasks]
     stats = Stats(Schema({}))
     pieces = []
-    for task, result in zip(tasks, results, strict=True):
-        pieces += [(task, shard_of(entry)) for entry in result["shards"]]
+    for number, task, result in zip(numbers, tasks, results, strict=True):
+        made = [shard_of(entry) for entry in result["shards"]]
+        if plan.one_shard and number in earlier:
+            for piece in made:
+                _check_piece(task, piece)
+        pieces += [(task, shard) for shard in made]
         stats.merge(Stats.from_json(result["stats"]))
     schema = part.schema(plan.options.rename)
     label = plan.options.rename.get(part.source.label, part.source.label)
@@ -133,8 +142,6 @@ def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, st
     path = folder / file_name(stem, format.name)
     if pieces:
         assert isinstance(format, Joins)
-        for task, piece in pieces:
-            _check_piece(task, piece)
         parts = [task / piece.file.name for task, piece in pieces]
         format.join(path, parts, content.schema, content.names())
     else:

@@ -120,7 +120,7 @@ def run(
     try:
         finished = _finished(plan, partial)
         _work(plan, partial, finished, monitor, processes)
-        assemble(plan, partial)
+        assemble(plan, partial, finished)
         partial.publish()
     except BaseException:
         with contextlib.suppress(ShardkitError):
@@ -227,10 +227,13 @@ def _work(
             monitor.advance(progress)
 
     works = _works(plan, partial, finished)
-    if processes is None:
+    left = len(plan.tasks) - len(finished)
+    # This process has all loaded that a single task takes. A sequence, which cannot be resumed, is
+    # the user's own code: that stays where it was asked to be.
+    if processes is None or (left == 1 and plan.resumable):
         pool.run_here(works, report)
     else:
-        processes.run(works, len(plan.tasks) - len(finished), report)
+        processes.run(works, left, report)
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:

@@ -62,7 +62,7 @@ class Bench:
 
     def contender(self, action: str, name: str, *paths: Path) -> float:
         """Seconds that a contender says it took."""
-        python = sys.executable if name == "shardkit" else self.python
+        python = sys.executable if name.startswith("shardkit") else self.python
         command = [python, str(CONTENDER), action, name, *map(str, paths)]
         found = subprocess.run(command, check=True, capture_output=True, text=True)
         return float(json.loads(found.stdout.splitlines()[-1])["seconds"])
@@ -86,10 +86,8 @@ class Bench:
         return self.contender("write", name, self.data, out)
 
     def writers(self) -> Pairs:
-        runs = {
-            f"shardkit {f}": lambda f=f: seconds_of(lambda: self.convert(self.data, f))
-            for f in self.formats
-        }
+        """Libraries against `shardkit.convert` in a process; tar against the whole command."""
+        runs = {f"shardkit {f}": lambda f=f: self.write_shardkit(f) for f in self.formats}
         pairs = {}
         for format, peer in (("wds", "webdataset"), ("lmdb", "lmdb"), *OTHERS.items()):
             if format in self.formats and (self.peers or format not in OTHERS):
@@ -97,8 +95,15 @@ class Bench:
                 pairs[peer] = [f"shardkit {format}"]
         if "wds" in self.formats:
             runs["tar + sync"] = self.write_tar
-            pairs["tar + sync"] = ["shardkit wds"]
+            runs["shardkit wds, command"] = lambda: seconds_of(
+                lambda: self.convert(self.data, "wds")
+            )
+            pairs["tar + sync"] = ["shardkit wds, command"]
         return runs, pairs
+
+    def write_shardkit(self, format: str) -> float:
+        out = self.fresh(f"shardkit-{format}")
+        return self.contender("write", f"shardkit_{format}", self.data, out)
 
     # --- reading ---------------------------------------------------------------------------------
 

@@ -31,6 +31,15 @@ def load(item: tuple[str, int]) -> dict[str, Any]:
     return {"jpg": Path(item[0]).read_bytes(), "cls": item[1]}
 
 
+def write_shardkit(format: str) -> Callable[[Path, Path], None]:
+    def write(photos: Path, store: Path) -> None:
+        import shardkit
+
+        shardkit.convert(photos, format, store, workers=2)
+
+    return write
+
+
 def write_webdataset(photos: Path, store: Path) -> None:
     import webdataset
 
@@ -162,7 +171,9 @@ def main(action: str, name: str, *paths: str) -> None:
     samples = 0
     if action in ("write", "verify"):
         began = time.perf_counter()
-        globals()[f"{action}_{name}"](*places)
+        function, _, format = f"{action}_{name}".partition("shardkit_")
+        work = write_shardkit(format) if format else globals()[function]
+        work(*places)
     else:
         epoch = globals()[f"read_{name}"](*places)
         hash_all(epoch())

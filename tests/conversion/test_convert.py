@@ -547,7 +547,7 @@ def test_workers_that_cannot_be_started_end_the_run(
 
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with pytest.raises(WorkerError, match="cannot be started"):
-        shardkit.convert(images, "wds", tmp_path / "out", workers=2)
+        shardkit.convert(images, "wds", tmp_path / "out", workers=2, shard_size=8000)
 
 
 def test_x2_code_in_the_current_folder_is_not_run(
@@ -556,7 +556,7 @@ def test_x2_code_in_the_current_folder_is_not_run(
     for name in ("pickle.py", "struct.py", "numpy.py"):
         (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(tmp_path)
-    shardkit.convert(images, "wds", tmp_path / "out", workers=1)
+    shardkit.convert(images, "wds", tmp_path / "out", workers=1, shard_size=8000)
     assert not (tmp_path / "ran").exists()
 
 

@@ -27,9 +27,14 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+def set_piece_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._COPIED_BYTES", size)
+    monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (size, size))
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._PIECE_BYTES", 8_000)
+    set_piece_bytes(monkeypatch, 8_000)
 
 
 def single(tmp_path: Path, format: str, name: str = "train") -> Path:
@@ -126,7 +131,7 @@ def test_replacing_a_single_file_that_dies_anywhere(
 def test_a_single_file_that_dies_anywhere_is_continued(
     source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._PIECE_BYTES", 30_000)  # two of them
+    set_piece_bytes(monkeypatch, 30_000)  # two of them
     (tmp_path / "reference").mkdir()
     convert(source, single(tmp_path / "reference", format), format)
     reference = files_of(tmp_path / "reference")

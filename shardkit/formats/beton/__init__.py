@@ -44,6 +44,7 @@ class Beton(Format):
         "convert on with nothing decoded: raw pixels come out as PPM",
     )
     one_shard = True
+    encodes_pictures = True
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
         return BetonReader(path, layout)

@@ -78,7 +78,8 @@ def overflow_pages(size: int) -> int:
 class Tree:
     """An LMDB file, mapped: every pointer is checked before it is followed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, at_random: bool = True) -> None:
+        """`at_random` tells the system not to read ahead."""
         self.path = path
         with storage.explained("open", path), open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -94,7 +95,7 @@ class Tree:
                     fix="copy or make the file again",
                 )
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        if hasattr(self._map, "madvise") and hasattr(mmap, "MADV_RANDOM"):
+        if at_random and hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_RANDOM)
         self.view = memoryview(self._map)
 

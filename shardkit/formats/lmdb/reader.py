@@ -30,9 +30,11 @@ _Column = tuple[str, type, _Decoder | None]  # field, what msgpack gives, what m
 class LmdbReader(ShardReader):
     """One environment. Values are copies; the file is mapped, never read whole."""
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, *, at_random: bool = True
+    ) -> None:
         self._path = path
-        self._tree: Tree | None = Tree(path)
+        self._tree: Tree | None = Tree(path, at_random=at_random)
         about = _about(self._tree)
         self._foreign: foreign.Entries | None = None
         if about is None:

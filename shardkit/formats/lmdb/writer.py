@@ -221,7 +221,7 @@ def join(
     writer = LmdbWriter(path, schema, None, classes)
     try:
         for part in parts:
-            reader = LmdbReader(part, {"schema": schema.to_json()})
+            reader = LmdbReader(part, {"schema": schema.to_json()}, at_random=False)
             for position in range(len(reader)):
                 value = reader.value(position)
                 writer.put([value], len(value))
