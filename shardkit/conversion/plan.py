@@ -31,7 +31,7 @@ _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 # for a run to continue at, and only a large one has any.
 _PIECES = 16
 _ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
-_COPIED_BYTES = 1000 * 10**6
+_COPIED_BYTES = 4000 * 10**6
 
 
 @dataclass(frozen=True)
