@@ -103,11 +103,13 @@ def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _write_back_hint()
+# Whether files that are written go to the disk at once: what will be removed soon need not.
+write_back = True
 _BEGIN = 2  # SYNC_FILE_RANGE_WRITE: begin, do not wait
 
 
 def _start_write_back(handle: int, offset: int, size: int) -> None:
-    if _sync_file_range is not None:
+    if _sync_file_range is not None and write_back:
         _sync_file_range(handle, offset, size, _BEGIN)  # a hint: its failure does not matter
 
 

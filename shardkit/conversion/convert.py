@@ -41,8 +41,11 @@ def convert(
     workers = ConvertOptions.of(**options).workers
     if workers is None:
         workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
-    preload = [FORMATS[to].module] if to in FORMATS else []
-    with Pool(workers, [*preload, "shardkit.sources.image_folder"]) as processes:
+    row = FORMATS.get(to)
+    preload = [row.module] if row else []
+    # One shard is most often one task, which this process does itself.
+    early = row is not None and not row.one_shard
+    with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 
         plan = prepare(source, to, out, schema=schema, **options)

@@ -13,7 +13,7 @@ from shardkit.conversion.partial import Partial, check_output, is_single
 from shardkit.conversion.publish import Content, place
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import OutputError, SampleError, UsageError
-from shardkit.formats import get_format
+from shardkit.formats import FORMATS, get_format
 from shardkit.options import ConvertOptions
 from shardkit.schema import FieldType, Schema
 
@@ -46,7 +46,7 @@ class DatasetWriter:
         bounded = shard_size is not None or shard_samples is not None
         if self._single and bounded:
             raise UsageError("an output that is one shard has no bound", fix="give a folder")
-        one_shard = self._single or (self._format.one_shard and not bounded)
+        one_shard = self._single or (FORMATS[to].one_shard and not bounded)
         self._partial = _begin(Path(out), overwrite, self._single)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(

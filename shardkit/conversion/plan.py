@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from shardkit.codecs.image import NotAnImageError
 from shardkit.errors import SampleError, ShardkitError, UsageError
-from shardkit.formats import get_format
+from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
 from shardkit.order import permutation
@@ -30,6 +31,7 @@ _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 # are copied, one process keeps the disk busy, and joining copies them twice: then pieces are there
 # for a run to continue at, and only a large one has any.
 _PIECES = 16
+_PROBES = 16  # samples that tell whether pictures are encoded
 _ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
 _COPIED_BYTES = 4000 * 10**6
 
@@ -130,7 +132,7 @@ def make_plan(
     """
     format = get_format(to)
     bounded = options.shard_size is not None or options.shard_samples is not None
-    one_shard = single or (format.one_shard and not bounded)
+    one_shard = single or (FORMATS[to].one_shard and not bounded)
     if single and bounded:
         raise UsageError("an output that is one shard has no bound", fix="give a folder with -o")
     for source in sources.values():
@@ -142,9 +144,7 @@ def make_plan(
         payload = part.source.sizes()[part.order]
         fields = len(part.source.schema)
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
-        encodes = any(isinstance(kind, Image) for kind in part.source.schema.values()) and (
-            format.encodes_pictures or options.image_format == "raw"
-        )
+        encodes = one_shard and _encodes(part, format, options)
         for start, stop in _cuts(format.bound(payload, fields), *limits, encodes=encodes):
             tasks.append(Task(len(tasks), part, start, stop))
             sizes.append(int(payload[start:stop].sum()))
@@ -164,6 +164,23 @@ def make_plan(
     }
     resumable = None not in fingerprints.values()
     return Plan(format, options, parts, tasks, sizes, identity, resumable, one_shard)
+
+
+def _encodes(part: Part, format: Format, options: ConvertOptions) -> bool:
+    """Whether pictures are encoded, and not copied, as far as a few samples tell."""
+    pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
+    if options.image_format == "raw" or not format.encodes_pictures:
+        return bool(pictures) and options.image_format == "raw"
+    step = max(len(part.order) // _PROBES, 1)
+    for index in part.order[::step].tolist():
+        try:
+            sample = part.source[index]
+            for name, kind in pictures.items():
+                if name in sample and format.carried(kind, sample[name]) != sample[name]:
+                    return True
+        except (SampleError, NotAnImageError):  # the conversion will meet it again, and say so
+            continue
+    return False
 
 
 def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]:

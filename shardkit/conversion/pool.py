@@ -50,15 +50,16 @@ def run_here(works: Iterator[Work], report: Report) -> None:
 
 
 class Pool:
-    """Up to `workers` processes. Some are started at once, to be ready when the plan is."""
+    """Up to `workers` processes. Some are started `early`, to be ready when the plan is."""
 
-    def __init__(self, workers: int, preload: Sequence[str] = ()) -> None:
+    def __init__(self, workers: int, preload: Sequence[str] = (), *, early: bool = True) -> None:
         """`preload` names the modules that workers import before they have a task."""
         self._workers = workers
         self._preload = preload
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._started: list[_Worker] = []
-        self._start(min(workers, _EARLY))
+        if early:
+            self._start(min(workers, _EARLY))
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
         """Do all `tasks`; `report` is called in this thread.

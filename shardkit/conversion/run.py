@@ -231,6 +231,8 @@ def _work(
     # This process has all loaded that a single task takes. A sequence, which cannot be resumed, is
     # the user's own code: that stays where it was asked to be.
     if processes is None or (left == 1 and plan.resumable):
+        if processes is not None:
+            processes.kill()  # they would only be in the way
         pool.run_here(works, report)
     else:
         processes.run(works, left, report)

@@ -75,6 +75,7 @@ def run_task(work: Work, report: Report) -> None:
     """Do the task and publish its folder. Raises ShardkitError and leaves nothing, if it fails."""
     unfinished = work.folder.with_name(f"{work.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
     storage.make_folder(unfinished)
+    storage.write_back = work.durable
     try:
         _write(work, unfinished, report)
         storage.sync(unfinished)
@@ -87,6 +88,8 @@ def run_task(work: Work, report: Report) -> None:
         except ShardkitError:
             pass
         raise
+    finally:
+        storage.write_back = True
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:

@@ -21,6 +21,7 @@ class Row:
     suffixes: tuple[str, ...]  # the first is the one we write
     summary: str
     inside: str = ""  # where the file is in a shard that is a folder
+    one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
 
 
 FORMATS: dict[str, Row] = {
@@ -34,6 +35,7 @@ FORMATS: dict[str, Row] = {
         (".lmdb", "data.mdb"),
         "LMDB environments: a folder with data.mdb, values in msgpack",
         inside="/data.mdb",
+        one_shard=True,
     ),
     "arrow": Row(
         "shardkit.formats.arrow",
@@ -54,6 +56,7 @@ FORMATS: dict[str, Row] = {
         "shardkit.formats.beton",
         (".beton",),
         "FFCV's files, one by default",
+        one_shard=True,
     ),
 }
 

@@ -115,7 +115,6 @@ class Format(ABC):
 
     name: str
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
-    one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
     encodes_pictures: bool = False  # it cannot hold all kinds, so that storing some takes long
 
     @abstractmethod

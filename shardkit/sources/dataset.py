@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import xxhash
 
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.formats.base import KeepsJsonText
+from shardkit.formats.base import KeepsJsonText, ShardReader
 from shardkit.sample import Sample
 from shardkit.sources.base import Source
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.sources.base import Indices
+
+
+@cache  # asking a protocol takes longer than reading a sample
+def _keeps_json_text(reader: type[ShardReader]) -> bool:
+    return issubclass(reader, KeepsJsonText)
 
 
 class DatasetSource(Source):
@@ -42,8 +48,8 @@ class DatasetSource(Source):
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
         reader = self._dataset.reader(shard)
-        if isinstance(reader, KeepsJsonText):
-            return reader.stored(position)
+        if _keeps_json_text(type(reader)):
+            return cast(KeepsJsonText, reader).stored(position)
         return reader[position]
 
     def sizes(self) -> npt.NDArray[np.int64]:

@@ -5,7 +5,8 @@
     python contender.py verify xxh3       STORE
 
 `read` goes through every sample in random order and hashes every value with xxh3, so that nobody
-can skip the bytes: one epoch to warm up, one that counts. Prints {"seconds": ..., "samples": ...}.
+can skip the bytes: one epoch to warm up, one that counts; so with `verify`. Prints {"seconds": ...,
+"samples": ...}.
 """
 
 from __future__ import annotations
@@ -101,13 +102,16 @@ def write_ffcv(photos: Path, store: Path) -> None:
     DatasetWriter(f"{store}/photos.beton", fields, num_workers=2).from_indexed_dataset(Photos())
 
 
-def verify_shardkit(store: Path) -> None:
-    import shardkit
+def verify_shardkit(store: Path) -> Callable[[], None]:
+    from shardkit import verify
 
-    assert shardkit.verify(store).sound
+    def check() -> None:
+        assert verify(store).sound
+
+    return check
 
 
-def verify_xxh3(store: Path) -> None:
+def verify_xxh3(store: Path) -> Callable[[], None]:
     """Read every file and hash it, as many at a time as there are cores."""
     import xxhash
 
@@ -119,8 +123,11 @@ def verify_xxh3(store: Path) -> None:
                 hasher.update(view[:count])
         return hasher.hexdigest()
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
+    def check() -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
+
+    return check
 
 
 def read_shardkit(store: Path) -> Callable[[], Iterable[dict[str, Any]]]:
@@ -169,11 +176,16 @@ def hash_all(samples: Iterable[dict[str, Any]]) -> int:
 def main(action: str, name: str, *paths: str) -> None:
     places = [Path(path) for path in paths]
     samples = 0
-    if action in ("write", "verify"):
+    if action == "write":
         began = time.perf_counter()
-        function, _, format = f"{action}_{name}".partition("shardkit_")
-        work = write_shardkit(format) if format else globals()[function]
+        _, _, format = name.partition("shardkit_")
+        work = write_shardkit(format) if format else globals()[f"write_{name}"]
         work(*places)
+    elif action == "verify":
+        check = globals()[f"verify_{name}"](*places)
+        check()
+        began = time.perf_counter()
+        check()
     else:
         epoch = globals()[f"read_{name}"](*places)
         hash_all(epoch())

@@ -85,7 +85,7 @@ def shardkit_plan(source: Path, format: str, out: Path) -> dict[str, Any]:
     return prepare(source, format, out).describe()
 
 
-@pytest.mark.parametrize("format", [name for name in JOINED if get_format(name).one_shard])
+@pytest.mark.parametrize("format", [name for name in JOINED if FORMATS[name].one_shard])
 def test_a_folder_of_such_a_format_has_one_shard_unless_asked(
     source: Path, tmp_path: Path, format: str
 ) -> None:

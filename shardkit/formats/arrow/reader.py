@@ -54,6 +54,7 @@ class Rows:
         self._schema = schema
         self._stored: dict[str, Getter] = {}  # with JSON as text
         self.whole: _Getters | None = None  # key and all fields, once they were read
+        self.whole_stored: _Getters | None = None  # the same with JSON as text
         self.size = 0  # bytes of the columns that are loaded
 
     def stored(self, names: Collection[str]) -> _Getters:
@@ -134,8 +135,11 @@ class BatchReader(ShardReader):
     def stored(self, position: int) -> Sample:
         """The sample with JSON values as the text that is stored."""
         number, row = self._locate(position)
-        with self._damage("a batch is damaged", number):
-            getters = self._rows(number).stored([*self._keyed, *self.schema])
+        rows = self._rows(number)
+        getters = rows.whole_stored
+        if getters is None:
+            with self._damage("a batch is damaged", number):
+                getters = rows.whole_stored = rows.stored([*self._keyed, *self.schema])
         return self._take(position, row, getters)
 
     def read_fields(self, position: int, fields: Collection[str]) -> Sample:
@@ -156,8 +160,15 @@ class BatchReader(ShardReader):
             with self._damage("a batch is damaged", number):
                 array = self._load(number, [KEY])[KEY]
                 getters = [(KEY, getter(KEY, Text(), array))]
-            for row in range(len(array)):
-                keys.append(self._take(len(keys), row, getters)[KEY])
+            try:
+                array.validate(full=True)
+                found = array.to_pylist()
+            except (pa.ArrowException, UnicodeDecodeError):
+                found = [None]
+            if None in found:  # one by one, the damaged one is named
+                start = len(keys)
+                found = [self._take(start + n, n, getters)[KEY] for n in range(len(array))]
+            keys += found
         return keys
 
     def batches(self) -> Iterator[Arrays]:

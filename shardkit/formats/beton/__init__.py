@@ -43,7 +43,6 @@ class Beton(Format):
         "read at random: its own files and those of ffcv.DatasetWriter, but for custom fields",
         "convert on with nothing decoded: raw pixels come out as PPM",
     )
-    one_shard = True
     encodes_pictures = True
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:

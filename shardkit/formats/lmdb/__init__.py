@@ -29,7 +29,6 @@ _SAMPLE_BYTES = 96  # a key, its numbers in leaf and branch pages
 
 class Lmdb(Format):
     name = "lmdb"
-    one_shard = True
     abilities = (
         "write: one environment by default, in one pass, all field types",
         "read at random: without the LMDB library, every pointer checked",
