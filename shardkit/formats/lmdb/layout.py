@@ -95,9 +95,18 @@ class Tree:
                     fix="copy or make the file again",
                 )
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        if at_random and hasattr(mmap, "MADV_RANDOM"):
-            self._map.madvise(mmap.MADV_RANDOM)
+        if at_random:
+            self.expect_random()
         self.view = memoryview(self._map)
+
+    def expect_random(self, expected: bool = True) -> None:
+        """Tell the system whether to read only what is asked for, or what stands around it too."""
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map.madvise(mmap.MADV_RANDOM if expected else mmap.MADV_NORMAL)
+
+    def read(self, start: int, size: int) -> bytes:
+        """A copy of so many bytes of the file, or of those that are left of it."""
+        return self._map[start : start + size]
 
     def get(self, key: bytes) -> Entry | None:
         """The entry with this key, found from the root."""

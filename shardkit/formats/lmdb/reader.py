@@ -70,7 +70,11 @@ class LmdbReader(ShardReader):
         """The key of every sample, in order."""
         if self._foreign is not None:
             return list(self._foreign.keys)
-        return [self._key(position) for position in range(self._length)]
+        tree = self._open()
+        tree.expect_random(False)
+        keys = [self._key(tree, position) for position in range(self._length)]
+        tree.expect_random()
+        return keys
 
     def value(self, position: int) -> memoryview:
         """The stored bytes of a sample, in the mapped file."""
@@ -135,9 +139,10 @@ class LmdbReader(ShardReader):
             ) from None
         return sample
 
-    def _key(self, position: int) -> str:
+    def _key(self, tree: Tree, position: int) -> str:
         """The key alone, which every value of ours begins with."""
-        head = bytes(self.value(position)[:_HEAD])
+        start, size = self._place(tree, position)
+        head = tree.read(start, min(size, _HEAD))
         # A map of up to 15 fields, the name "__key__", a text with a header of one or two bytes.
         tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
         start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
