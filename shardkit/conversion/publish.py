@@ -111,6 +111,9 @@ def place(
             _move_shard(shard, task, folder, stem or format.shard_stem(n, len(pieces)), format.name)
             for n, (task, shard) in enumerate(pieces)
         ]
+        if one_shard:  # a piece that turned out to be all there is
+            for file in shards[0].file, *shards[0].beside:
+                storage.sync(folder / file.name)
     else:
         shards = [_joined(content, pieces, folder, stem or format.shard_stem(0, 1))]
     made = Manifest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -240,6 +241,7 @@ def _work(
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
     options = plan.options
+    tasks_of = Counter(task.part.name for task in plan.tasks)
     for task in plan.tasks:
         if task.number not in finished:
             yield Work(
@@ -252,7 +254,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 rename=options.rename,
                 raw_pictures=options.image_format == "raw",
                 skip_errors=options.on_error == "skip",
-                durable=not plan.one_shard,
+                durable=not plan.one_shard or tasks_of[task.part.name] == 1,
             )
 
 

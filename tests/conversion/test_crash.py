@@ -14,6 +14,7 @@ import pytest
 import shardkit
 from shardkit import storage
 from shardkit.errors import ShardkitError, StorageError
+from shardkit.formats import FORMATS, file_name
 from tests.conftest import files_of, write_pictures
 
 
@@ -72,9 +73,9 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def convert(source: Path, out: Path, **options: Any) -> None:
+def convert(source: Path, out: Path, to: str = "wds", **options: Any) -> None:
     options = {"workers": 0, "shard_size": 12_000, "on_error": "skip", **options}
-    shardkit.convert(source, "wds", out, **options)
+    shardkit.convert(source, to, out, **options)
 
 
 def died_everywhere(begin: Callable[[], None], run: Callable[[], None]) -> Iterator[None]:
@@ -209,17 +210,23 @@ class Recorder:
         self.unsynced = {p for p in self.unsynced if p != path and path not in p.parents}
 
 
-def test_nothing_becomes_visible_before_it_is_on_the_disk(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard_size", [12_000, None])
+@pytest.mark.parametrize("format", sorted(FORMATS))
+def test_nothing_becomes_visible_before_it_is_on_the_disk(
+    source: Path, tmp_path: Path, format: str, shard_size: int | None
+) -> None:
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
         recorder = Recorder(patch)
-        convert(source, out)
+        convert(source, out, format, shard_size=shard_size)
     renames = [path for name, path in recorder.log if name == "rename"]
     assert renames[-1] == tmp_path / "out.partial/dataset"
     assert not {p for p in recorder.unsynced if p == out or out in p.parents or p == out.parent}
     # Each shard, index and result is synced once it is written, each task once its files are.
     synced = {path.name for name, path in recorder.log if name == "sync"}
-    assert {"shard-000000.tar", "shard-000000.index.npy", "result.json", "tasks"} <= synced
+    shard = Path(file_name("shard-000000", format)).name
+    assert {shard, "result.json", "tasks"} <= synced
+    assert format != "wds" or "shard-000000.index.npy" in synced
     # After the last rename: the folder that holds the output, and only then the cleaning up.
     after = recorder.log[recorder.log.index(("rename", renames[-1])) + 1 :]
     assert after[0] == ("sync", tmp_path)
