@@ -248,6 +248,9 @@ def _open_ours(path: Path) -> Dataset:
 
 def _shards_in(folder: Path) -> tuple[list[str], str]:
     """The shards in a folder that has no manifest of ours, in order, and their format."""
+    splits = manifests.split_names(folder)
+    if splits:
+        raise manifests.one_of_splits(folder, splits)
     state = folder / "state.json"
     if state.is_file() and (folder / "dataset_info.json").is_file():
         try:

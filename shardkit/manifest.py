@@ -7,6 +7,7 @@ times, no absolute paths, no worker counts: the same source and options give the
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,15 +160,37 @@ def load_any(dataset: Path) -> Manifest | Splits:
         raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from None
 
 
+def split_names(folder: Path) -> list[str]:
+    """The datasets in a folder of splits, ours or one that Hugging Face datasets saved."""
+    if has_manifest(folder):
+        manifest = load_any(folder)
+        return list(manifest.splits) if isinstance(manifest, Splits) else []
+    path = folder / "dataset_dict.json"
+    if not path.is_file():
+        return []
+    try:
+        names = json.loads(storage.read(path))["splits"]
+        if not all(isinstance(name, str) and (folder / name).is_dir() for name in names):
+            raise ValueError(f"no folders for {names!r:.100}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"the file is damaged: {error}", path=path) from None
+    return list(names)
+
+
 def load(folder: Path) -> Manifest:
     """The manifest of one dataset; raises FormatError for a folder of splits."""
     manifest = load_any(folder)
     if isinstance(manifest, Splits):
-        names = ", ".join(str(folder / name) for name in manifest.splits)
-        raise FormatError(
-            "this folder holds one dataset per split", path=folder, fix=f"open one of them: {names}"
-        )
+        raise one_of_splits(folder, manifest.splits)
     return manifest
+
+
+def one_of_splits(folder: Path, splits: Iterable[str]) -> FormatError:
+    """The error for a folder of splits where a dataset is asked for."""
+    names = ", ".join(str(folder / name) for name in splits)
+    return FormatError(
+        "this folder holds one dataset per split", path=folder, fix=f"open one of them: {names}"
+    )
 
 
 def _from_json(data: dict[str, Any]) -> Manifest:

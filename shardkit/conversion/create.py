@@ -42,6 +42,8 @@ class DatasetWriter:
         self._schema = Schema(schema)
         self._format.layout(self._schema)  # raises for what it cannot hold
         self._classes = None if classes is None else tuple(classes)
+        if not all(isinstance(name, str) for name in self._classes or ()):
+            raise UsageError("the names of classes are text", found=f"{self._classes!r:.100}")
         self._single = is_single(Path(out), to)
         bounded = shard_size is not None or shard_samples is not None
         if self._single and bounded:

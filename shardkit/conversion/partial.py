@@ -6,9 +6,10 @@ tasks/000012/     a finished task: its shards and result.json
 tasks/000013.…    one in the making, removed when a run begins
 dataset/          what becomes OUT, filled when all tasks are there
 replaced/         the old OUT, between the two renames of --overwrite
+copy              of a file that goes beside a single one
 
 An OUT that is a single file (train.beton) has a few others beside it (train.beton.shardkit.json and
-so on). Those are moved one by one, the one called OUT last.
+so on). Those are copied one by one, and then the one called OUT is moved.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.conversion.work import UNFINISHED, is_finished
-from shardkit.errors import OutputError, ShardkitError
+from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Joins
 
 JOB = "job.json"
 _LOCK = "lock"
-_OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced"}
+_COPY = "copy"
+_OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced", _COPY}
 
 
 class Partial:
@@ -96,27 +98,62 @@ class Partial:
 
     def _restore(self) -> None:
         """Give the old dataset its place back, if a run died between the two renames."""
-        if self._replaced.exists() and not self.out.exists():
-            self._move(self._replaced)
-
-    def _move(self, folder: Path) -> None:
-        """What is in `folder` becomes OUT."""
-        if not self.single:
-            storage.rename(folder, self.out)
+        if not self._replaced.exists() or self.out.exists():
             return
-        names = {path.name for path in folder.iterdir()}
-        for name in [*sorted(names - {self.out.name}), self.out.name]:
-            storage.rename(folder / name, self.out.parent / name)
+        if not self.single:
+            storage.rename(self._replaced, self.out)
+            return
+        for name in self._out_last(self._replaced):
+            storage.rename(self._replaced / name, self.out.parent / name)
 
-    def _put_aside(self) -> None:
+    def _out_last(self, folder: Path) -> list[str]:
+        """What is in a folder, with the entry called OUT at the end."""
+        names = {path.name for path in folder.iterdir()}
+        return [*sorted(names - {self.out.name}), self.out.name]
+
+    def _place_single(self) -> None:
+        """The files of `dataset/` go beside each other. Copies of the small ones: the originals are
+        there if a run dies in here, and the next has to do it again."""
+        *others, out = self._out_last(self.dataset)
+        for name in others:
+            original, copy = self.dataset / name, self.path / _COPY
+            with storage.create(copy) as file:
+                storage.append(file, original, original.stat().st_size)
+            storage.sync(copy)
+            storage.rename(copy, self.out.parent / name)
+        storage.rename(self.dataset / out, self.out)
+
+    def _names_of_old(self) -> set[str]:
+        """What belongs to the single file that is replaced."""
+        if not self.out.exists():
+            return set()
+        names = {self.out.name, manifests.beside(self.out).name}
+        try:
+            old = manifests.load(self.out)
+        except ShardkitError:  # it is damaged, so what the new one has stands for it
+            return names | {path.name for path in self.dataset.iterdir()}
+        return names | {f.name.partition("/")[0] for f in (*old.all_files(), *old.files)}
+
+    def _refuse_to_replace(self, old: set[str]) -> None:
+        """Raise OutputError where a file that is not ours stands in the place of one of ours."""
+        for path in sorted(self.dataset.iterdir()):
+            place = self.out.parent / path.name
+            if path.name in old | {self.out.name} or not place.exists():
+                continue
+            if not place.is_file() or storage.checksum(place) != storage.checksum(path):
+                raise OutputError(
+                    "a file stands where one that belongs to the output must go",
+                    path=place,
+                    fix="move it away, and run the same command again: its work is kept",
+                )
+
+    def _put_aside(self, old: set[str]) -> None:
         """The old dataset at OUT goes to `replaced/`."""
         if not self.single:
             storage.rename(self.out, self._replaced)
             return
-        old = manifests.load(self.out)
-        files = [f.name.partition("/")[0] for f in (*old.all_files(), *old.files)]
         storage.make_folder(self._replaced)
-        for name in dict.fromkeys([self.out.name, *files, manifests.beside(self.out).name]):
+        for name in [self.out.name, *sorted(old - {self.out.name})]:
             if (self.out.parent / name).exists():
                 storage.rename(self.out.parent / name, self._replaced / name)
         storage.sync(self._replaced)
@@ -140,10 +177,16 @@ class Partial:
     def publish(self) -> None:
         """`dataset/` becomes OUT, in one rename unless there is an old one to put aside first."""
         storage.sync(self.dataset)
+        old = self._names_of_old() if self.single else set()
+        if self.single:
+            self._refuse_to_replace(old)
         if self.out.exists():
             storage.remove(self._replaced)
-            self._put_aside()
-        self._move(self.dataset)
+            self._put_aside(old)
+        if self.single:
+            self._place_single()
+        else:
+            storage.rename(self.dataset, self.out)
         storage.sync(self.out.parent)
         self.discard()
 
@@ -151,7 +194,7 @@ class Partial:
         """Remove the whole folder; the lock goes last, so that no other run is in it meanwhile."""
         try:
             self._restore()
-            for name in ("tasks", "dataset", "replaced", JOB, JOB + UNFINISHED):
+            for name in ("tasks", "dataset", "replaced", _COPY, JOB, JOB + UNFINISHED):
                 storage.remove(self.path / name)
             storage.remove(self.path)
         finally:
@@ -206,11 +249,14 @@ def _locked(folder: Path) -> int | None:
 
 def is_single(out: Path, format: str) -> bool:
     """Whether an output's name says that it is to be one shard, and no folder of them."""
-    name = out.name.lower()
     suffix = FORMATS[format].suffixes[0]
-    return (
-        len(name) > len(suffix) and name.endswith(suffix) and isinstance(get_format(format), Joins)
-    )
+    if not isinstance(get_format(format), Joins) or not out.name.lower().endswith(suffix):
+        return False
+    if not out.name.endswith(suffix):
+        raise UsageError(
+            "the suffix of an output is in lower case", found=out.name, expected=f"...{suffix}"
+        )
+    return out.name != suffix
 
 
 def check_output(out: Path, source: Path | None, *, single: bool = False) -> None:
@@ -243,6 +289,14 @@ def _check_place(out: Path, single: bool) -> None:
             expected=f"{manifests.beside(out).name} beside it",
             fix="move it away, or give another name with -o",
         )
+    if single and not out.exists() and not Partial(out).exists():
+        for name in (manifests.NAME, manifests.ERRORS, manifests.KEYS):
+            if manifests.beside(out, name).exists():
+                raise OutputError(
+                    "a file stands where one that belongs to the output must go",
+                    path=manifests.beside(out, name),
+                    fix="move it away, or give another name with -o",
+                )
     if not single and out.exists() and not out.is_dir():
         raise OutputError("the output is a file", path=out, fix="give a folder with -o")
     if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
@@ -276,15 +330,14 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
     if isinstance(manifest, manifests.Splits):
         names = manifest.splits
         return all(_has_all_files(folder / name, manifests.load(folder / name)) for name in names)
-    sizes = {
-        os.path.relpath(os.path.join(place, name), folder): os.stat(
-            os.path.join(place, name)
-        ).st_size
-        for place, _, names in os.walk(folder)
-        for name in names
-    }
-    files = (*manifest.all_files(), *manifest.files)
-    return all(sizes.get(os.path.normpath(file.name)) == file.bytes for file in files)
+    for file in (*manifest.all_files(), *manifest.files):
+        try:
+            size = os.stat(folder / file.name).st_size
+        except OSError:
+            return False
+        if size != file.bytes:
+            return False
+    return True
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:

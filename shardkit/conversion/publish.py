@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardkit import storage
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
-from shardkit.conversion.shards import Stats, finished_shard
-from shardkit.conversion.work import error_line, read_result
-from shardkit.errors import StorageError
+from shardkit.conversion.shards import KEYS_REPEAT, Stats, finished_shard
+from shardkit.conversion.work import HASHES, error_line, read_result
+from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins
 from shardkit.manifest import ERRORS, KEYS, NAME, File, Manifest, Shard, Splits
@@ -46,14 +48,13 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     results = [read_result(task) for task in tasks]
     stats = Stats(Schema({}))
     pieces = []
-    for number, task, result in zip(numbers, tasks, results, strict=True):
-        made = [shard_of(entry) for entry in result["shards"]]
-        if plan.one_shard and number in earlier:
-            for piece in made:
-                _check_piece(task, piece)
-        pieces += [(task, shard) for shard in made]
+    for task, result in zip(tasks, results, strict=True):
+        pieces += [(task, shard_of(entry)) for entry in result["shards"]]
         stats.merge(Stats.from_json(result["stats"]))
+    if plan.one_shard:
+        _check_pieces(pieces, {partial.task_folder(number) for number in earlier})
     schema = part.schema(plan.options.rename)
+    _check_keys(plan.format, schema, pieces)
     label = plan.options.rename.get(part.source.label, part.source.label)
     content = Content(plan.format, schema, part.source.classes, label)
     problems = [error_line(None, problem) for problem in part.problems]
@@ -106,14 +107,15 @@ def place(
     `pieces` are shards and the folders they lie in; `stem` is the name of an only shard.
     """
     format = content.format
+    if len(pieces) == 1 and one_shard:  # what turned out to be all there is may not be synced
+        for file in (pieces[0][1].file, *pieces[0][1].beside):
+            if (pieces[0][0] / file.name).exists():
+                storage.sync(pieces[0][0] / file.name)
     if len(pieces) == 1 or (pieces and not one_shard):
         shards = [
             _move_shard(shard, task, folder, stem or format.shard_stem(n, len(pieces)), format.name)
             for n, (task, shard) in enumerate(pieces)
         ]
-        if one_shard:  # a piece that turned out to be all there is
-            for file in shards[0].file, *shards[0].beside:
-                storage.sync(folder / file.name)
     else:
         shards = [_joined(content, pieces, folder, stem or format.shard_stem(0, 1))]
     made = Manifest(
@@ -153,6 +155,13 @@ def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, st
     return replace(shard, samples=sum(piece.samples for _, piece in pieces))
 
 
+def _check_pieces(pieces: list[tuple[Path, Shard]], earlier: set[Path]) -> None:
+    """Compare the pieces of an earlier run. The only one may have its final name already."""
+    for task, piece in pieces:
+        if task in earlier and (len(pieces) > 1 or (task / piece.file.name).exists()):
+            _check_piece(task, piece)
+
+
 def _check_piece(task: Path, piece: Shard) -> None:
     """Pieces were not synced: after a power cut the disk may not have what the task wrote."""
     for file in (piece.file, *piece.beside):
@@ -167,6 +176,45 @@ def _check_piece(task: Path, piece: Shard) -> None:
             expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
             fix="run the same command again: it makes this piece anew",
         )
+
+
+def _check_keys(format: Format, schema: Schema, pieces: list[tuple[Path, Shard]]) -> None:
+    """Raise SampleError where a key stands in two shards. Within each it was checked already."""
+    folders = dict.fromkeys(task for task, _ in pieces)
+    hashes = [np.frombuffer(storage.read(task / HASHES), np.uint64) for task in folders]
+    every = np.concatenate([np.zeros(0, np.uint64), *hashes])
+    order = np.argsort(every, kind="stable")
+    for at in np.flatnonzero(every[order][1:] == every[order][:-1]).tolist():
+        places = [_place_of(int(order[n]), pieces) for n in (at, at + 1)]
+        keys = [_key_at(format, schema, *place) for place in places]
+        if keys[0] == keys[1]:
+            shards = [f"shard {number}, position {position}" for *_, number, position in places]
+            raise SampleError(
+                "two samples have the same key",
+                key=keys[0],
+                found=f"in {shards[0]} and in {shards[1]} of those that were made",
+                fix=KEYS_REPEAT,
+            )
+
+
+def _place_of(sample: int, pieces: list[tuple[Path, Shard]]) -> tuple[Path, int, int]:
+    """File and number of the shard that holds a sample, and its position there."""
+    for number, (task, shard) in enumerate(pieces):
+        if sample < shard.samples:
+            return task / shard.file.name, number, sample
+        sample -= shard.samples
+    raise DamagedError("a task has more keys than samples", path=pieces[-1][0])
+
+
+def _key_at(format: Format, schema: Schema, path: Path, number: int, position: int) -> str | None:
+    """The key of a sample; None where an earlier run has given the shard its final name."""
+    if not path.exists():
+        return None
+    reader = format.open(path, format.layout(schema))
+    try:
+        return str(reader[position]["__key__"])
+    finally:
+        reader.close()
 
 
 def shard_of(entry: dict[str, Any]) -> Shard:

@@ -138,9 +138,15 @@ def default_output(source: Path | None, format: str) -> Path:
         raise UsageError("a sequence needs an output folder", fix="pass out=")
     if source.name in ("", "..", "."):
         source = source.resolve()
+    inside = [row.inside for row in FORMATS.values() if row.inside]
+    if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
+        source = source.resolve().parent
+    suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
     name = source.name
-    for suffix in FORMATS[format].suffixes:
-        name = name.removesuffix(suffix)
+    for suffix in sorted(suffixes, key=len, reverse=True):
+        if len(name) > len(suffix) and name.endswith(suffix):
+            name = name.removesuffix(suffix)
+            break
     return source.parent / f"{name}-{format}"
 
 

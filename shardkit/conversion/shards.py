@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from shardkit import storage
 from shardkit.errors import SampleError
@@ -18,7 +20,14 @@ from shardkit.manifest import FieldStats, File, Shard
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
+KEYS_REPEAT = (
+    "give every sample a key of its own; shards of others whose keys repeat convert one by one"
+)
 _FLUSH = 1 << 16  # sizes kept before they are counted
+
+
+def key_hash(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
 class ShardSequence:
@@ -52,6 +61,7 @@ class ShardSequence:
         self._classes = classes
         self._durable = durable
         self.shards: list[Shard] = []
+        self.key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
         self.stats = Stats(schema, label)
 
     def write(self, sample: Sample) -> int:
@@ -70,6 +80,7 @@ class ShardSequence:
             self._written(sample)
         self._samples += 1
         self._keys.add(sample["__key__"])
+        self.key_hashes.append(key_hash(sample["__key__"]))
         return self.stats.add(sample)
 
     def close(self) -> None:
@@ -85,7 +96,7 @@ class ShardSequence:
             raise SampleError(
                 "two samples have the same key",
                 key=key,
-                fix="give every sample a key of its own; TARs whose keys repeat convert one by one",
+                fix=KEYS_REPEAT,
             )
         label = sample.get(self._label)
         classes = self._classes

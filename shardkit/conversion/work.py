@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 RESULT = "result.json"
+HASHES = "keys.u64"  # xxh3-64 of every key, in the order of the samples
 UNFINISHED = ".tmp"
 
 # Threads that read ahead inside a task at most, and how much each reads at a time.
@@ -130,6 +131,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         shards.abandon()
         raise
     reporter.flush()
+    storage.write_file(folder / HASHES, shards.key_hashes.tobytes())
     for name, lines in ((ERRORS, errors), (KEYS, keys)):
         if lines:
             storage.write_file(folder / name, b"".join(lines))

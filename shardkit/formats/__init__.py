@@ -90,7 +90,7 @@ def format_of(path: Path) -> str | None:
 
 def unknown_format(path: Path) -> FormatError:
     """The error for a path that none of the formats claims."""
-    suffixes = sorted(suffix for row in FORMATS.values() for suffix in row.suffixes)
+    suffixes = sorted({suffix for row in FORMATS.values() for suffix in row.suffixes})
     return FormatError(
         "this is no dataset or shard that shardkit knows",
         path=path,

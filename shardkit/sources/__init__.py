@@ -11,7 +11,7 @@ from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
 from shardkit.formats import format_of
-from shardkit.manifest import Splits, has_manifest, load_any
+from shardkit.manifest import has_manifest, split_names
 from shardkit.schema import Schema
 from shardkit.sources.base import Source
 
@@ -56,10 +56,9 @@ def _datasets(path: Path, split: str) -> dict[str, Source]:
     from shardkit.dataset import open_dataset
     from shardkit.sources.dataset import DatasetSource
 
-    if has_manifest(path) and split == "auto":
-        manifest = load_any(path)
-        if isinstance(manifest, Splits):
-            return {name: DatasetSource(open_dataset(path / name)) for name in manifest.splits}
+    names = split_names(path) if split == "auto" else []
+    if names:
+        return {name: DatasetSource(open_dataset(path / name)) for name in names}
     return {WHOLE: DatasetSource(open_dataset(path))}
 
 
@@ -69,7 +68,7 @@ def _holds_shards(folder: Path) -> bool:
     Raises UsageError for a folder of shards that holds pictures or other folders as well.
     """
     unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
-    if unfinished or (folder / "state.json").is_file():
+    if unfinished or (folder / "state.json").is_file() or split_names(folder):
         return True
     with storage.explained("list", folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]

@@ -27,8 +27,7 @@ _CACHES = ("cache-", "tmp")
 def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None) -> None:
     """Raise DamagedError or StorageError unless the file is what the manifest says.
 
-    `shard` is the shard that an index belongs to. The meter counts
-    its bytes, read or not.
+    `shard` is the shard that an index belongs to. The meter counts the bytes, read or not.
     """
     path = folder / file.name
     counted = 0

@@ -97,12 +97,14 @@ def test_a_folder_of_such_a_format_has_one_shard_unless_asked(
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("piece_bytes", [8_000, 10**9], ids=["many pieces", "one piece"])
 @pytest.mark.parametrize("format", JOINED)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_replacing_a_single_file_that_dies_anywhere(
-    source: Path, tmp_path: Path, format: str
+    source: Path, tmp_path: Path, format: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_piece_bytes(monkeypatch, piece_bytes)
     for name, seed in (("old", 1), ("new", 2)):
         (tmp_path / name).mkdir()
         convert(source, single(tmp_path / name, format), format, shuffle=True, seed=seed)
@@ -125,13 +127,14 @@ def test_replacing_a_single_file_that_dies_anywhere(
         assert files_of(folder) == new
 
 
+@pytest.mark.parametrize("piece_bytes", [30_000, 10**9], ids=["two pieces", "one piece"])
 @pytest.mark.parametrize("format", JOINED)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_single_file_that_dies_anywhere_is_continued(
-    source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, format: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_piece_bytes(monkeypatch, 30_000)  # two of them
+    set_piece_bytes(monkeypatch, piece_bytes)
     (tmp_path / "reference").mkdir()
     convert(source, single(tmp_path / "reference", format), format)
     reference = files_of(tmp_path / "reference")
@@ -237,3 +240,76 @@ def test_an_unfinished_single_file_is_refused_by_open_and_continued_by_its_comma
         "train.lmdb/data.mdb", "train.lmdb.shardkit.json", "train.lmdb.errors.jsonl",
         "train.lmdb.keys.jsonl",
     }  # fmt: skip
+
+
+def test_files_of_others_beside_the_output_are_never_replaced(source: Path, tmp_path: Path) -> None:
+    for name in ("train.lmdb.shardkit.json", "train.lmdb.errors.jsonl", "train.lmdb.keys.jsonl"):
+        mine = tmp_path / name
+        mine.write_text("mine")
+        with pytest.raises(OutputError, match="a file stands where one") as error:
+            convert(source, tmp_path / "train.lmdb", "lmdb")
+        assert error.value.where["path"] == mine
+        assert mine.read_text() == "mine"
+        mine.unlink()
+    (tmp_path / "train.index.npy").write_text("mine")
+    with pytest.raises(OutputError, match="a file stands where one"):
+        convert(source, tmp_path / "train.tar", "wds")
+    assert (tmp_path / "train.index.npy").read_text() == "mine"
+    assert not (tmp_path / "train.tar").exists()
+    (tmp_path / "train.index.npy").unlink()
+    convert(source, tmp_path / "train.tar", "wds")
+    assert_holds(tmp_path / "train.tar", source)
+
+
+def test_what_lies_around_a_single_file_does_not_matter(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").symlink_to("nowhere")
+    convert(source, tmp_path / "train.lmdb", "lmdb")
+    assert shardkit.convert(source, "lmdb", tmp_path / "train.lmdb", workers=0).already_complete
+
+
+def test_a_single_file_with_a_damaged_manifest_is_replaced(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "train.tar"
+    convert(source, out, "wds")
+    (tmp_path / "train.tar.shardkit.json").write_text("{")
+    convert(source, out, "wds", overwrite=True)
+    assert_holds(out, source)
+
+
+def test_a_suffix_in_upper_case_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in lower case"):
+        convert(source, tmp_path / "train.BETON", "beton")
+    assert not list(tmp_path.glob("train*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "expected"),
+    [
+        ("x.tar", "lmdb", "x-lmdb"),
+        ("x.lmdb", "arrow", "x-arrow"),
+        ("x.tar.gz", "hf", "x-hf"),
+        ("images", "wds", "images-wds"),
+        ("x.lmdb/data.mdb", "wds", "x-wds"),
+    ],
+)
+def test_the_default_output_stands_beside_the_source(
+    tmp_path: Path, name: str, format: str, expected: str
+) -> None:
+    from shardkit.conversion.run import default_output
+
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert default_output(tmp_path / name, format) == tmp_path / expected
+
+
+@pytest.mark.parametrize("options", [{"shard_samples": 2}, {}])
+def test_a_key_in_two_shards_stops_the_run(tmp_path: Path, options: dict[str, int]) -> None:
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        with shardkit.create(tmp_path / f"in/{name}.tar", "wds", {"label": shardkit.Int()}) as out:
+            for number in range(2):
+                out.write({"__key__": f"{number}", "label": number})
+        (tmp_path / f"in/{name}.tar.shardkit.json").unlink()
+    with pytest.raises(shardkit.SampleError, match="same key") as error:
+        shardkit.convert(tmp_path / "in", "lmdb", tmp_path / "out", workers=0, **options)
+    assert error.value.where["key"] == "0"
+    assert not (tmp_path / "out").exists()

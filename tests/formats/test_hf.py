@@ -262,3 +262,17 @@ def test_arrays_of_every_number_type_load(datasets: Any, tmp_path: Path) -> None
     found = datasets.Dataset.from_file(str(path))[0]
     for name in schema:
         assert found[name] == [[1, 1]] * 3
+
+
+def test_a_folder_of_splits_by_the_library_is_a_source(tmp_path: Path, datasets: Any) -> None:
+    columns = {"label": [1, 2], "text": ["a", "b"]}
+    splits = {
+        "train": datasets.Dataset.from_dict(columns),
+        "val": datasets.Dataset.from_dict(columns),
+    }
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "theirs")
+    result = shardkit.convert(tmp_path / "theirs", "wds", tmp_path / "out", workers=0)
+    assert {name: split.samples for name, split in result.splits.items()} == {"train": 2, "val": 2}
+    with pytest.raises(shardkit.FormatError, match="one dataset per split") as error:
+        shardkit.open(tmp_path / "theirs")
+    assert "theirs/train" in str(error.value)

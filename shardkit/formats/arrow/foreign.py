@@ -182,6 +182,9 @@ def _has_nulls(array: pa.Array) -> bool:
 def _nulls_inside(array: pa.Array) -> bool:
     """Whether there are nulls inside of lists; lists that are null themselves do not count."""
     while is_list(array.type):
+        array.validate(
+            full=True
+        )  # flatten ends the process where an offset leads out of the values
         array = plain(array.flatten())
         if array.null_count:
             return True

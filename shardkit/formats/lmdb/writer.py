@@ -7,6 +7,7 @@ there is no map that could be full, and no page is written twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -222,10 +223,10 @@ def join(
     try:
         for part in parts:
             reader = LmdbReader(part, {"schema": schema.to_json()}, at_random=False)
-            for position in range(len(reader)):
-                value = reader.value(position)
-                writer.put([value], len(value))
-            reader.close()
+            with contextlib.closing(reader):
+                for position in range(len(reader)):
+                    value = reader.value(position)
+                    writer.put([value], len(value))
     finally:
         writer.close()
 
