@@ -59,7 +59,9 @@ class Dataset:
         self._layouts: list[Any] = [manifest.layout if manifest else None for _ in shards]
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
-            self.schema = _common_schema([layout["schema"] for layout in self._layouts])
+            # Any member of a TAR can be read as bytes; columns cannot.
+            known = [layout["schema"] for layout in self._layouts]
+            self.schema = _common_schema(known, None if format == "wds" else self._names)
             common = self.schema.to_json()
             for layout in self._layouts:
                 layout["schema"] = {name: common[name] for name in layout["schema"]}
@@ -304,16 +306,34 @@ def _check_size(path: Path, expected: int | None) -> None:
         )
 
 
-def _common_schema(schemas: list[dict[str, Any]]) -> Schema:
+def _common_schema(schemas: list[dict[str, Any]], names: list[str] | None) -> Schema:
     """One schema for shards that nobody promised to be alike.
 
-    What some lack is optional; a field that is of one type here and another there is bytes.
+    What some lack is optional; a field that is of one type here and another there is bytes. Raises
+    FormatError for such a field if `names` are given, those of the shards.
     """
     fields: dict[str, FieldType] = {}
     known = [Schema.from_json(schema) for schema in schemas if schema]
     for name in dict.fromkeys(name for schema in known for name in schema):
         kinds = {dataclasses.replace(s[name], optional=False) for s in known if name in s}
+        if len(kinds) > 1 and names is not None:
+            raise _other_type(name, schemas, names)
         kind = kinds.pop() if len(kinds) == 1 else Bytes()
         optional = any(name not in s or s[name].optional for s in known)
         fields[name] = dataclasses.replace(kind, optional=optional)
     return Schema(fields)
+
+
+def _other_type(field: str, schemas: list[dict[str, Any]], names: list[str]) -> FormatError:
+    """The error for a field that is of two types."""
+    typed = [
+        (Schema.from_json(schema)[field], name)
+        for schema, name in zip(schemas, names, strict=True)
+        if field in schema
+    ]
+    kinds = {str(kind): f"{kind} in {name}" for kind, name in typed}
+    return FormatError(
+        f"the field {field!r} is of another type in another shard",
+        found=", ".join(list(kinds.values())[:3]),
+        fix="convert the shards one by one, or make their types alike",
+    )

@@ -226,3 +226,14 @@ def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) ->
     (tmp_path / "copy").mkdir()
     manifest.write(tmp_path / "copy/shardkit.json")
     assert files_of(tmp_path / "copy")["shardkit.json"] == files_of(out)["shardkit.json"]
+
+
+def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"v": [1]}), tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"v": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(FormatError, match="of another type in another shard") as error:
+        shardkit.open(tmp_path)
+    assert error.value.found == "Int() in a.parquet, Text() in b.parquet"
