@@ -316,7 +316,8 @@ def _common_schema(schemas: list[dict[str, Any]], names: list[str] | None) -> Sc
     known = [Schema.from_json(schema) for schema in schemas if schema]
     for name in dict.fromkeys(name for schema in known for name in schema):
         kinds = {dataclasses.replace(s[name], optional=False) for s in known if name in s}
-        if len(kinds) > 1 and names is not None:
+        alike = all(isinstance(kind, Bytes) for kind in kinds)  # pictures are bytes, too
+        if len(kinds) > 1 and not alike and names is not None:
             raise _other_type(name, schemas, names)
         kind = kinds.pop() if len(kinds) == 1 else Bytes()
         optional = any(name not in s or s[name].optional for s in known)
