@@ -129,18 +129,19 @@ def write(file: NewFile, chunks: Sequence[Chunk]) -> None:
         file.write(chunks)
 
 
-def append(file: NewFile, source: Path, size: int) -> int:
-    """Append the first `size` bytes of a file of ours; returns that number."""
+def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:
+    """Append `size` bytes of a file of ours, those from `start` on; returns that number."""
     left = size
     with explained("read", source), open(source, "rb", buffering=0) as part:
+        part.seek(start)
         while left:
             block = part.read(min(left, _BLOCK))
             if not block:
                 raise DamagedError(
                     "a file ends too soon",
                     path=source,
-                    expected=f"{size:,} bytes",
-                    found=f"{size - left:,}",
+                    offset=start + size - left,
+                    expected=f"{left:,} bytes more",
                 )
             write(file, [block])
             left -= len(block)

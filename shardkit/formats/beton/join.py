@@ -23,7 +23,7 @@ from shardkit.formats.beton.layout import (
     pack_values,
 )
 from shardkit.formats.beton.section import Section
-from shardkit.formats.beton.writer import copy, zeros
+from shardkit.formats.beton.writer import zeros
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _copy_values(
     for first, stop in pairwise(firsts):
         start, size = int(sources[first]), int(ends[stop - 1] - pointers[first])
         storage.write(file, zeros(int(pointers[first]) - at))
-        copy(file, contents.path, start, start + size)
+        storage.append(file, contents.path, size, start)
         at = int(ends[stop - 1])
     return at
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
-from shardkit.errors import DamagedError, SampleError
+from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
 from shardkit.formats.beton import pictures
 from shardkit.formats.beton import section as sections
@@ -204,7 +204,7 @@ class BetonWriter(ShardWriter):
         end = _end_of_data(self._start, stop, self._end, table_end, page)
         shift = end - stop
         self._pad(self._start + shift)
-        copy(self._file, self._path, self._start, stop)
+        storage.append(self._file, self._path, stop - self._start, self._start)
         allocations["ptr"][:moving] += np.uint64(shift)
         for number, field in enumerate(self._fields):
             if field.has_data:
@@ -233,23 +233,6 @@ def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> 
 def zeros(count: int) -> list[bytes | memoryview]:
     """So many zeros to write."""
     return [*[_ZEROS] * (count // _BLOCK), _ZEROS[: count % _BLOCK]] if count else []
-
-
-def copy(file: storage.NewFile, source: Path, start: int, stop: int) -> None:
-    """Append the bytes of a file of ours from `start` to `stop`."""
-    with storage.explained("read", source), open(source, "rb", buffering=0) as data:
-        data.seek(start)
-        while start < stop:
-            block = data.read(min(stop - start, _BLOCK))
-            if not block:
-                raise DamagedError(
-                    "a file ends too soon",
-                    path=source,
-                    offset=start,
-                    expected=f"{stop - start:,} bytes more",
-                )
-            storage.write(file, [block])
-            start += len(block)
 
 
 # --- values --------------------------------------------------------------------------------------
