@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardkit.errors import UsageError as UsageError
     from shardkit.errors import WorkerError as WorkerError
     from shardkit.options import ConvertOptions as ConvertOptions
+    from shardkit.options import ImageOptions as ImageOptions
     from shardkit.schema import Array as Array
     from shardkit.schema import Bool as Bool
     from shardkit.schema import Bytes as Bytes
@@ -50,6 +51,7 @@ _PLACES = {
     "convert": "conversion.convert",
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
+    "ImageOptions": "options",
     "create": "conversion.create:DatasetWriter",
     "open": "dataset:open_dataset",
     "Dataset": "dataset",

@@ -20,7 +20,8 @@ from shardkit.schema import Schema
 
 NAME = "shardkit.json"
 KEYS = "keys.jsonl"  # the key table: what a sample's file was called, where its key does not say
-ERRORS = "errors.jsonl"  # the samples that were dropped, and why
+ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and why
+FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
 VERSION = 1
 
 
@@ -65,7 +66,11 @@ class Manifest:
     label: str = "label"  # the field that `classes` names the values of
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: int = 0  # samples that were dropped, listed in errors.jsonl
-    encoded: dict[str, int] = field(default_factory=dict)  # pictures encoded anew, by reason
+    encoded: dict[str, int] = field(default_factory=dict)  # by the format, as it demands: reasons
+    # What the steps did: samples dropped, pictures by what became of them, and why they changed.
+    filtered: dict[str, int] = field(default_factory=dict)
+    pictures: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     source: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +94,7 @@ class Manifest:
         return [f for shard in self.shards for f in (shard.file, *shard.beside)]
 
     def list_named(self, name: str) -> File | None:
-        """The list (KEYS, ERRORS) beside the manifest, if there is one."""
+        """The list (KEYS, ERRORS, FILTERED) beside the manifest, if there is one."""
         return next((f for f in self.files if f.name == name or f.name.endswith("." + name)), None)
 
     def write(self, path: Path) -> None:

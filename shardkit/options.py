@@ -1,16 +1,82 @@
-"""The options of a conversion: one frozen object, checked when it is made."""
+"""The options of a conversion, and those of its pictures: frozen objects, checked when made."""
 
 from __future__ import annotations
 
 import numbers
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shardkit.errors import UsageError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+RESIZE_MODES = ("shorter", "longer", "exact", "crop", "pad")
+IMAGE_FORMATS = ("keep", "jpeg", "png", "webp", "raw")
+CHROMA = ("420", "422", "444")  # from coarse to fine
+MAX_PIXELS = 1 << 27  # of a picture that is decoded, unless another limit is given
+# What holds for pictures that must be made anew, where an option is None.
+IMAGE_DEFAULTS: dict[str, Any] = {
+    "quality": 90,
+    "chroma": "420",
+    "background": "#ffffff",
+    "icc": "srgb",
+}
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """What is done to pictures.
+
+    None is what nobody asked for: pictures that are right otherwise pass as they are, and for those
+    that must be made anew IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
+    """
+
+    resize: int | None = None  # pixels of a side: which one, `resize_mode` says
+    resize_mode: str = "shorter"  # "shorter", "longer", "exact", "crop" or "pad"
+    upscale: bool = False  # make smaller pictures larger too
+    format: str = "keep"  # or "jpeg", "png", "webp", or "raw": decoded pixels
+    quality: int | None = None  # 1 to 100, of JPEG and WebP
+    chroma: str | None = None  # colour resolution of JPEG: "420", "422" or "444"
+    background: str | None = None  # behind transparent pixels and in margins: "#ffffff", "white"
+    icc: str | None = None  # "srgb": apply colour profiles, as all pixel steps do; or "keep" them
+    min_size: int | None = None  # drop pictures whose shorter side has fewer pixels
+    max_aspect: float | None = None  # drop those whose longer side is so many times the shorter
+    max_pixels: int | None = None  # drop those with more pixels
+    check: str = "header"  # of pictures that pass as they are; or "decode": decode them all
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
+        if self.quality is not None and self.quality > 100:
+            raise UsageError("quality goes from 1 to 100", found=str(self.quality))
+        aspect = self.max_aspect
+        if aspect is not None and (not isinstance(aspect, numbers.Real) or not aspect >= 1):
+            raise UsageError("max_aspect must be a number from 1 up", found=repr(aspect))
+        _check_choice(self, "resize_mode", RESIZE_MODES)
+        _check_choice(self, "format", IMAGE_FORMATS)
+        _check_choice(self, "chroma", (None, *CHROMA))
+        _check_choice(self, "icc", (None, "srgb", "keep"))
+        _check_choice(self, "check", ("header", "decode"))
+        if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
+            raise UsageError("resize_mode and upscale say how to resize", fix="give resize too")
+        if self.format == "raw" and self.icc == "keep":
+            raise UsageError("raw pixels have no place for a colour profile", fix="use icc='srgb'")
+        if self.background is not None:
+            object.__setattr__(self, "background", _colour(self.background))
+
+    @property
+    def pixels(self) -> bool:
+        """Whether pixels may change, so that every picture has to be looked at for it."""
+        asked = (self.resize, self.quality, self.chroma, self.background, self.icc)
+        return self.format != "keep" or any(value is not None for value in asked)
+
+    @property
+    def active(self) -> bool:
+        """Whether pictures are looked at, for pixels, filters or checks."""
+        return self != ImageOptions()
 
 
 @dataclass(frozen=True)
@@ -25,7 +91,8 @@ class ConvertOptions:
     split: str = "auto"  # "auto", "none", or "train=0.9,val=0.1"
     classes: Sequence[str] | None = None  # class names in the order of their labels
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
-    image_format: str = "keep"  # or "raw": decoded once, stored as pixels
+    image: ImageOptions = field(default_factory=ImageOptions)
+    transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
     on_error: str = "fail"  # or "skip"
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
     overwrite: bool = False
@@ -34,16 +101,10 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("a shard is bounded by its size or by its samples, not by both")
-        for name, least in (("shard_samples", 1), ("limit", 1), ("workers", 0), ("max_errors", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, numbers.Integral) or value < least):
-                raise UsageError(
-                    f"{name} must be a whole number from {least} up", found=repr(value)
-                )
-        if self.on_error not in ("fail", "skip"):
-            raise UsageError("on_error must be 'fail' or 'skip'", found=repr(self.on_error))
-        if self.image_format not in ("keep", "raw"):
-            raise UsageError("image_format must be 'keep' or 'raw'", found=repr(self.image_format))
+        _check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0)
+        _check_choice(self, "on_error", ("fail", "skip"))
+        if not isinstance(self.image, ImageOptions):
+            raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         parse_split(self.split)
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
@@ -56,6 +117,15 @@ class ConvertOptions:
             if name not in known:
                 raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
         return cls(**options)
+
+    def processes(self, source: object) -> int:
+        """How many work on a source: on a path all cores, unless told otherwise.
+
+        A Python sequence is the user's own code, which stays in this process.
+        """
+        if self.workers is not None:
+            return self.workers
+        return (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
 
     def max_bytes(self) -> int | None:
         """The bound on a shard's bytes; None where samples bound it."""
@@ -72,8 +142,33 @@ class ConvertOptions:
             "limit": self.limit,
             "split": self.split,
             "rename": dict(self.rename),
-            "image_format": self.image_format,
+            "image": asdict(self.image) if self.image.active else None,
+            "image_defaults": IMAGE_DEFAULTS if self.image.active or self.transform else None,
         }
+
+
+def _check_numbers(options: Any, **least: int) -> None:
+    for name, lowest in least.items():
+        value = getattr(options, name)
+        if value is not None and (not isinstance(value, numbers.Integral) or value < lowest):
+            raise UsageError(f"{name} must be a whole number from {lowest} up", found=repr(value))
+
+
+def _check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
+    value = getattr(options, name)
+    if value not in allowed:
+        words = ", ".join(repr(choice) for choice in allowed if choice is not None)
+        raise UsageError(f"{name} must be one of {words}", found=repr(value))
+
+
+def _colour(text: str) -> str:
+    """A colour in any of CSS's ways, as "#rrggbb"."""
+    from PIL import ImageColor
+
+    try:
+        return "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(text)[:3])
+    except (ValueError, AttributeError, TypeError):
+        raise UsageError("this is no colour", found=repr(text), expected="white, #808080") from None
 
 
 def parse_size(text: int | str) -> int:

@@ -17,13 +17,13 @@ import pytest
 
 import shardkit
 from shardkit import manifest as manifests
+from shardkit.codecs.damage import damage
 from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Joins, KnowsSizes
 from shardkit.manifest import File, Manifest
 from shardkit.testing import picture
 from shardkit.verification import shards, values
-from shardkit.verification.pictures import damage
 from tests.conftest import write_pictures
 from tests.test_cli import run
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import click
 
 from shardkit.cli import print_json
 from shardkit.formats import FORMATS
+from shardkit.options import CHROMA, IMAGE_FORMATS, RESIZE_MODES, ImageOptions
 
 
 def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -62,12 +66,41 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
 )
+@click.option("--resize", type=int, metavar="N", help="Resize pictures: a side gets N pixels.")
+@click.option(
+    "--resize-mode",
+    type=click.Choice(RESIZE_MODES),
+    default="shorter",
+    help="Which side; both; or a square: the middle is cut out, or margins are added.",
+)
+@click.option("--upscale", is_flag=True, help="Make smaller pictures larger too.")
 @click.option(
     "--image-format",
-    type=click.Choice(["keep", "raw"]),
+    "format",
+    type=click.Choice(IMAGE_FORMATS),
     default="keep",
-    help="raw: decode pictures now, and store their pixels (as PPM; in .beton as raw images).",
+    help="Store pictures as these; raw: as pixels, in .beton as FFCV's raw images.",
 )
+@click.option("--quality", type=int, metavar="Q", help="Of JPEG and WebP.  [default: 90]")
+@click.option(
+    "--chroma", type=click.Choice(CHROMA), help="Colour resolution of JPEG.  [default: 420]"
+)
+@click.option(
+    "--background", metavar="COLOUR", help="Behind transparent pixels, in margins. [default: white]"
+)
+@click.option(
+    "--icc", type=click.Choice(["srgb", "keep"]), help="Colour profiles.  [default: to sRGB]"
+)
+@click.option("--min-size", type=int, metavar="N", help="Drop pictures with a shorter side.")
+@click.option("--max-aspect", type=float, metavar="R", help="Drop pictures longer than R times.")
+@click.option("--max-pixels", type=int, metavar="N", help="Drop pictures with more pixels.")
+@click.option(
+    "--check",
+    type=click.Choice(["header", "decode"]),
+    default="header",
+    help="Of pictures that pass as they are.",
+)
+@click.option("--transform", metavar="MODULE:FUNCTION", help="A step of your own, on every sample.")
 @click.option(
     "--on-error",
     type=click.Choice(["fail", "skip"]),
@@ -94,6 +127,9 @@ def command(
     from shardkit.cli.progress import ConvertMonitor, show_plan, show_result
     from shardkit.conversion.convert import convert
 
+    options["image"] = ImageOptions(**{f.name: options.pop(f.name) for f in fields(ImageOptions)})
+    if options["transform"] is not None:
+        sys.path.insert(0, os.getcwd())  # where people keep it; workers get this path too
     if plan_only:
         from shardkit.conversion import run
         from shardkit.conversion.partial import check_output, is_single

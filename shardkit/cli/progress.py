@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from shardkit.conversion.plan import Plan
-    from shardkit.conversion.run import ConvertResult
+    from shardkit.conversion.run import ConvertResult, SplitResult
     from shardkit.conversion.work import Progress
 
 _LINE_SECONDS = 5.0  # between two lines where there is no terminal
@@ -162,7 +162,13 @@ def show_plan(plan: Plan, out: Path) -> None:
     what = "joined to one shard" if plan.one_shard else "each about one shard or more"
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
     for option, value in about["options"].items():
-        if value not in (None, {}):
+        if option == "image" and value:
+            rows += [(n.replace("_", " "), str(v)) for n, v in value.items() if v is not None]
+        elif option == "image_defaults":
+            continue
+        elif option == "transform" and value:
+            rows.append((option, value["name"]))
+        elif value not in (None, {}):
             rows.append((option.replace("_", " "), size(value) if "size" in option else str(value)))
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     rows += [("problem", problem) for problem in about["problems"]]
@@ -184,6 +190,11 @@ def show_result(result: ConvertResult) -> None:
         ]
         if split.errors:
             rows.append(("  dropped", f"{split.errors:,}, listed in {split.errors_list}"))
+        if split.filtered:
+            reasons = ", ".join(f"{count:,} {why}" for why, count in split.filtered.items())
+            rows.append(("  left out", f"{reasons}; listed in {split.filtered_list}"))
+        if split.pictures:
+            rows += _pictures(split)
         if split.encoded:
             reasons = ", ".join(f"{count:,} {why}" for why, count in split.encoded.items())
             rows.append(("  encoded", f"pictures that {result.format} cannot hold: {reasons}"))
@@ -194,6 +205,25 @@ def show_result(result: ConvertResult) -> None:
     print_table(result.out, rows)
     if result.already_complete:
         print("It was complete already: same source (names and sizes), same options.")
+
+
+def _pictures(split: SplitResult) -> list[tuple[str, str]]:
+    """What the steps did to pictures."""
+    done = [f"{split.pictures[n]:,} {words}" for n, words in _DONE.items() if n in split.pictures]
+    before, after = (size(split.pictures.get(f"bytes {way}", 0)) for way in ("in", "out"))
+    rows = [("  pictures", f"{', '.join(done) or 'none'}; {before} in, {after} out")]
+    if split.reasons:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in split.reasons.items())
+        rows.append(("  changed", reasons))
+    return rows
+
+
+_DONE = {
+    "passed": "passed through",
+    "resized": "resized",
+    "encoded": "encoded anew",
+    "kept": "kept, as they would come out larger",
+}
 
 
 def _passed_over(ignored: dict[str, int]) -> list[tuple[str, str]]:

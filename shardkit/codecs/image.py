@@ -1,14 +1,17 @@
-"""What an encoded picture is, from its first bytes: format, width, height. No pixel is decoded.
+"""What an encoded picture is, from its first bytes: format, width, height; and whether it ends.
 
-JPEG, PNG and WebP are read here in a few microseconds, as every sample of a conversion passes; the
-rarer formats go through Pillow. Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
+No pixel is decoded: JPEG, PNG and WebP are read here in a few microseconds, as every sample of a
+conversion passes; the rarer formats go through Pillow. All else that a header says is in `header`.
+Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
 
@@ -41,10 +44,24 @@ _MAGIC = (
     (b"P6", "ppm"),
 )
 # Start-of-frame markers: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a segment
 _SEGMENT = struct.Struct(">BBH")
 _FRAME = struct.Struct(">HH")
+_JPEG_END = b"\xff\xd9"
+_PNG_END = b"IEND\xae\x42\x60\x82"
+_GIF_END = b"\0;"  # the last block's end, and the trailer
+
+# Pillow's readers by name, and not `Image.open`: that tries others too, and has a limit of its own.
+_PLUGINS = {
+    "png": ("PngImagePlugin", "PngImageFile"),
+    "webp": ("WebPImagePlugin", "WebPImageFile"),
+    "gif": ("GifImagePlugin", "GifImageFile"),
+    "bmp": ("BmpImagePlugin", "BmpImageFile"),
+    "tiff": ("TiffImagePlugin", "TiffImageFile"),
+    "ppm": ("PpmImagePlugin", "PpmImageFile"),
+    "jpeg": ("JpegImagePlugin", "JpegImageFile"),
+}
 
 
 class ImageInfo(NamedTuple):
@@ -57,6 +74,10 @@ class ImageInfo(NamedTuple):
 
 class NotAnImageError(ValueError):
     """The bytes are no picture that we know, or its header is cut or damaged."""
+
+
+class CutError(NotAnImageError):
+    """The end of the picture is not there."""
 
 
 def format_of(data: bytes) -> str | None:
@@ -98,38 +119,86 @@ def probe(data: bytes) -> ImageInfo:
     return ImageInfo(format, width, height)
 
 
+def check_end(data: bytes, format: str) -> None:
+    """Raise CutError for a picture whose end is not there, as far as its format marks the end.
+
+    Bytes behind the end are passed over: cameras and web servers leave them.
+    """
+    if format == "jpeg":  # in the pixels, the two bytes cannot stand by chance
+        whole = data.endswith(_JPEG_END) or data.rfind(_JPEG_END, _scan(data)) >= 0
+    elif format == "png":
+        whole = data.endswith(_PNG_END) or _PNG_END in data
+    elif format == "gif":
+        whole = data.endswith(_GIF_END) or _GIF_END in data
+    elif format == "webp":
+        whole = int.from_bytes(data[4:8], "little") + 8 <= len(data)
+    else:
+        return
+    if not whole:
+        raise CutError(f"{len(data):,} bytes of a {format} file without its end")
+
+
 def checked(value: bytes, key: str, field: str) -> ImageInfo:
-    """What `probe` says of a field's value; raises SampleError if that is no picture."""
+    """What `probe` says of a field's value; raises SampleError if that is no whole picture."""
     try:
-        return probe(value)
+        info = probe(value)
+        check_end(value, info.format)
+        return info
     except NotAnImageError as error:
-        raise SampleError(
-            "the value is no picture",
-            key=key,
-            field=field,
-            expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
-            found=str(error),
-            fix="repair or remove it, or drop such samples with --on-error skip",
-        ) from None
+        raise unusable(error, key, field) from None
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
+def unusable(error: NotAnImageError, key: str, field: str) -> SampleError:
+    """The error of a sample with a value that is no picture, or not all of one."""
+    cut = isinstance(error, CutError)
+    repair = "copy it again" if cut else "repair or remove it"
+    return SampleError(
+        "the picture is cut" if cut else "the value is no picture",
+        key=key,
+        field=field,
+        expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
+        found=str(error),
+        fix=f"{repair}, or drop such samples with --on-error skip",
+    )
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, first byte of its content, and the byte behind it: of each segment up to the scan.
+
+    The scan is the last one. Raises struct.error where the bytes end.
+    """
     at = 2
     while True:
         fill, marker, length = _SEGMENT.unpack_from(data, at)
         if fill != 0xFF:
             raise NotAnImageError(f"a jpeg file whose header is damaged at byte {at}")
-        if marker in _FRAMES:
-            height, width = _FRAME.unpack_from(data, at + 5)
-            return width, height
         if marker == 0xFF:  # fill bytes may stand before a marker
             at += 1
         elif marker in _ALONE:
             at += 2
-        elif marker in (0xD9, 0xDA):
-            raise NotAnImageError("a jpeg file without a frame header")
+        elif marker == 0xD9:
+            raise NotAnImageError("a jpeg file that ends before its pixels")
         else:
+            yield marker, at + 4, at + 2 + length
+            if marker == 0xDA:
+                return
             at += 2 + length
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    for marker, start, _ in jpeg_segments(data):
+        if marker in FRAMES:
+            height, width = _FRAME.unpack_from(data, start + 1)
+            return width, height
+    raise NotAnImageError("a jpeg file without a frame header")
+
+
+def _scan(data: bytes) -> int:
+    """Where the pixels of a JPEG begin; the end of what there is, if that is not so far."""
+    try:
+        return [start for _, start, _ in jpeg_segments(data)][-1]
+    except struct.error:
+        return len(data)
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
@@ -153,13 +222,24 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:
-    import PIL.Image
+    with opened(data) as picture:
+        size: tuple[int, int] = picture.size
+        return size
 
+
+def opened(data: bytes) -> Any:
+    """The picture as a Pillow image, of which only the header was read; close it after use.
+
+    Raises NotAnImageError.
+    """
+    format = format_of(data)
+    if format is None:
+        raise NotAnImageError(_describe(data))
+    module, name = _PLUGINS[format]
     try:
-        with PIL.Image.open(io.BytesIO(data)) as picture:
-            return picture.size
+        return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
     except Exception as error:  # its parsers raise whatever damage leads them to
-        raise NotAnImageError(f"a damaged picture: {error}") from None
+        raise NotAnImageError(f"a damaged {format} file: {error}") from None
 
 
 def _describe(data: bytes) -> str:

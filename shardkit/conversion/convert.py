@@ -38,11 +38,12 @@ def convert(
     nobody can compare, it begins again.
     """
     began = time.monotonic()
-    workers = ConvertOptions.of(**options).workers
-    if workers is None:
-        workers = (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
+    checked = ConvertOptions.of(**options)
+    workers = checked.processes(source)
     row = FORMATS.get(to)
     preload = [row.module] if row else []
+    if checked.image.active or checked.transform is not None:
+        preload.append("shardkit.preprocess.images")
     # One shard is most often one task, which this process does itself.
     early = row is not None and not row.one_shard
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:

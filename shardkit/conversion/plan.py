@@ -12,11 +12,14 @@ import numpy as np
 import xxhash
 
 from shardkit.codecs.image import NotAnImageError
+from shardkit.conversion.shards import Stats
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Format
 from shardkit.options import ConvertOptions, parse_split
 from shardkit.order import permutation
+from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.transform import Transform, load_transform
 from shardkit.schema import Image, Schema
 from shardkit.sources.base import Source
 from shardkit.version import __version__
@@ -24,6 +27,7 @@ from shardkit.version import __version__
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from shardkit.preprocess.images import ImageSteps
     from shardkit.sources.base import Indices
 
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
@@ -32,6 +36,7 @@ _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 # for a run to continue at, and only a large one has any.
 _PIECES = 16
 _PROBES = 16  # samples that tell whether pictures are encoded
+_MARGIN = 1.1  # so that a guess of sizes does not fall short
 _ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
 _COPIED_BYTES = 4000 * 10**6
 
@@ -43,10 +48,9 @@ class Part:
     name: str
     source: Source
     order: Indices
+    steps: ImageSteps | None  # what is done to every sample first
+    schema: Schema  # of the samples after that, and with their new names
     problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
-
-    def schema(self, rename: dict[str, str]) -> Schema:
-        return self.source.schema.renamed(rename)
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ class Plan:
     def notes(self) -> list[str]:
         notes = [note for part in self.parts for note in part.source.notes]
         for part in self.parts:
-            notes += self.format.notes(part.schema(self.options.rename))
+            notes += self.format.notes(part.schema)
+            if part.steps is not None:
+                notes += part.steps.notes()
         return list(dict.fromkeys(notes))
 
     def max_bytes(self) -> int | None:
@@ -110,7 +116,7 @@ class Plan:
                 {
                     "split": part.name or None,
                     "samples": len(part.order),
-                    "schema": part.schema(self.options.rename).to_json(),
+                    "schema": part.schema.to_json(),
                     "classes": None if part.source.classes is None else len(part.source.classes),
                 }
                 for part in self.parts
@@ -124,28 +130,41 @@ class Plan:
 
 
 def make_plan(
-    sources: dict[str, Source], to: str, options: ConvertOptions, *, single: bool = False
+    sources: dict[str, Source],
+    to: str,
+    options: ConvertOptions,
+    *,
+    single: bool = False,
+    workers: int | None = None,
 ) -> Plan:
     """Cut the sources into tasks; `single` if the output is a single shard and not a folder.
 
-    Raises UsageError or FormatError for options that do not fit them.
+    `workers` is 0 where no process but this one must load what the user gave. Raises UsageError or
+    FormatError for options that do not fit them.
     """
     format = get_format(to)
     bounded = options.shard_size is not None or options.shard_samples is not None
     one_shard = single or (FORMATS[to].one_shard and not bounded)
     if single and bounded:
         raise UsageError("an output that is one shard has no bound", fix="give a folder with -o")
-    for source in sources.values():
-        format.layout(source.schema.renamed(options.rename))
-    parts = [part for name, source in sources.items() for part in _parts(name, source, options)]
+    transform = None
+    if options.transform is not None:
+        transform = load_transform(options.transform, workers)
+    parts = []
+    for name, source in sources.items():
+        steps, schema = _steps(source, options, transform, format)
+        format.layout(schema)
+        for split, order, problems in _splits(name, source, options):
+            parts.append(Part(split, source, order, steps, schema, problems))
     tasks: list[Task] = []
     sizes: list[int] = []
     for part in parts:
         payload = part.source.sizes()[part.order]
-        fields = len(part.source.schema)
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
-        encodes = one_shard and _encodes(part, format, options)
-        for start, stop in _cuts(format.bound(payload, fields), *limits, encodes=encodes):
+        encodes = one_shard and _encodes(part, format)
+        stored = payload if one_shard else _stored(part, payload)
+        bounds = format.bound(stored, len(part.schema))
+        for start, stop in _cuts(bounds, *limits, encodes=encodes):
             tasks.append(Task(len(tasks), part, start, stop))
             sizes.append(int(payload[start:stop].sum()))
     if single and len(parts) > 1:
@@ -156,23 +175,26 @@ def make_plan(
         )
     fingerprints = {name: source.fingerprint() for name, source in sources.items()}
     identity = {
-        "shardkit": __version__,
         "format": to,
         "source": {name: (f or {}).get("files") for name, f in fingerprints.items()},
         "times": {name: (f or {}).get("times") for name, f in fingerprints.items()},
-        "options": {**options.shaping(), **({"shard_size": None} if one_shard else {})},
+        "options": {
+            **options.shaping(),
+            **({"shard_size": None} if one_shard else {}),
+            "transform": transform.identity() if transform else None,
+        },
+        "versions": _versions(parts),
     }
-    resumable = None not in fingerprints.values()
+    resumable = None not in fingerprints.values() and not (transform and transform.digest is None)
     return Plan(format, options, parts, tasks, sizes, identity, resumable, one_shard)
 
 
-def _encodes(part: Part, format: Format, options: ConvertOptions) -> bool:
+def _encodes(part: Part, format: Format) -> bool:
     """Whether pictures are encoded, and not copied, as far as a few samples tell."""
     pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
-    if options.image_format == "raw" or not format.encodes_pictures:
-        return bool(pictures) and options.image_format == "raw"
-    step = max(len(part.order) // _PROBES, 1)
-    for index in part.order[::step].tolist():
+    if part.steps is not None or not format.encodes_pictures:
+        return part.steps is not None
+    for index in _probes(part):
         try:
             sample = part.source[index]
             for name, kind in pictures.items():
@@ -183,7 +205,52 @@ def _encodes(part: Part, format: Format, options: ConvertOptions) -> bool:
     return False
 
 
-def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]:
+def _probes(part: Part) -> list[int]:
+    """A few samples of a part, the same whenever it is planned."""
+    step = max(len(part.order) // _PROBES, 1)
+    chosen: list[int] = part.order[::step].tolist()
+    return chosen
+
+
+def _stored(part: Part, payload: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Payload bytes after the steps: about what a few samples tell, and somewhat more."""
+    if part.steps is None or not len(payload):
+        return payload
+    stats, read = Stats(part.schema), 0
+    sizes = part.source.sizes()
+    for index in _probes(part):
+        try:
+            shaped = part.steps(part.source[index])
+        except (SampleError, Filtered):
+            continue
+        stats.add(shaped.sample)
+        read += int(sizes[index])
+    stats.flush()
+    written = sum(field.bytes for field in stats.fields.values())
+    return (payload * (_MARGIN * written / max(read, 1))).astype(np.int64)
+
+
+def _steps(
+    source: Source, options: ConvertOptions, transform: Transform | None, format: Format
+) -> tuple[ImageSteps | None, Schema]:
+    """The steps for a source, and the fields that its samples have in the end."""
+    if not options.image.active and transform is None:
+        return None, source.schema.renamed(options.rename)
+    from shardkit.preprocess.steps import schema_after, steps_for
+
+    steps = steps_for(source.schema, options.image, transform, format.raw_pictures)
+    return steps, schema_after(steps, source).renamed(options.rename)
+
+
+def _versions(parts: list[Part]) -> dict[str, str]:
+    """Of what decides the bytes: us, and the codecs where there are steps."""
+    steps = next((part.steps for part in parts if part.steps is not None), None)
+    return {"shardkit": __version__, **(steps.versions() if steps is not None else {})}
+
+
+def _splits(
+    name: str, source: Source, options: ConvertOptions
+) -> Iterator[tuple[str, Indices, tuple[ShardkitError, ...]]]:
     shares = parse_split(options.split)
     members_of = _by_hash(source, shares) if shares else {name: np.arange(len(source))}
     problems = tuple(source.problems)
@@ -191,7 +258,7 @@ def _parts(name: str, source: Source, options: ConvertOptions) -> Iterator[Part]
         order = members
         if options.shuffle:
             order = members[permutation(len(members), options.seed)]
-        yield Part(split, source, order[: options.limit], problems)
+        yield split, order[: options.limit], problems
         problems = ()  # listed once
 
 

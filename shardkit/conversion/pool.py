@@ -54,7 +54,7 @@ class Pool:
 
     def __init__(self, workers: int, preload: Sequence[str] = (), *, early: bool = True) -> None:
         """`preload` names the modules that workers import before they have a task."""
-        self._workers = workers
+        self.workers = workers
         self._preload = preload
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._started: list[_Worker] = []
@@ -67,7 +67,7 @@ class Pool:
         Raises the first error that a task raises, and WorkerError if one task kills two workers;
         no process is left running then.
         """
-        self._start(min(self._workers, tasks))
+        self._start(min(self.workers, tasks))
         try:
             _distribute(works, self._started, self._events, report)
         except BaseException:

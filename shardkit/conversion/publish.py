@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,9 +20,8 @@ from shardkit.conversion.work import HASHES, error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins
-from shardkit.manifest import ERRORS, KEYS, NAME, File, Manifest, Shard, Splits
+from shardkit.manifest import ERRORS, FILTERED, KEYS, NAME, File, Manifest, Shard, Splits
 from shardkit.schema import Schema
-from shardkit.version import __version__
 
 
 def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str, Manifest]:
@@ -53,13 +52,14 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         stats.merge(Stats.from_json(result["stats"]))
     if plan.one_shard:
         _check_pieces(pieces, {partial.task_folder(number) for number in earlier})
-    schema = part.schema(plan.options.rename)
+    schema = part.schema
     _check_keys(plan.format, schema, pieces)
     label = plan.options.rename.get(part.source.label, part.source.label)
     content = Content(plan.format, schema, part.source.classes, label)
     problems = [error_line(None, problem) for problem in part.problems]
     lists = (
         *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
+        *_write_list(partial.list_path(folder, FILTERED), _lines(tasks, FILTERED)),
         *_write_list(partial.list_path(folder, KEYS), _lines(tasks, KEYS)),
     )
     return place(
@@ -74,6 +74,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         files=lists,
         source=plan.identity["source"],
         options=plan.identity["options"],
+        versions=plan.identity["versions"],
     )
 
 
@@ -126,9 +127,8 @@ def place(
         label_counts=None if content.classes is None else stats.label_counts(len(content.classes)),
         label=content.label,
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
-        encoded=dict(sorted(stats.encoded.items())),
+        **cast("dict[str, Any]", stats.counts()),
         files=files,
-        versions={"shardkit": __version__},
         **rest,
     )
     made = replace(made, files=(*files, *_files(format.complete(folder, made))))

@@ -24,9 +24,19 @@ from shardkit.conversion.publish import assemble
 from shardkit.conversion.work import Progress, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.manifest import ERRORS, FieldStats, Manifest, Splits, load_any, manifest_path
+from shardkit.manifest import (
+    ERRORS,
+    FILTERED,
+    FieldStats,
+    Manifest,
+    Splits,
+    load_any,
+    manifest_path,
+)
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
+
+_MAX_THREADS = 16  # of one task: more would wait for the interpreter
 
 
 class Monitor(Protocol):
@@ -52,6 +62,10 @@ class SplitResult:
     classes: int | None
     fields: dict[str, FieldStats]
     encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
+    filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
+    filtered_list: str | None  # the file that lists them
+    pictures: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
+    reasons: dict[str, int]  # why pictures were changed, other than to be resized
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,7 @@ def prepare(
     split = "none" if checked.split not in ("auto", "none") else checked.split
     sources = open_sources(source, split=split, classes=checked.classes, schema=schema)
     single = out is not None and is_single(Path(out), to)
-    return make_plan(sources, to, checked, single=single)
+    return make_plan(sources, to, checked, single=single, workers=checked.processes(source))
 
 
 def run(
@@ -233,8 +247,8 @@ def _work(
         if monitor is not None:
             monitor.advance(progress)
 
-    works = _works(plan, partial, finished)
     left = len(plan.tasks) - len(finished)
+    works = _works(plan, partial, finished, processes.workers if processes else 0)
     # This process has all loaded that a single task takes. A sequence, which cannot be resumed, is
     # the user's own code: that stays where it was asked to be.
     if processes is None or (left == 1 and plan.resumable):
@@ -245,9 +259,15 @@ def _work(
         processes.run(works, left, report)
 
 
-def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
+def _threads(workers: int, tasks: int) -> int:
+    """Threads for the steps of a task when so many are left: none of the cores should be idle."""
+    return max(min(-(-workers // tasks), _MAX_THREADS), 1)
+
+
+def _works(plan: Plan, partial: Partial, finished: set[int], workers: int) -> Iterator[Work]:
     options = plan.options
     tasks_of = Counter(task.part.name for task in plan.tasks)
+    left = len(plan.tasks) - len(finished)
     for task in plan.tasks:
         if task.number not in finished:
             yield Work(
@@ -257,11 +277,14 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 format=plan.format.name,
                 max_bytes=plan.max_bytes(),
                 max_samples=options.shard_samples,
+                steps=task.part.steps,
+                schema=task.part.schema,
                 rename=options.rename,
-                raw_pictures=options.image_format == "raw",
                 skip_errors=options.on_error == "skip",
+                threads=_threads(workers, left),
                 durable=not plan.one_shard or tasks_of[task.part.name] == 1,
             )
+            left -= 1
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:
@@ -303,15 +326,23 @@ def _beside(dataset: Path, name: str) -> Path:
 def _split_result(folder: Path) -> SplitResult:
     manifest = load_any(folder)
     assert isinstance(manifest, Manifest)
-    listed = manifest.list_named(ERRORS)
+    lists = {
+        name: None if listed is None else str(_beside(folder, listed.name))
+        for name in (ERRORS, FILTERED)
+        for listed in [manifest.list_named(name)]
+    }
     return SplitResult(
         path=os.fspath(folder),
         samples=manifest.samples,
         bytes=manifest.bytes,
         shards=len(manifest.shards),
         errors=manifest.errors,
-        errors_list=None if listed is None else str(_beside(folder, listed.name)),
+        errors_list=lists[ERRORS],
         classes=None if manifest.classes is None else len(manifest.classes),
         fields=manifest.fields,
         encoded=manifest.encoded,
+        filtered=manifest.filtered,
+        filtered_list=lists[FILTERED],
+        pictures=manifest.pictures,
+        reasons=manifest.reasons,
     )

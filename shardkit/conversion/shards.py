@@ -23,6 +23,7 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Js
 KEYS_REPEAT = (
     "give every sample a key of its own; shards of others whose keys repeat convert one by one"
 )
+_COUNTS = ("encoded", "filtered", "pictures", "reasons")
 _FLUSH = 1 << 16  # sizes kept before they are counted
 
 
@@ -206,7 +207,10 @@ class Stats:
         self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
-        self.encoded: Counter[str] = Counter()  # pictures encoded anew, by reason
+        self.encoded: Counter[str] = Counter()  # pictures encoded anew by the format, by reason
+        self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
+        self.pictures: Counter[str] = Counter()  # what became of them, and their bytes
+        self.reasons: Counter[str] = Counter()  # why pictures were changed
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
             (name, _SIZES[type(kind)], []) for name, kind in schema.items()
         ]
@@ -237,14 +241,19 @@ class Stats:
         for name, sizes in other.fields.items():
             self.fields.setdefault(name, FieldSizes()).merge(sizes)
         self.labels.update(other.labels)
-        self.encoded.update(other.encoded)
+        for name in _COUNTS:
+            getattr(self, name).update(getattr(other, name))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "fields": {name: asdict(sizes) for name, sizes in self.fields.items()},
             "labels": {str(label): count for label, count in sorted(self.labels.items())},
-            "encoded": dict(sorted(self.encoded.items())),
+            **self.counts(),
         }
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What was done to pictures and samples, in words of the steps, for the manifest."""
+        return {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stats:
@@ -253,7 +262,8 @@ class Stats:
             buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
             stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
         stats.labels.update({int(label): count for label, count in data["labels"].items()})
-        stats.encoded.update(data["encoded"])
+        for name in _COUNTS:
+            getattr(stats, name).update(data[name])
         return stats
 
     def label_counts(self, classes: int) -> tuple[int, ...]:

@@ -15,22 +15,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from shardkit import storage
-from shardkit.codecs.image import NotAnImageError
-from shardkit.conversion.shards import ShardSequence
+from shardkit.conversion.shards import ShardSequence, Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
-from shardkit.manifest import ERRORS, KEYS
+from shardkit.manifest import ERRORS, FILTERED, KEYS
+from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
-from shardkit.schema import Image
+from shardkit.schema import Schema
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from shardkit.preprocess.images import ImageSteps, Shaped
 
 RESULT = "result.json"
 HASHES = "keys.u64"  # xxh3-64 of every key, in the order of the samples
@@ -40,6 +42,7 @@ UNFINISHED = ".tmp"
 _MAX_THREADS = 8
 _WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
 _CHUNK_SAMPLES = 64
+_CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
 _REPORT_SECONDS = 0.1
 
@@ -54,9 +57,11 @@ class Work:
     format: str
     max_bytes: int | None
     max_samples: int | None
+    steps: ImageSteps | None  # what is done to every sample first
+    schema: Schema  # of the samples after their steps, and with their new names
     rename: dict[str, str]
-    raw_pictures: bool  # whether pictures are decoded, and stored as pixels
     skip_errors: bool
+    threads: int  # that do the steps
     durable: bool  # whether the shards are final, or will be joined to one
 
 
@@ -94,12 +99,11 @@ def run_task(work: Work, report: Report) -> None:
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:
-    schema = work.source.schema.renamed(work.rename)
     label = work.source.label
     shards = ShardSequence(
         folder,
         get_format(work.format),
-        schema,
+        work.schema,
         work.max_bytes,
         work.max_samples,
         label=work.rename.get(label, label),
@@ -107,24 +111,28 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         durable=work.durable,
     )
     reporter = _Reporter(report)
-    pictures = [name for name, kind in schema.items() if isinstance(kind, Image)]
-    errors: list[bytes] = []
-    keys: list[bytes] = []
+    lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
-        for index, sample in read_in_order(work.source):
+        for index, read in read_in_order(work.source, work.steps, work.threads):
+            name = work.source.name(index)
             try:
-                if isinstance(sample, SampleError):
-                    raise sample
-                size = shards.write(_shaped(sample, work, pictures))
+                sample = _sample(read)
+                size = shards.write(_renamed(sample, work))
+            except Filtered as dropped:
+                lists[FILTERED].append(_line({"source": name, **dropped.to_json()}))
+                shards.stats.filtered[dropped.reason] += 1
+                reporter.add(0, 0)
+                continue
             except SampleError as error:
                 if not work.skip_errors:
-                    raise error.located(path=work.source.name(index)) from None
-                errors.append(error_line(work.source.name(index), error))
+                    raise error.located(path=name) from None
+                lists[ERRORS].append(error_line(name, error))
                 reporter.add(0, 1)
                 continue
+            _count(read, shards.stats)
             original = work.source.original(index, sample["__key__"])
             if original is not None:
-                keys.append(_line({"key": sample["__key__"], "path": original}))
+                lists[KEYS].append(_line({"key": sample["__key__"], "path": original}))
             reporter.add(size, 0)
         shards.close()
     except BaseException:
@@ -132,61 +140,66 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         raise
     reporter.flush()
     storage.write_file(folder / HASHES, shards.key_hashes.tobytes())
-    for name, lines in ((ERRORS, errors), (KEYS, keys)):
+    for name, lines in lists.items():
         if lines:
             storage.write_file(folder / name, b"".join(lines))
     result = {
         "shards": [asdict(shard) for shard in shards.shards],
-        "errors": len(errors),
+        "errors": len(lists[ERRORS]),
         "stats": shards.stats.to_json(),
     }
     storage.write_file(folder / RESULT, json.dumps(result).encode())
 
 
+# What reading a sample gives: the sample, or with steps what they made of it; or why there is none.
+Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
+
+
 class _Chunk(NamedTuple):
     """Samples that were read together, and how far reading them was waiting."""
 
-    samples: list[Sample | SampleError]  # a bad sample is there as its error
+    samples: list[Read]
     waited: bool
 
 
-def _shaped(sample: Sample, work: Work, pictures: list[str]) -> Sample:
-    """A sample of the source as it is to be stored."""
+def _sample(read: Read) -> Sample:
+    """The sample that was read; raises why there is none."""
+    if isinstance(read, SampleError | Filtered):
+        raise read
+    return read if isinstance(read, dict) else read.sample
+
+
+def _count(read: Read, stats: Stats) -> None:
+    """Count what the steps did to a sample that is stored now."""
+    if not isinstance(read, dict | SampleError | Filtered):
+        stats.pictures.update(read.pictures)
+        stats.reasons.update(read.reasons)
+
+
+def _renamed(sample: Sample, work: Work) -> Sample:
     if work.rename:
         sample = {work.rename.get(name, name): value for name, value in sample.items()}
-    return {**sample, **_as_pixels(sample, pictures)} if work.raw_pictures else sample
+    transformed = work.steps is not None and work.steps.transform is not None
+    return work.schema.check(sample) if transformed else sample
 
 
-def _as_pixels(sample: Sample, pictures: list[str]) -> Sample:
-    """The pictures of a sample as PPM files, which are pixels behind a short header."""
-    from shardkit.codecs.pixels import to_ppm, to_rgb
-
-    pixels: Sample = {}
-    for name in pictures:
-        if name in sample:
-            try:
-                pixels[name] = to_ppm(to_rgb(sample[name]))
-            except NotAnImageError as error:
-                raise SampleError(
-                    f"the picture cannot be decoded: {error}", key=sample["__key__"], field=name
-                ) from None
-    return pixels
-
-
-def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:
-    """All samples in order; one that is bad comes as its error.
+def read_in_order(
+    source: Source, steps: ImageSteps | None = None, threads: int = 0
+) -> Iterator[tuple[int, Read]]:
+    """All samples in order, after their `steps`; one that is bad comes as its error.
 
     Files that are in memory are read best without any thread: more would only stand in each
     other's way. Where reading waits for a disk or a network, more and more chunks are read ahead.
+    With steps there is work for `threads` of them, as codecs let others run meanwhile.
     """
-    ahead = 0
-    with ThreadPoolExecutor(_MAX_THREADS) as threads:
+    ahead = busy = 2 * threads if threads > 1 else 0
+    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
-        chunks = _chunks(source.sizes())
+        chunks = _chunks(source.sizes(), _CHUNK_SAMPLES if steps is None else _CHUNK_STEPS)
         try:
             while True:
                 for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
-                    pending.append((first, threads.submit(_read, source, first, last)))
+                    pending.append((first, pool.submit(_read, source, steps, first, last)))
                 if pending:
                     number, future = pending.popleft()
                     chunk = future.result()
@@ -194,30 +207,31 @@ def read_in_order(source: Source) -> Iterator[tuple[int, Sample | SampleError]]:
                     number, last = next(chunks, (0, 0))
                     if not last:
                         return
-                    chunk = _read(source, number, last)
-                ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, 0)
+                    chunk = _read(source, steps, number, last)
+                ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
                 yield from enumerate(chunk.samples, number)
         finally:
-            threads.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
-def _read(source: Source, first: int, last: int) -> _Chunk:
+def _read(source: Source, steps: ImageSteps | None, first: int, last: int) -> _Chunk:
     began, worked = time.perf_counter(), time.thread_time()
-    samples: list[Sample | SampleError] = []
+    samples: list[Read] = []
     for index in range(first, last):
         try:
-            samples.append(source[index])
-        except SampleError as error:
+            sample = source[index]
+            samples.append(sample if steps is None else steps(sample))
+        except (SampleError, Filtered) as error:
             samples.append(error)
     waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
     return _Chunk(samples, waited)
 
 
-def _chunks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _chunks(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
     """Runs of samples that one thread reads at a time, bounded in number and bytes."""
     first, gathered = 0, 0
     for index, size in enumerate(sizes.tolist()):
-        if index - first == _CHUNK_SAMPLES or (index > first and gathered + size > _CHUNK_BYTES):
+        if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):
             yield first, index
             first, gathered = index, 0
         gathered += size

@@ -115,6 +115,7 @@ class Format(ABC):
 
     name: str
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
+    raw_pictures: str = "array"  # what stores decoded pixels: arrays, or "ppm": picture fields
     encodes_pictures: bool = False  # it cannot hold all kinds, so that storing some takes long
 
     @abstractmethod

@@ -5,7 +5,6 @@ files.py      the files that a manifest names: there, whole, unchanged; and thos
 shards.py     one shard: its files, then its keys and counts, in one thread
 keys.py       where every key is, in 8 bytes each
 samples.py    every value of every sample, and what it should be
-pictures.py   whether an encoded picture decodes to its end
 compare.py    a dataset beside the source it was made of, or another dataset
 work.py       threads whose results come in order; progress
 """

@@ -6,18 +6,20 @@ The source is read once, in its own order; the samples of the dataset are looked
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.conversion.work import read_in_order
+from shardkit.conversion.work import Read, read_in_order
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
 from shardkit.manifest import has_manifest, load_any
+from shardkit.options import ImageOptions
+from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
 from shardkit.schema import Image
 from shardkit.sources import WHOLE, open_sources
@@ -27,6 +29,9 @@ from shardkit.verification.keys import Keys, Place
 from shardkit.verification.shards import Part, dropped, keys_of
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter, counted
+
+if TYPE_CHECKING:
+    from shardkit.preprocess.images import ImageSteps
 
 Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
 
@@ -86,12 +91,12 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
     """Compare all samples. What has a place in a shard goes to that part's findings."""
     comparison = _Comparison(group, findings)
     for source in group.sources:
-        comparison.compare_schemas(source)
+        steps = comparison.begin(source)
         try:
-            for index, sample in read_in_order(source):
+            for index, read in read_in_order(source, steps, os.cpu_count() or 1):
                 meter.add(1)
                 meter.report()
-                comparison.compare_sample(source, index, sample)
+                comparison.compare_read(source, index, read)
         except ShardkitError as error:  # a whole shard of the source, say
             findings.add(error)
             comparison.complete = False
@@ -104,6 +109,7 @@ class _Tally:
 
     encoded: int = 0  # pictures that the format could not hold as they were
     dropped: int = 0
+    filtered: int = 0
     missing: list[tuple[str, str | None]] = field(default_factory=list)  # name in source, key
 
 
@@ -118,17 +124,45 @@ class _Comparison:
         self._format = get_format(group.parts[0].dataset.format)
         self._schema = group.parts[0].dataset.schema
         self._dropped = _Dropped(group.parts)
+        self._manifest = next((part.manifest for part in group.parts if part.manifest), None)
+        self._options = self._manifest.options if self._manifest else {}
         self._tally = _Tally()
         self._names: dict[str, str] = {}
         self._common: set[str] = set()
         self.complete = True  # the sources were read to their end
 
-    def compare_schemas(self, source: Source) -> None:
+    def begin(self, source: Source) -> ImageSteps | None:
+        """Compare fields and classes; returns the steps that make the dataset's pictures again."""
+        self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
+        theirs = {self._names.get(name, name) for name in source.schema}
+        self._common = self._schema.keys() & theirs
+        if self._options.get("transform"):
+            self._note("made with a transform, which verify does not run: only keys are compared")
+            self._common = set()
+        else:
+            self._compare_schemas(source, theirs)
+        return self._steps(source)
+
+    def _steps(self, source: Source) -> ImageSteps | None:
+        options = self._options.get("image")
+        if not options or self._options.get("transform"):
+            return None
+        from shardkit.preprocess.steps import steps_for
+
+        steps = steps_for(source.schema, ImageOptions(**options), None, self._format.raw_pictures)
+        made_with = self._manifest.versions if self._manifest else {}
+        if steps is not None and not steps.versions().items() <= made_with.items():
+            self._note("made with other versions of the codecs: pictures are not compared")
+            self._common -= {self._names.get(n, n) for n in (*steps.pictures, *steps.masks)}
+        return steps
+
+    def _note(self, words: str) -> None:
+        if words not in self._findings.notes:
+            self._findings.notes.append(words)
+
+    def _compare_schemas(self, source: Source, theirs: Collection[str]) -> None:
         """Fields that only one side has, and class names that differ."""
         ours = self._schema.keys()
-        self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
-        theirs = {self._names.get(name, name): kind for name, kind in source.schema.items()}
-        self._common = ours & theirs.keys()
         path = self._group.path
         for name in [n for n in (*ours, *theirs) if n not in self._common]:
             side = "source" if name in ours else "dataset"
@@ -150,8 +184,15 @@ class _Comparison:
             )
             self._findings.add(problem)
 
-    def compare_sample(self, source: Source, index: int, sample: Sample | SampleError) -> None:
-        """One sample of the source, or the error that reading it gave."""
+    def compare_read(self, source: Source, index: int, read: Read) -> None:
+        """One sample of the source after its steps, or why there is none."""
+        if not isinstance(read, Filtered):
+            sample = read if isinstance(read, dict | SampleError) else read.sample
+            self._compare_sample(source, index, sample)
+        elif self._number_of(read.key) is None:
+            self._tally.filtered += 1  # else it stays unmatched, and is reported as unknown
+
+    def _compare_sample(self, source: Source, index: int, sample: Sample | SampleError) -> None:
         if isinstance(sample, SampleError):
             key = sample.where.get("key") or source.key(index)
         else:
@@ -225,6 +266,10 @@ class _Comparison:
         if tally.encoded:
             notes.append(
                 f"{counted(tally.encoded, 'picture')} encoded anew, as this format demands"
+            )
+        if tally.filtered:
+            notes.append(
+                f"{counted(tally.filtered, 'sample')} of the source left out, as asked for"
             )
         if tally.dropped:
             notes.append(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from shardkit.codecs import damage as pictures
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Image, Json
-from shardkit.verification import pictures
 from shardkit.verification.shards import Part, unreadable
 from shardkit.verification.work import Meter, counted, in_threads
 

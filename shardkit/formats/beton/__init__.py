@@ -44,6 +44,7 @@ class Beton(Format):
         "convert on with nothing decoded: raw pixels come out as PPM",
     )
     encodes_pictures = True
+    raw_pictures = "ppm"  # FFCV's raw images
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
         return BetonReader(path, layout)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardkit.codecs import pixels
-from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError, check_end, unusable
 from shardkit.errors import SampleError
 from shardkit.formats.beton.layout import JPEG, RAW
 
@@ -38,16 +39,14 @@ NOTHING = Picture(RAW, 1, 1, bytes(3), "")  # stands where a sample has no pictu
 
 def stored(value: bytes) -> Picture:
     """What a picture is stored as; raises ValueError, mostly NotAnImageError, if it cannot be."""
-    if value.startswith(b"\xff\xd8\xff"):
-        header = pixels.jpeg_header(value)
-        if header.oddity:
-            return _anew(value, f"{header.oddity} jpeg")
-        if header.orientation != 1:
-            return _anew(value, "rotated jpeg")
-        return Picture(JPEG, header.width, header.height, value, "")
     ppm = pixels.ppm_header(value)
     if ppm is None:
-        return _anew(value, _format(value))
+        header = read_header(value)
+        check_end(value, header.format)
+        reason = _reason(header, value)
+        if reason:
+            return _anew(value, reason)
+        return Picture(JPEG, header.width, header.height, value, "")
     if max(ppm.width, ppm.height) > _MAX_SIDE:
         raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, over {_MAX_SIDE:,} a side")
     start = pixels.ppm_start(ppm.width, ppm.height)
@@ -59,34 +58,32 @@ def stored(value: bytes) -> Picture:
 def _anew(value: bytes, reason: str) -> Picture:
     rows = pixels.to_rgb(value)
     height, width, _ = rows.shape
-    return Picture(JPEG, width, height, pixels.encode_jpeg(rows, QUALITY), reason)
+    data = pixels.encode(rows, "jpeg", quality=QUALITY, chroma="444")
+    return Picture(JPEG, width, height, data, reason)
 
 
 _PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
 
 
-def _format(value: bytes) -> str:
-    return _PORTABLE.get(value[:2]) or probe(value).format
+def _reason(header: Header, value: bytes) -> str:
+    """Why a picture cannot be stored as it is; "" for a plain JPEG."""
+    if header.format != "jpeg":
+        return _PORTABLE.get(value[:2]) or header.format
+    oddity = "rotated" if header.orientation != 1 else ""
+    return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""
 
 
 def checked(value: bytes, key: str, field: str) -> Picture:
     """What a field's value is stored as; raises SampleError for one that cannot be."""
     try:
         return stored(value)
-    except pixels.CutError as error:
-        what, found = "the picture is cut", str(error)
-        fix = "copy it again, or drop such samples with --on-error skip"
     except NotAnImageError as error:
-        what, found = "the value is no picture", str(error)
-        fix = "repair or remove it, or drop such samples with --on-error skip"
+        raise unusable(error, key, field) from None
     except ValueError as error:
-        what, found = "a .beton cannot hold the picture", str(error)
-        fix = "make it smaller, or drop such samples with --on-error skip"
-    raise SampleError(
-        what,
-        key=key,
-        field=field,
-        expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
-        found=found,
-        fix=fix,
-    )
+        raise SampleError(
+            "a .beton cannot hold the picture",
+            key=key,
+            field=field,
+            found=str(error),
+            fix="make it smaller with --resize, or drop such samples with --on-error skip",
+        ) from None

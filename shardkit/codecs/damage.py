@@ -7,15 +7,15 @@ up what is missing without a word, so all else goes through Pillow.
 from __future__ import annotations
 
 import contextlib
-import io
 import warnings
 from collections.abc import Iterator
 
-from shardkit.codecs.image import format_of
+from shardkit.codecs.image import NotAnImageError, opened, probe
+from shardkit.options import MAX_PIXELS
 
 
 class TooLargeError(Exception):
-    """Pillow refuses pictures of so many pixels; that does not make them damaged."""
+    """Pictures of so many pixels are not decoded; that does not make them damaged."""
 
 
 def damage(data: bytes) -> str | None:
@@ -23,9 +23,12 @@ def damage(data: bytes) -> str | None:
 
     Raises TooLargeError for a picture that was not decoded.
     """
-    format = format_of(data)
-    if format is None:
-        return f"bytes that are no picture: {data[:12].hex(' ')}" if data else "0 bytes"
+    try:
+        format, width, height = probe(data)
+    except NotAnImageError as error:
+        return str(error)
+    if width * height > MAX_PIXELS:
+        raise TooLargeError
     if format != "jpeg":
         return _pillow(data, format)
     import simplejpeg
@@ -40,18 +43,15 @@ def damage(data: bytes) -> str | None:
 
 
 def _pillow(data: bytes, format: str) -> str | None:
-    import PIL.Image
     import PIL.ImageSequence
 
     try:
         if format == "png":  # the checksums of its chunks, which decoding does not look at
-            with PIL.Image.open(io.BytesIO(data)) as picture:
+            with opened(data) as picture:
                 picture.verify()
-        with PIL.Image.open(io.BytesIO(data)) as picture:
+        with opened(data) as picture:
             for frame in PIL.ImageSequence.Iterator(picture):
                 frame.load()
-    except PIL.Image.DecompressionBombError:
-        raise TooLargeError from None
     except Exception as error:  # its parsers raise whatever damage leads them to
         return str(error) or type(error).__name__
     return None

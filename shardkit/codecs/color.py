@@ -1,0 +1,65 @@
+"""Colour profiles (ICC): what they turn pixels into, as sRGB. By LittleCMS, through Pillow."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
+_SAME = 2  # levels of 255 that a profile may differ from sRGB and still be it
+
+
+class ProfileError(ValueError):
+    """The bytes are no profile, or not one for pixels of this kind."""
+
+
+@functools.lru_cache(maxsize=64)
+def to_srgb(profile: bytes, colour: str) -> Any:
+    """A transform of pixels ("RGB", "GRAY" or "CMYK") to sRGB; None where nothing would change.
+
+    Intent: perceptual, as browsers do it. Raises ProfileError.
+    """
+    from PIL import Image, ImageCms
+
+    mode = _MODES[colour]
+    try:
+        opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if opened.profile.xcolor_space.strip() != colour:
+            raise ProfileError(f"a profile of {opened.profile.xcolor_space} on {colour} pixels")
+        target = ImageCms.createProfile("sRGB")
+        made = ImageCms.buildTransform(opened, target, mode, "RGB", ImageCms.Intent.PERCEPTUAL)
+    except (ImageCms.PyCMSError, OSError, ValueError) as error:
+        raise ProfileError(str(error)) from None
+    if mode == "CMYK":
+        return made
+    levels = np.arange(256, dtype=np.uint8)
+    if mode == "L":
+        probe, expected = levels[None], np.repeat(levels[None, :, None], 3, axis=2)
+    else:
+        cube = np.stack(np.meshgrid(levels[::15], levels[::15], levels[::15]), axis=-1)
+        probe = expected = cube.reshape(1, -1, 3)
+    found = np.asarray(ImageCms.applyTransform(Image.fromarray(probe), made))
+    same = np.abs(found.astype(int) - expected).max() <= _SAME
+    return None if same else made
+
+
+def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.uint8]:
+    """Pixels of the transform's kind, (height, width[, 3 or 4]), as sRGB, (height, width, 3)."""
+    from PIL import Image, ImageCms
+
+    picture = cmyk(pixels) if pixels.shape[2:] == (4,) else Image.fromarray(pixels)
+    return np.array(ImageCms.applyTransform(picture, transform))
+
+
+def cmyk(pixels: npt.NDArray[np.uint8]) -> Any:
+    """CMYK pixels, (height, width, 4), as a Pillow image."""
+    from PIL import Image
+
+    height, width, _ = pixels.shape
+    return Image.frombytes("CMYK", (width, height), pixels.tobytes())

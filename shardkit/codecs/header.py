@@ -1,0 +1,234 @@
+"""All that the header of a picture says: what must be done for every decoder to show it alike.
+
+A plain picture is upright, of 8 bits, grey or RGB, opaque, a single frame, without a colour profile
+other than sRGB: any decoder makes the same RGB pixels of it. Layouts: ITU T.81 (JPEG), the PNG
+specification, RFC 9649 (WebP), Exif 2.3, ICC.1 annex B (profiles in files).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from shardkit.codecs.image import FRAMES, NotAnImageError, format_of, jpeg_segments, opened, probe
+
+_FRAME = struct.Struct(">BHHB")
+_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive
+_LOSSLESS = frozenset({0xC3, 0xC5, 0xC6, 0xC7})  # and hierarchical
+_ORIENTATION = {"<": b"\x12\x01\x03\x00\x01\x00\x00\x00", ">": b"\x01\x12\x00\x03\x00\x00\x00\x01"}
+_CHROMA = {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440", (4, 1): "411"}
+_PROFILE_BYTES = 16 << 20  # at most, of one that is packed
+
+
+class Header(NamedTuple):
+    """What the header of a picture says."""
+
+    format: str
+    width: int  # pixels, as stored: not turned yet
+    height: int
+    orientation: int = 1  # EXIF's number: 1 is upright
+    oddity: str = ""  # in a word or two what makes a picture not plain, or ""
+    profile: bytes | None = None  # its ICC profile
+    colour: str = "RGB"  # the colours that a profile is of: RGB, GRAY or CMYK
+    lossless: bool = True
+    chroma: str = ""  # JPEG: how the colour is sampled, "420" and so on
+    table: int = 0  # JPEG: the sum of the steps that luma is rounded to: higher is coarser
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height as a person sees them."""
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+
+
+def read_header(data: bytes) -> Header:
+    """The header of a picture. No pixel is decoded. Raises NotAnImageError."""
+    format = format_of(data)
+    try:
+        if format == "jpeg":
+            header = _jpeg(data)
+        else:
+            info = probe(data)
+            header = Header(*info, **{"png": _png, "webp": _webp}.get(info.format, _other)(data))
+    except (struct.error, IndexError):
+        raise NotAnImageError(f"a {format} file that ends inside its header") from None
+    if not (header.width and header.height):
+        raise NotAnImageError(
+            f"a {format} header that says {header.width} x {header.height} pixels"
+        )
+    if header.colour == "GRAY" and header.profile and header.profile[16:20] == b"RGB ":
+        return header._replace(colour="RGB")  # of three equal channels: many editors leave it
+    return header
+
+
+# --- JPEG ----------------------------------------------------------------------------------------
+
+
+def _jpeg(data: bytes) -> Header:
+    found: dict[str, Any] = {}
+    profile: dict[int, bytes] = {}
+    for marker, start, stop in jpeg_segments(data):
+        if marker in FRAMES:
+            precision, height, width, components = _FRAME.unpack_from(data, start)
+            found.update(width=width, height=height)
+            found["oddity"] = _jpeg_oddity(marker, precision, components)
+            found["colour"] = {1: "GRAY", 4: "CMYK"}.get(components, "RGB")
+            sampling = [divmod(data[start + 7 + 3 * n], 16) for n in range(components)]
+            if components == 3 and sampling[1] == sampling[2] == (1, 1):
+                found["chroma"] = _CHROMA.get(sampling[0], "")
+        elif marker == 0xE1 and data.startswith(b"Exif\0\0", start):
+            found["orientation"] = _exif_orientation(data[start + 6 : stop])
+        elif marker == 0xE2 and data.startswith(b"ICC_PROFILE\0", start):
+            profile[data[start + 12]] = data[start + 14 : stop]
+        elif marker == 0xDB:
+            found["table"] = _luma_table(data[start:stop]) or found.get("table", 0)
+    if profile:
+        found["profile"] = b"".join(profile[number] for number in sorted(profile))
+    if "width" not in found:
+        raise NotAnImageError("a jpeg file without a frame header")
+    return Header("jpeg", lossless=False, **found)
+
+
+def _jpeg_oddity(marker: int, precision: int, components: int) -> str:
+    if marker not in _HUFFMAN:
+        return "lossless" if marker in _LOSSLESS else "arithmetic"
+    if precision != 8:
+        return f"{precision}-bit"
+    if components == 4:
+        return "cmyk"
+    return "" if components in (1, 3) else f"{components}-component"
+
+
+def _luma_table(tables: bytes) -> int:
+    """The sum of table 0 in a DQT segment; 0 if it is not there."""
+    at = 0
+    while at < len(tables):
+        size = 128 if tables[at] >> 4 else 64
+        if tables[at] & 15 == 0:
+            steps = tables[at + 1 : at + 1 + size]
+            return sum(steps) if size == 64 else sum(struct.unpack(">64H", steps))
+        at += 1 + size
+    return 0
+
+
+def _exif_orientation(tiff: bytes) -> int:
+    """The orientation in EXIF data; 1 where there is none that makes sense."""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None or _ORIENTATION[order] not in tiff:
+        return 1
+    try:
+        (start,) = struct.unpack_from(order + "I", tiff, 4)
+        (count,) = struct.unpack_from(order + "H", tiff, start)
+        for entry in range(start + 2, start + 2 + 12 * count, 12):
+            if tiff[entry : entry + 8] == _ORIENTATION[order]:
+                (number,) = struct.unpack_from(order + "H", tiff, entry + 8)
+                return int(number) if 1 <= number <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+# --- PNG -----------------------------------------------------------------------------------------
+
+
+def _png(data: bytes) -> dict[str, Any]:
+    depth, colours = data[24], data[25]
+    found: dict[str, Any] = {"colour": "RGB" if colours & 2 else "GRAY"}
+    if depth == 16:
+        found["oddity"] = "16-bit"
+    if colours & 4:
+        found["oddity"] = "transparent"
+    for name, start, size in _png_chunks(data):
+        if name == b"IDAT":
+            break
+        if name == b"tRNS":
+            found["oddity"] = "transparent"
+        elif name == b"acTL":
+            found["oddity"] = "animated"
+        elif name == b"iCCP":
+            packed = data[start : start + size].partition(b"\0")[2][1:]
+            found["profile"] = _unpacked(packed)
+        elif name == b"eXIf":
+            found["orientation"] = _exif_orientation(data[start : start + size])
+    return found
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, first byte and bytes of each chunk."""
+    at = 8
+    while at < len(data):
+        size, name = struct.unpack_from(">I4s", data, at)
+        yield name, at + 8, size
+        at += 12 + size
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """A profile; what cannot be unpacked becomes b"", which no profile is."""
+    with contextlib.suppress(zlib.error):
+        return zlib.decompressobj().decompress(packed, _PROFILE_BYTES)
+    return b""
+
+
+# --- WebP ----------------------------------------------------------------------------------------
+
+
+def _webp(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"lossless": False}
+    for name, start, size in _webp_chunks(data):
+        if name == b"VP8X":
+            if data[start] & 0x10:
+                found["oddity"] = "transparent"
+            if data[start] & 0x02:
+                found["oddity"] = "animated"
+        elif name == b"VP8L":
+            found["lossless"] = True
+            if data[start + 4] & 0x10 and "oddity" not in found:
+                found["oddity"] = "transparent"
+        elif name == b"ICCP":
+            found["profile"] = data[start : start + size]
+        elif name == b"EXIF":
+            found["orientation"] = _exif_orientation(
+                data[start : start + size].removeprefix(b"Exif\0\0")
+            )
+    return found
+
+
+def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    at = 12
+    while at + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, at)
+        yield name, at + 8, size
+        at += 8 + size + size % 2
+
+
+# --- what Pillow reads ---------------------------------------------------------------------------
+
+
+def _other(data: bytes) -> dict[str, Any]:
+    with opened(data) as picture:
+        try:
+            return _described(picture)
+        except Exception as error:  # its parsers raise whatever damage leads them to
+            raise NotAnImageError(f"a damaged picture: {error}") from None
+
+
+def _described(picture: Any) -> dict[str, Any]:
+    mode = picture.mode
+    colour = "CMYK" if mode == "CMYK" else "GRAY" if mode[0] in "1LIF" else "RGB"
+    oddity = "cmyk" if mode == "CMYK" else ""
+    if mode.startswith(("I", "F")):
+        oddity = "16-bit" if mode.startswith("I") else "floating-point"
+    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+        oddity = "transparent"
+    if getattr(picture, "is_animated", False):
+        oddity = "animated"
+    # Pillow turns a TIFF on loading, and says its turned size here already.
+    if picture.format == "TIFF" and picture.getexif().get(0x0112, 1) != 1:
+        oddity = oddity or "rotated"
+    return {
+        "oddity": oddity,
+        "profile": picture.info.get("icc_profile"),
+        "colour": colour,
+    }

@@ -1,0 +1,17 @@
+"""How a sample is dropped that an option does not want, though nothing is wrong with it."""
+
+from __future__ import annotations
+
+
+class Filtered(Exception):  # noqa: N818 - no error
+    """A sample is not wanted. `reason` is the same for all alike; `found` is of this one."""
+
+    def __init__(self, reason: str, found: str, key: str) -> None:
+        super().__init__(f"{reason}: {found}")
+        self.reason = reason
+        self.found = found
+        self.key = key
+
+    def to_json(self) -> dict[str, str]:
+        """For a line of filtered.jsonl."""
+        return {"key": self.key, "reason": self.reason, "found": self.found}

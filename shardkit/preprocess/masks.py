@@ -1,0 +1,97 @@
+"""Masks: pictures of numbers, not of light. Their values stay what they are.
+
+A mask goes where its picture goes, with the nearest pixel of the old one for each of the new, and
+is always stored without loss. Margins are 0. Values are those that are stored: palette numbers are
+not looked up, and no profile or background applies.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError, check_end, opened
+from shardkit.preprocess.geometry import Geometry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
+    """A mask as a Pillow image that lies on its resized picture.
+
+    `picture` is the header of the picture it belongs to, and says how the mask is turned, unless
+    the mask says it itself or was drawn on the upright picture. Raises NotAnImageError.
+    """
+    header = read_header(data)
+    check_end(data, header.format)
+    stored, upright = (picture.width, picture.height), picture.upright
+    size = (header.width, header.height)
+    orientation = header.orientation
+    if orientation == 1 and size == stored:
+        orientation = picture.orientation
+    if (size if orientation < 5 else size[::-1]) != upright:
+        raise NotAnImageError(
+            f"a mask of {size[0]} x {size[1]} pixels on a picture of {stored[0]} x {stored[1]}"
+        )
+    try:
+        with opened(data) as mask:
+            mask.load()
+            return _placed(_turned(mask, orientation), geometry)
+    except NotAnImageError:
+        raise
+    except Exception as error:  # its decoders raise whatever damage leads them to
+        raise NotAnImageError(f"a damaged picture: {error}") from None
+
+
+def _turned(mask: Any, orientation: int) -> Any:
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return mask.transpose(turns[orientation]) if orientation in turns else mask.copy()
+
+
+def _placed(mask: Any, geometry: Geometry) -> Any:
+    from PIL.Image import Resampling
+
+    size = (geometry.width, geometry.height)
+    if mask.size != size:
+        mask = mask.resize(size, Resampling.NEAREST)
+    if geometry.canvas != size:  # beyond its edges, a crop is 0
+        left, top = geometry.left, geometry.top
+        mask = mask.crop((left, top, left + geometry.canvas[0], top + geometry.canvas[1]))
+    return mask
+
+
+def values_of(mask: Any) -> npt.NDArray[Any]:
+    """The values of a mask, (height, width), or (height, width, channels) if it is in colour."""
+    values = np.asarray(mask)
+    return values.astype(np.uint8) if values.dtype == bool else values
+
+
+def encode_mask(mask: Any) -> bytes:
+    """A mask as a PNG, with its palette if it has one."""
+    file = io.BytesIO()
+    mask.save(file, "PNG")
+    return file.getvalue()
+
+
+def with_values(mask: Any, values: npt.NDArray[Any]) -> Any:
+    """A mask with other values, and the palette of `mask` where it has one."""
+    from PIL import Image
+
+    made = Image.fromarray(np.ascontiguousarray(values))
+    if mask.mode == "P" and made.mode == "L":
+        made.putpalette(mask.getpalette())
+    return made

@@ -1,0 +1,132 @@
+"""A step of the user's own: any function of a sample, as part of a conversion.
+
+It gets the sample with its pictures as pixels, read-only arrays of uint8 (height, width, 3), and
+masks as (height, width), after all other steps and before encoding. It returns the sample to store:
+fields may be changed, added or left out, and None drops the sample. Equal samples must give equal
+results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.sample import Sample
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A user's function. `digest` is of its code and its arguments; None where nothing tells it."""
+
+    name: str
+    function: Callable[[Sample], Sample | None] = field(repr=False)
+    digest: str | None
+
+    def identity(self) -> dict[str, str | None]:
+        """What a manifest says of it, and what decides whether a run may continue."""
+        return {"name": self.name, "digest": self.digest}
+
+    def __call__(self, sample: Sample) -> Sample | None:
+        """Raises SampleError for whatever the function raises, or gives that is no sample."""
+        key = sample["__key__"]
+        try:
+            made = self.function(sample)
+        except Exception as error:
+            raise SampleError(
+                f"the transform raised {type(error).__name__}: {error}",
+                key=key,
+                fix=f"mend {self.name}, or drop such samples with --on-error skip",
+            ) from error
+        if made is not None and not (isinstance(made, dict) and all(type(n) is str for n in made)):
+            raise SampleError(
+                "the transform returned something that is no sample",
+                key=key,
+                expected="a dict of fields, or None to drop the sample",
+                found=f"{type(made).__name__} {made!r:.60}",
+            )
+        return made if made is None else {**made, "__key__": key}
+
+
+def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
+    """The transform that an option names, or is. Raises UsageError if workers cannot have it."""
+    function = _named(given) if isinstance(given, str) else given
+    if not callable(function):
+        raise UsageError("the transform is no function", found=repr(function))
+    name = given if isinstance(given, str) else _name_of(function)
+    digest = _digest(function)
+    if digest is None and workers != 0:
+        raise UsageError(
+            "worker processes cannot load the transform",
+            found=name,
+            expected="a function, or an object of a class, at the top of a module",
+            fix="move it into a module of its own that can be imported, or work without worker "
+            "processes (workers=0)",
+        )
+    return Transform(name, function, digest)
+
+
+def _named(text: str) -> Any:
+    module, _, name = text.partition(":")
+    if not (module and name):
+        raise UsageError("this names no transform", found=repr(text), expected="module:function")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # it is the user's code: importing it runs it
+        raise UsageError(
+            f"the module of the transform cannot be imported: {error!r}",
+            found=module,
+            fix="run the command in the module's folder, or install it",
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"the module {module!r} has no {name!r}", found=text)
+        found = getattr(found, part)
+    return found
+
+
+def _name_of(function: Any) -> str:
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def _digest(function: Any) -> str | None:
+    """A hash of what the function is made of: its state, and the source of the modules it is from.
+
+    None for what is not importable: code of the running script, of a notebook, in another function.
+    """
+    try:
+        digest = xxhash.xxh3_128(pickle.dumps(function, protocol=4))
+    except Exception:  # whatever the state of a user's object raises
+        return None
+    inner = function
+    modules = set()
+    while inner is not None:
+        owner = inner if hasattr(inner, "__qualname__") else type(inner)
+        modules.add(owner.__module__)
+        inner = getattr(inner, "func", None)  # functools.partial
+    if "__main__" in modules:
+        return None
+    for name in sorted(modules):
+        digest.update(name.encode())
+        with contextlib.suppress(TypeError):  # a module without source
+            digest.update(Path(inspect.getfile(importlib.import_module(name))).read_bytes())
+    return digest.hexdigest()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results of a transform are equal, arrays by their values and types."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[n], other[n]) for n in one)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and (repr(one) == repr(other) or bool(one == other))
