@@ -88,10 +88,16 @@ def encode_mask(mask: Any) -> bytes:
 
 
 def with_values(mask: Any, values: npt.NDArray[Any]) -> Any:
-    """A mask with other values, and the palette of `mask` where it has one."""
+    """A mask with other values, and the palette of `mask` where it has one.
+
+    Raises ValueError for values that no PNG can hold.
+    """
     from PIL import Image
 
-    made = Image.fromarray(np.ascontiguousarray(values))
+    try:
+        made = Image.fromarray(np.ascontiguousarray(values))
+    except TypeError:
+        raise ValueError(f"a mask of {values.dtype} {values.shape}") from None
     if mask.mode == "P" and made.mode == "L":
         made.putpalette(mask.getpalette())
     return made

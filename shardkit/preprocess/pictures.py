@@ -1,0 +1,239 @@
+"""What happens to one picture: looked at, decoded, resized, turned, coloured, cut, encoded.
+
+A picture that already is what was asked for passes byte for byte. The others are made anew, in this
+order: what comes after resizing has fewer pixels to be done on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cv2
+import numpy as np
+import PIL
+import simplejpeg
+
+from shardkit.codecs.color import ProfileError, converted, to_srgb
+from shardkit.codecs.damage import TooLargeError, damage
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError, check_end
+from shardkit.codecs.pixels import decode, encode, upright
+from shardkit.codecs.resize import resize
+from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
+from shardkit.preprocess.geometry import Geometry, geometry
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.codecs.pixels import Colour
+
+    Pixels = npt.NDArray[np.uint8]
+
+RESIZED = "resized"
+_WRITABLE = ("jpeg", "png", "webp", "ppm")
+_ODD = {"animated": "animated, of which the first frame stays"}
+# Larger pictures are decoded one at a time in a process, so that its memory has a bound.
+_LARGE = 1 << 24
+_one_large = threading.Lock()
+# ITU T.81 annex K, table K.1.
+_LUMA = (
+    "16 11 10 16 24 40 51 61 12 12 14 19 26 58 60 55 14 13 16 24 40 57 69 56 "
+    "14 17 22 29 51 87 80 62 18 22 37 56 68 109 103 77 24 35 55 64 81 104 113 92 "
+    "49 64 78 87 103 121 120 101 72 92 95 98 112 100 103 99"
+)
+
+
+class TooManyPixelsError(NotAnImageError):
+    """So many that decoding the picture, or resizing it to them, would take all memory."""
+
+
+class Picture(NamedTuple):
+    """A picture whose header was read, and what is to become of it."""
+
+    data: bytes
+    header: Header
+    geometry: Geometry
+    format: str  # to be stored in
+    to_srgb: Any  # the transform of its colour profile, or None
+    reasons: list[str]  # why its pixels must be made anew; none: it can pass
+
+    @property
+    def moves(self) -> bool:
+        """Whether its pixels go to other places than they have in its file."""
+        changes = self.geometry.changes(*self.header.upright) or self.header.orientation != 1
+        return changes and bool(self.reasons)
+
+
+class Stored(NamedTuple):
+    """What a picture is stored as: a file's bytes, or raw pixels; and what that is called."""
+
+    value: Any
+    done: str  # "passed", "resized", "encoded", or "kept" if recompressing it was no gain
+
+
+@dataclass(frozen=True)
+class PictureSteps:
+    """The steps that options ask for, on one picture. All raise NotAnImageError."""
+
+    options: ImageOptions
+    raw: str  # what raw pixels are stored as: "array", or "ppm" files
+    pixels: bool  # whether anything is done to pixels, so that no picture may stay as it is unseen
+
+    @property
+    def as_array(self) -> bool:
+        return self.options.format == "raw" and self.raw == "array"
+
+    def look_at(self, data: bytes) -> Picture:
+        """Read the header, and decide."""
+        options, header = self.options, read_header(data)
+        check_end(data, header.format)
+        placed = geometry(*header.upright, options)
+        format = options.format
+        if format == "keep":
+            format = header.format if header.format in _WRITABLE else "png"
+        if not self.pixels:
+            return Picture(data, header, placed, format, None, [])
+        reasons = [RESIZED] if placed.changes(*header.upright) else []
+        if header.oddity:
+            reasons.append(_ODD.get(header.oddity, header.oddity))
+        if header.orientation != 1:
+            reasons.append("rotated")
+        if options.format not in ("keep", header.format):
+            reasons.append(f"{header.format} to {options.format}")
+        transform, about_it = self._profile(header)
+        if about_it and (options.icc != "keep" or (reasons and header.colour != "RGB")):
+            reasons.append(about_it)
+        return Picture(data, header, placed, format, transform, reasons)
+
+    def _profile(self, header: Header) -> tuple[Any, str]:
+        """The transform of a colour profile, and what to say of it if it is not sRGB."""
+        if header.profile is None or (self.options.icc == "keep" and header.colour == "RGB"):
+            return None, ""
+        try:
+            transform = to_srgb(header.profile, header.colour)
+        except ProfileError:
+            return None, "with an unreadable colour profile, taken as sRGB"
+        return transform, "with a colour profile" if transform is not None else ""
+
+    def stored(self, picture: Picture, pixels: Pixels | None = None) -> Stored:
+        """What a picture is stored as. `pixels` are those made of it, if they are there already.
+
+        Raises ValueError for pixels that the format cannot hold.
+        """
+        again = not picture.reasons and self.pixels and self._is_finer(picture.header)
+        if not (picture.reasons or again):
+            if self.options.check == "decode" and pixels is None:
+                _decode_all(picture, self.options)
+            return Stored(picture.data, "passed")
+        value = self._value(picture, self.made(picture) if pixels is None else pixels)
+        if again and len(value) >= len(picture.data):
+            return Stored(picture.data, "kept")
+        return Stored(value, "resized" if RESIZED in picture.reasons else "encoded")
+
+    def _is_finer(self, header: Header) -> bool:
+        """Whether a picture that could pass has more quality than was asked for."""
+        quality, chroma = self.options.quality, self.options.chroma
+        if header.format == "jpeg":
+            finer = quality is not None and 0 < header.table < _table(quality)
+            known = chroma is not None and header.chroma in CHROMA
+            return finer or (known and CHROMA.index(header.chroma) > CHROMA.index(str(chroma)))
+        return header.format == "webp" and quality is not None and not header.lossless
+
+    def made(self, picture: Picture) -> Pixels:
+        """The pixels, (height, width, 3), after all steps."""
+        header, placed = picture.header, picture.geometry
+        size = placed.turned(header.orientation)
+        with _guarded(header, self.options):
+            if placed.width * placed.height > MAX_PIXELS:
+                raise TooManyPixelsError(f"{placed.width:,} x {placed.height:,} after resizing")
+            pixels, extent = decode(
+                picture.data,
+                header,
+                least=size if placed.changes(*header.upright) else None,
+                background=self._background,
+                transform=picture.to_srgb,
+            )
+            if (pixels.shape[1], pixels.shape[0]) != size:
+                pixels = resize(pixels, *size, extent)
+            pixels = upright(pixels, header.orientation)
+            if picture.to_srgb is not None and header.colour == "RGB":
+                pixels = converted(pixels, picture.to_srgb)
+            return _on_canvas(pixels, placed, self._background)
+
+    def _value(self, picture: Picture, pixels: Pixels) -> Any:
+        """Pixels as they are stored: encoded, or as an array."""
+        options, header = self.options, picture.header
+        if self.as_array:
+            return pixels
+        keeps = options.icc == "keep" and header.colour == "RGB"
+        return encode(
+            pixels,
+            "ppm" if options.format == "raw" else picture.format,
+            quality=options.quality or IMAGE_DEFAULTS["quality"],
+            chroma=options.chroma or IMAGE_DEFAULTS["chroma"],
+            lossless=options.format == "keep" and header.lossless,
+            profile=header.profile if keeps else None,
+        )
+
+    @property
+    def _background(self) -> Colour:
+        colour = self.options.background or IMAGE_DEFAULTS["background"]
+        red, green, blue = bytes.fromhex(colour[1:])
+        return red, green, blue
+
+
+def codec_versions() -> dict[str, str]:
+    """Of the libraries that decide the bytes."""
+    return {
+        "simplejpeg": simplejpeg.__version__,
+        "opencv": cv2.__version__,
+        "pillow": PIL.__version__,
+        "numpy": np.__version__,
+    }
+
+
+@contextlib.contextmanager
+def _guarded(header: Header, options: ImageOptions) -> Any:
+    """Decode inside: raises TooManyPixelsError, and waits while another thread has a large one."""
+    count = header.width * header.height
+    if options.max_pixels is None and count > MAX_PIXELS:
+        raise TooManyPixelsError(f"{header.width:,} x {header.height:,}, which is {count:,} pixels")
+    with _one_large if count > _LARGE else contextlib.nullcontext():
+        yield
+
+
+def _decode_all(picture: Picture, options: ImageOptions) -> None:
+    """Raise NotAnImageError for a picture that does not decode to its end."""
+    with _guarded(picture.header, options):
+        try:
+            words = damage(picture.data)
+        except TooLargeError:
+            words = None  # and allowed, with --max-pixels
+        if words is not None:
+            raise NotAnImageError(words)
+
+
+def _on_canvas(pixels: Pixels, placed: Geometry, background: Colour) -> Pixels:
+    """Cut pixels, or put margins around them."""
+    height, width, _ = pixels.shape
+    if placed.canvas == (width, height):
+        return pixels
+    left, top = placed.left, placed.top
+    if left >= 0 and top >= 0:
+        columns, rows = placed.canvas
+        return np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
+    canvas = np.empty((placed.canvas[1], placed.canvas[0], 3), np.uint8)
+    canvas[:] = background
+    canvas[-top : -top + height, -left : -left + width] = pixels
+    return canvas
+
+
+@functools.cache
+def _table(quality: int) -> int:
+    """The sum of libjpeg's luma table for a quality (jcparam.c, jpeg_quality_scaling)."""
+    percent = 5000 // quality if quality < 50 else 200 - 2 * quality
+    return sum(min(max((int(n) * percent + 50) // 100, 1), 255) for n in _LUMA.split())
