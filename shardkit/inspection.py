@@ -59,6 +59,7 @@ def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
         "samples": len(dataset),
         "bytes": sum(dataset.extent(shard)[1] for shard in range(dataset.shards)),
         "errors": manifest.errors if manifest is not None and whole else 0,
+        "filtered": manifest.filtered if manifest is not None and whole else {},
         "fields": {
             name: {
                 **kind.to_json(),

@@ -41,6 +41,9 @@ def _show(report: dict[str, Any]) -> None:
     ]
     if report["errors"]:
         rows.append(("dropped", f"{report['errors']:,} bad samples, listed in errors.jsonl"))
+    if report["filtered"]:
+        reasons = ", ".join(f"{count:,} {why}" for why, count in report["filtered"].items())
+        rows.append(("left out", f"{reasons}; listed in filtered.jsonl"))
     print_table(str(report["path"]), rows)
     print_table("Fields", [_field_row(*item) for item in report["fields"].items()])
     if report["classes"]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.cli.tables import console, counted, print_table, size, spread
+from shardkit.options import ImageOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -163,7 +165,9 @@ def show_plan(plan: Plan, out: Path) -> None:
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
     for option, value in about["options"].items():
         if option == "image" and value:
-            rows += [(n.replace("_", " "), str(v)) for n, v in value.items() if v is not None]
+            usual = asdict(ImageOptions())
+            asked = {name: v for name, v in value.items() if v != usual[name]}
+            rows.append(("pictures", ", ".join(f"{n}={v}" for n, v in asked.items())))
         elif option == "image_defaults":
             continue
         elif option == "transform" and value:

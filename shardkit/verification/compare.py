@@ -17,7 +17,7 @@ from shardkit.conversion.work import Read, read_in_order
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import has_manifest, load_any
+from shardkit.manifest import ERRORS, has_manifest, load_any
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
@@ -26,7 +26,7 @@ from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.base import Source
 from shardkit.sources.image_folder import ImageFolder
 from shardkit.verification.keys import Keys, Place
-from shardkit.verification.shards import Part, dropped, keys_of
+from shardkit.verification.shards import Part, keys_of, listed
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter, counted
 
@@ -347,7 +347,7 @@ class _Dropped:
         self.count = 0
         for part in parts:
             try:
-                entries = dropped(part)
+                entries = listed(part, ERRORS)
             except ShardkitError:  # reported when it was checked
                 continue
             self.count += len(entries)

@@ -235,30 +235,35 @@ def _check_counts(part: Part, manifest: Manifest, counts: Counter[str]) -> None:
 
 
 def _check_dropped(part: Part, manifest: Manifest) -> None:
-    """As many lines in errors.jsonl as samples were dropped."""
-    try:
-        found = len(dropped(part))
-    except ShardkitError as problem:
-        part.findings.add(problem)
-        return
-    if found != manifest.errors:
-        part.findings.add(
-            DamagedError(
-                "the list of dropped samples is not as long as the manifest says",
-                path=part.dataset.manifest_path,
-                expected=f"{manifest.errors:,} lines in {manifests.ERRORS}",
-                found=f"{found:,}",
-                fix="convert again",
+    """As many lines in errors.jsonl and filtered.jsonl as samples were dropped."""
+    counts = {
+        manifests.ERRORS: manifest.errors,
+        manifests.FILTERED: sum(manifest.filtered.values()),
+    }
+    for name, count in counts.items():
+        try:
+            found = len(listed(part, name))
+        except ShardkitError as problem:
+            part.findings.add(problem)
+            continue
+        if found != count:
+            part.findings.add(
+                DamagedError(
+                    "the list of dropped samples is not as long as the manifest says",
+                    path=part.dataset.manifest_path,
+                    expected=f"{count:,} lines in {name}",
+                    found=f"{found:,}",
+                    fix="convert again",
+                )
             )
-        )
 
 
-def dropped(part: Part) -> list[dict[str, object]]:
-    """The entries of errors.jsonl; raises DamagedError for what is no such list."""
-    listed = part.manifest.list_named(manifests.ERRORS) if part.manifest else None
-    if listed is None:
+def listed(part: Part, name: str) -> list[dict[str, object]]:
+    """The entries of a list of dropped samples; raises DamagedError for what is no such list."""
+    file = part.manifest.list_named(name) if part.manifest else None
+    if file is None:
         return []
-    path = part.dataset.path / listed.name
+    path = part.dataset.path / file.name
     try:
         lines = [json.loads(line) for line in storage.read(path).splitlines()]
     except ValueError as error:
