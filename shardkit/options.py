@@ -61,7 +61,7 @@ class ImageOptions:
         _check_choice(self, "icc", (None, "srgb", "keep"))
         _check_choice(self, "check", ("header", "decode"))
         if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
-            raise UsageError("resize_mode and upscale say how to resize", fix="give resize too")
+            raise UsageError("resize_mode and upscale say how to resize", fix="say resize=N too")
         if self.format == "raw" and self.icc == "keep":
             raise UsageError("raw pixels have no place for a colour profile", fix="use icc='srgb'")
         if self.background is not None:

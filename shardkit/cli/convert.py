@@ -66,12 +66,12 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
 )
-@click.option("--resize", type=int, metavar="N", help="Resize pictures: a side gets N pixels.")
+@click.option("--resize", type=int, metavar="N", help="Make pictures smaller: N pixels a side.")
 @click.option(
     "--resize-mode",
     type=click.Choice(RESIZE_MODES),
     default="shorter",
-    help="Which side; both; or a square: the middle is cut out, or margins are added.",
+    help="Which side gets N; exact: both; crop, pad: a square, cut out or with margins.",
 )
 @click.option("--upscale", is_flag=True, help="Make smaller pictures larger too.")
 @click.option(
@@ -91,14 +91,16 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--icc", type=click.Choice(["srgb", "keep"]), help="Colour profiles.  [default: to sRGB]"
 )
-@click.option("--min-size", type=int, metavar="N", help="Drop pictures with a shorter side.")
-@click.option("--max-aspect", type=float, metavar="R", help="Drop pictures longer than R times.")
-@click.option("--max-pixels", type=int, metavar="N", help="Drop pictures with more pixels.")
+@click.option("--min-size", type=int, metavar="N", help="Drop pictures with a side under N pixels.")
+@click.option(
+    "--max-aspect", type=float, metavar="R", help="Drop pictures over R times as long as wide."
+)
+@click.option("--max-pixels", type=int, metavar="N", help="Drop pictures of over N pixels.")
 @click.option(
     "--check",
     type=click.Choice(["header", "decode"]),
     default="header",
-    help="Of pictures that pass as they are.",
+    help="How pictures are checked that pass as they are: by header and end, or wholly.",
 )
 @click.option("--transform", metavar="MODULE:FUNCTION", help="A step of your own, on every sample.")
 @click.option(

@@ -226,6 +226,7 @@ _DONE = {
     "passed": "passed through",
     "resized": "resized",
     "encoded": "encoded anew",
+    "recompressed": "recompressed",
     "kept": "kept, as they would come out larger",
 }
 

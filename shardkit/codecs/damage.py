@@ -18,7 +18,7 @@ class TooLargeError(Exception):
     """Pictures of so many pixels are not decoded; that does not make them damaged."""
 
 
-def damage(data: bytes) -> str | None:
+def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
     """What is wrong with a picture, in the decoder's words; None if it is whole.
 
     Raises TooLargeError for a picture that was not decoded.
@@ -27,7 +27,7 @@ def damage(data: bytes) -> str | None:
         format, width, height = probe(data)
     except NotAnImageError as error:
         return str(error)
-    if width * height > MAX_PIXELS:
+    if width * height > max_pixels:
         raise TooLargeError
     if format != "jpeg":
         return _pillow(data, format)

@@ -73,11 +73,29 @@ class ImageInfo(NamedTuple):
 
 
 class NotAnImageError(ValueError):
-    """The bytes are no picture that we know, or its header is cut or damaged."""
+    """The bytes are no picture that we know, or its header is cut or damaged.
+
+    What an error of a sample says of it: `what` is wrong, what was `expected`, how to `fix` it.
+    """
+
+    what = "the value is no picture"
+    expected: str | None = "an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+    fix = "repair or remove it"
 
 
 class CutError(NotAnImageError):
     """The end of the picture is not there."""
+
+    what = "the picture is cut"
+    expected = None
+    fix = "copy it again"
+
+
+class DecodeError(NotAnImageError):
+    """The header is right, and the rest is damaged, or of a kind that nobody can show."""
+
+    what = "the picture cannot be decoded"
+    expected = None
 
 
 def format_of(data: bytes) -> str | None:
@@ -150,15 +168,13 @@ def checked(value: bytes, key: str, field: str) -> ImageInfo:
 
 def unusable(error: NotAnImageError, key: str, field: str) -> SampleError:
     """The error of a sample with a value that is no picture, or not all of one."""
-    cut = isinstance(error, CutError)
-    repair = "copy it again" if cut else "repair or remove it"
     return SampleError(
-        "the picture is cut" if cut else "the value is no picture",
+        error.what,
         key=key,
         field=field,
-        expected="an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM",
+        expected=error.expected,
         found=str(error),
-        fix=f"{repair}, or drop such samples with --on-error skip",
+        fix=f"{error.fix}, or drop such samples with --on-error skip",
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import CutError, NotAnImageError, check_end, opened
+from shardkit.codecs.image import CutError, DecodeError, NotAnImageError, check_end, opened
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -180,7 +180,7 @@ def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Pixe
         if "nsupported" in words or words.startswith("tjDecompressHeader"):
             return None
         if not any(harmless in words for harmless in _HARMLESS):
-            raise NotAnImageError(f"a damaged jpeg file: {words}") from None
+            raise DecodeError(f"a damaged jpeg file: {words}") from None
         pixels = simplejpeg.decode_jpeg(data, kind, strict=False, **sides)
     if kind == "GRAY":
         return converted(pixels[:, :, 0], transform)
@@ -206,14 +206,14 @@ def _by_pillow(data: bytes, background: Colour, transform: Any) -> Pixels:
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
-        raise NotAnImageError(f"a damaged picture: {error}") from None
+        raise DecodeError(f"a damaged picture: {error}") from None
 
 
 def _as_rgb(picture: Any, background: Colour, transform: Any) -> Pixels:
     import PIL.Image
 
     if picture.mode == "F":
-        raise NotAnImageError("floating-point pixels, of which no value is known to be white")
+        raise DecodeError("floating-point pixels, of which no value is known to be white")
     if picture.mode.startswith("I"):
         # "I" is how Pillow says 16 bits where it has no mode of that size for the file's format.
         grey = (np.asarray(picture).clip(0, 0xFFFF) >> 8).astype(np.uint8)

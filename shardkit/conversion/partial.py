@@ -320,6 +320,7 @@ def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bo
         return (
             all(identity[name] == value for name, value in made.items())
             and None not in identity["source"].values()
+            and (identity["options"]["transform"] or {"digest": ""})["digest"] is not None
             and _has_all_files(manifests.manifest_path(out).parent, manifest)
         )
     except ShardkitError:  # whatever is there, it is not that
@@ -347,7 +348,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         before, now = old.get(name), new.get(name)
         if before == now:
             continue
-        if name == "options" and isinstance(before, dict) and isinstance(now, dict):
+        if isinstance(before, dict) and isinstance(now, dict) and name not in ("source", "times"):
             words.append(differences(before, now))
         elif name in ("source", "times"):
             words.append("the source has changed")

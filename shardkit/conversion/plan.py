@@ -234,7 +234,8 @@ def _steps(
     source: Source, options: ConvertOptions, transform: Transform | None, format: Format
 ) -> tuple[ImageSteps | None, Schema]:
     """The steps for a source, and the fields that its samples have in the end."""
-    if not options.image.active and transform is None:
+    # A format that makes JPEGs of other pictures needs steps for masks, whatever was asked for.
+    if not options.image.active and transform is None and format.raw_pictures == "array":
         return None, source.schema.renamed(options.rename)
     from shardkit.preprocess.steps import schema_after, steps_for
 

@@ -176,7 +176,8 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
         return True
     if job is not None and job != plan.identity and not overwrite:
         raise OutputError(
-            "there is an unfinished conversion to this output, of other options or another source",
+            "there is an unfinished conversion to this output, of other options or another source,"
+            " or with other versions",
             path=partial.path,
             found=differences(job, plan.identity),
             fix="repeat it with its own options to finish it, or start again with --overwrite",

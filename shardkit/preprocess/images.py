@@ -12,16 +12,10 @@ import numpy as np
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.errors import SampleError
-from shardkit.options import MAX_PIXELS, ImageOptions
+from shardkit.options import ImageOptions
 from shardkit.preprocess import masks
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.pictures import (
-    RESIZED,
-    Picture,
-    PictureSteps,
-    TooManyPixelsError,
-    codec_versions,
-)
+from shardkit.preprocess.pictures import RESIZED, Picture, PictureSteps, codec_versions
 from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
 
@@ -51,7 +45,7 @@ class ImageSteps:
     pictures: tuple[str, ...]
     masks: dict[str, str]
     transform: Transform | None = None
-    raw: str = "array"  # what raw pixels are stored as: "array", or "ppm" files
+    raw: str = "array"  # what raw pixels are stored as: "array"; or "ppm", as masks are then too
 
     @functools.cached_property
     def _steps(self) -> PictureSteps:
@@ -69,7 +63,7 @@ class ImageSteps:
             shaped.sample[name] = self._stored(shaped, name, picture)
         for name in drawn:
             picture = found[self.masks[name]]
-            if picture.moves or self._steps.as_array:
+            if self._is_anew(picture):
                 shaped.sample[name] = self._mask_stored(self._mask(sample, name, picture))
         return shaped
 
@@ -113,8 +107,14 @@ class ImageSteps:
         with _About(sample, name):
             return masks.mask_of(sample[name], picture.header, picture.geometry)
 
+    def _is_anew(self, picture: Picture) -> bool:
+        """Whether the mask of a picture cannot be stored as it is."""
+        return picture.moves or self._steps.as_array or self.raw == "ppm"
+
     def _mask_stored(self, mask: Any) -> Any:
-        return masks.values_of(mask) if self._steps.as_array else masks.encode_mask(mask)
+        if self._steps.as_array:
+            return masks.values_of(mask)
+        return masks.ppm_mask(mask) if self.raw == "ppm" else masks.encode_mask(mask)
 
     def _transformed(self, sample: Sample, found: dict[str, Picture], drawn: list[str]) -> Shaped:
         """Give pixels to the user's function, and store what comes back."""
@@ -144,8 +144,7 @@ class ImageSteps:
                 with _About(sample, name):
                     made[name] = self._mask_stored(masks.with_values(mask, values))
             elif values is given[name]:
-                stays = not (picture.moves or self._steps.as_array)
-                made[name] = sample[name] if stays else self._mask_stored(mask)
+                made[name] = self._mask_stored(mask) if self._is_anew(picture) else sample[name]
         return shaped
 
 
@@ -171,14 +170,6 @@ class _About:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TooManyPixelsError):
-            raise SampleError(
-                "the picture has too many pixels",
-                **self._where,
-                expected=f"at most {MAX_PIXELS:,} to be decoded, unless told otherwise",
-                found=str(error),
-                fix="drop those over N pixels with --max-pixels N, which may be larger than this",
-            ) from None
         if isinstance(error, NotAnImageError):
             raise unusable(error, **self._where) from None
         if isinstance(error, ValueError):

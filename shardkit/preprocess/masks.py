@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError, check_end, opened
+from shardkit.codecs.image import DecodeError, NotAnImageError, check_end, opened
+from shardkit.codecs.pixels import to_ppm
 from shardkit.preprocess.geometry import Geometry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+
+class MaskError(NotAnImageError):
+    """A mask that does not lie on its picture."""
+
+    what = "the mask does not fit its picture"
+    expected = "the same width and height"
+    fix = "make it of the picture's size"
 
 
 def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
@@ -34,7 +43,7 @@ def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
     if orientation == 1 and size == stored:
         orientation = picture.orientation
     if (size if orientation < 5 else size[::-1]) != upright:
-        raise NotAnImageError(
+        raise MaskError(
             f"a mask of {size[0]} x {size[1]} pixels on a picture of {stored[0]} x {stored[1]}"
         )
     try:
@@ -44,7 +53,7 @@ def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
-        raise NotAnImageError(f"a damaged picture: {error}") from None
+        raise DecodeError(f"a damaged picture: {error}") from None
 
 
 def _turned(mask: Any, orientation: int) -> Any:
@@ -81,10 +90,26 @@ def values_of(mask: Any) -> npt.NDArray[Any]:
 
 
 def encode_mask(mask: Any) -> bytes:
-    """A mask as a PNG, with its palette if it has one."""
+    """A mask as a PNG, with its palette if it has one; raises ValueError if no PNG can hold it."""
     file = io.BytesIO()
-    mask.save(file, "PNG")
+    try:
+        mask.save(file, "PNG")
+    except OSError as error:
+        raise ValueError(str(error)) from None
     return file.getvalue()
+
+
+def ppm_mask(mask: Any) -> bytes:
+    """A mask as a PPM with its values in all channels, for formats that make JPEGs of PNGs.
+
+    Raises ValueError for values over 8 bits.
+    """
+    values = values_of(mask)
+    if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            f"a mask of {values.dtype} {values.shape}, where 8-bit RGB is all there is"
+        )
+    return to_ppm(values if values.ndim == 3 else np.repeat(values[:, :, None], 3, axis=2))
 
 
 def with_values(mask: Any, values: npt.NDArray[Any]) -> Any:

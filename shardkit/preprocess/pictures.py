@@ -18,9 +18,9 @@ import PIL
 import simplejpeg
 
 from shardkit.codecs.color import ProfileError, converted, to_srgb
-from shardkit.codecs.damage import TooLargeError, damage
+from shardkit.codecs.damage import damage
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError, check_end
+from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
 from shardkit.codecs.pixels import decode, encode, upright
 from shardkit.codecs.resize import resize
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 RESIZED = "resized"
-_WRITABLE = ("jpeg", "png", "webp", "ppm")
-_ODD = {"animated": "animated, of which the first frame stays"}
+# What stays in its format where pixels change, and what the others become: in formats that hold any
+# picture, and in those that hold pixels as they are, and else JPEG alone.
+_WRITABLE = {"array": (("jpeg", "png", "webp", "ppm"), "png"), "ppm": (("jpeg", "ppm"), "jpeg")}
+_ODD = {"animated": "animated (first frame)"}
 # Larger pictures are decoded one at a time in a process, so that its memory has a bound.
 _LARGE = 1 << 24
 _one_large = threading.Lock()
@@ -49,6 +51,10 @@ _LUMA = (
 
 class TooManyPixelsError(NotAnImageError):
     """So many that decoding the picture, or resizing it to them, would take all memory."""
+
+    what = "the picture has too many pixels"
+    expected = f"at most {MAX_PIXELS:,} to be decoded, unless told otherwise"
+    fix = "drop those over N pixels with --max-pixels N, which may be larger than this"
 
 
 class Picture(NamedTuple):
@@ -72,7 +78,7 @@ class Stored(NamedTuple):
     """What a picture is stored as: a file's bytes, or raw pixels; and what that is called."""
 
     value: Any
-    done: str  # "passed", "resized", "encoded", or "kept" if recompressing it was no gain
+    done: str  # "passed", "resized", "encoded"; "recompressed", or "kept" if that was no gain
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class PictureSteps:
         placed = geometry(*header.upright, options)
         format = options.format
         if format == "keep":
-            format = header.format if header.format in _WRITABLE else "png"
+            writable, other = _WRITABLE[self.raw]
+            format = header.format if header.format in writable else other
         if not self.pixels:
             return Picture(data, header, placed, format, None, [])
         reasons = [RESIZED] if placed.changes(*header.upright) else []
@@ -130,8 +137,9 @@ class PictureSteps:
                 _decode_all(picture, self.options)
             return Stored(picture.data, "passed")
         value = self._value(picture, self.made(picture) if pixels is None else pixels)
-        if again and len(value) >= len(picture.data):
-            return Stored(picture.data, "kept")
+        if again:
+            smaller = len(value) < len(picture.data)
+            return Stored(value, "recompressed") if smaller else Stored(picture.data, "kept")
         return Stored(value, "resized" if RESIZED in picture.reasons else "encoded")
 
     def _is_finer(self, header: Header) -> bool:
@@ -209,12 +217,9 @@ def _guarded(header: Header, options: ImageOptions) -> Any:
 def _decode_all(picture: Picture, options: ImageOptions) -> None:
     """Raise NotAnImageError for a picture that does not decode to its end."""
     with _guarded(picture.header, options):
-        try:
-            words = damage(picture.data)
-        except TooLargeError:
-            words = None  # and allowed, with --max-pixels
+        words = damage(picture.data, options.max_pixels or MAX_PIXELS)
         if words is not None:
-            raise NotAnImageError(words)
+            raise DecodeError(words)
 
 
 def _on_canvas(pixels: Pixels, placed: Geometry, background: Colour) -> Pixels:

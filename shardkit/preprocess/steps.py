@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Schema
 from shardkit.sources.base import Source
 
-_PROBES = 16  # samples at most that are tried until one tells what a transform makes
+_PROBES = 16  # samples that tell what a transform makes
 _MASK = "mask"
 
 
@@ -27,19 +28,19 @@ def steps_for(
     `raw` says what raw pixels are stored as, "array" or "ppm". Raises UsageError for options of
     pictures where there are none.
     """
-    if not options.active and transform is None:
-        return None
     images = [name for name, kind in schema.items() if isinstance(kind, Image)]
     pictures = [name for name in images if name != _MASK and not name.endswith("_" + _MASK)]
-    if not pictures:
-        pictures, masks = images, {}  # whatever they are called
-    else:
-        masks = {n: _picture_of(n, pictures) for n in images if n not in pictures}
-    if not pictures and options.active:
-        raise UsageError(
-            "there are options for pictures, and no pictures", found=", ".join(schema) or "no field"
-        )
-    return ImageSteps(options, tuple(pictures), masks, transform, raw)
+    # Where all are called masks, they are pictures whatever they are called.
+    masks = {n: _picture_of(n, pictures) for n in images if pictures and n not in pictures}
+    # Masks must not become JPEGs, even where nothing else is to be done.
+    if not options.active and transform is None and not (masks and raw == "ppm"):
+        return None
+    if not images and options.active:
+        fields = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
+        raise UsageError("there are options for pictures, and no pictures", found=fields or None)
+    if raw == "ppm" and options.format in ("png", "webp"):
+        raise UsageError(f"this format cannot hold {options.format}", expected="keep, jpeg or raw")
+    return ImageSteps(options, tuple(pictures or images), masks, transform, raw)
 
 
 def _picture_of(mask: str, pictures: list[str]) -> str:
@@ -48,9 +49,9 @@ def _picture_of(mask: str, pictures: list[str]) -> str:
 
 
 def schema_after(steps: ImageSteps | None, source: Source) -> Schema:
-    """The fields of the samples after their steps. A transform is tried on a sample, twice.
+    """The fields of the samples after their steps. A transform is tried on a few of them.
 
-    Raises UsageError for one that makes two things of it, SampleError if none can be had.
+    Raises UsageError for one that makes two things of the same sample.
     """
     if steps is None:
         return source.schema
@@ -75,44 +76,50 @@ def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
 
 
 def _transformed(fields: dict[str, FieldType], steps: ImageSteps, source: Source) -> Schema:
-    tried = _tried(steps, source)
-    if tried is None:
-        return Schema(fields)
-    before, after = tried
+    """The fields that a transform leaves or adds; optional are those that not all samples have."""
+    made = list(_tried(steps, source))
     kinds: dict[str, FieldType] = {}
-    for name, kind in fields.items():
-        if name in after:
-            kinds[name] = _kind(name, kind, after[name])
-        elif name not in before:
-            kinds[name] = kind  # one that some samples have
-    guessed = Schema.of({n: value for n, value in after.items() if n not in fields})
-    return Schema({**kinds, **guessed})
+    for before, after in made:
+        for name, value in after.items():
+            if name != "__key__":
+                kinds[name] = _kind(name, kinds.get(name) or fields.get(name), value)
+        kinds |= {n: k for n, k in fields.items() if n not in before and n not in kinds}
+    everywhere = set(kinds).intersection(*(after for _, after in made))
+    return Schema(
+        {n: k if n in everywhere else replace(k, optional=True) for n, k in kinds.items()}
+        if made
+        else fields
+    )
 
 
-def _kind(name: str, kind: FieldType, value: Any) -> FieldType:
+def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
     """The type of a field with this value: the one it had, if that still fits."""
-    try:
-        kind.check(value)
-    except TypeError:
-        return replace(Schema.of({name: value})[name], optional=kind.optional)
-    return kind
+    if kind is not None:
+        try:
+            kind.check(value)
+            return kind
+        except TypeError:
+            pass
+    guessed = Schema.of({name: value})[name]
+    return replace(guessed, optional=kind.optional) if kind is not None else guessed
 
 
-def _tried(steps: ImageSteps, source: Source) -> tuple[Sample, Sample] | None:
-    """A sample before and after its steps; None if the first ones are all dropped or bad."""
+def _tried(steps: ImageSteps, source: Source) -> Iterator[tuple[Sample, Sample]]:
+    """A few samples before and after their steps, of those that are neither bad nor dropped."""
     assert steps.transform is not None
-    for index in range(min(len(source), _PROBES)):
+    compared = False
+    for index in range(0, len(source), max(len(source) // _PROBES, 1)):
         try:
             sample = source[index]
-            after, again = steps(sample).sample, steps(sample).sample
+            after = steps(sample).sample
+            if not compared and not same(after, steps(sample).sample):
+                raise UsageError(
+                    "the transform makes two things of the same sample",
+                    found=f"{steps.transform.name}, tried on {source.name(index)}",
+                    expected="equal results for equal samples: they are stored once and for all",
+                    fix="leave what is random to training, or seed it from the sample's key",
+                )
         except (SampleError, Filtered):  # the conversion will meet it again, and say so
             continue
-        if not same(after, again):
-            raise UsageError(
-                "the transform makes two things of the same sample",
-                found=f"{steps.transform.name}, tried on {source.name(index)}",
-                expected="equal results for equal samples: they are stored once and for all",
-                fix="leave what is random to training, or seed it from the sample's key",
-            )
-        return sample, after
-    return None
+        compared = True
+        yield sample, after

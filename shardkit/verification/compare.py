@@ -17,7 +17,7 @@ from shardkit.conversion.work import Read, read_in_order
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import ERRORS, has_manifest, load_any
+from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
@@ -123,7 +123,8 @@ class _Comparison:
         self._matched = np.zeros(len(self._keys), bool)
         self._format = get_format(group.parts[0].dataset.format)
         self._schema = group.parts[0].dataset.schema
-        self._dropped = _Dropped(group.parts)
+        self._dropped = _Dropped(group.parts, ERRORS)
+        self._filtered = _Dropped(group.parts, FILTERED)
         self._manifest = next((part.manifest for part in group.parts if part.manifest), None)
         self._options = self._manifest.options if self._manifest else {}
         self._tally = _Tally()
@@ -144,13 +145,13 @@ class _Comparison:
         return self._steps(source)
 
     def _steps(self, source: Source) -> ImageSteps | None:
-        options = self._options.get("image")
-        if not options or self._options.get("transform"):
+        if self._manifest is None or self._options.get("transform"):
             return None
         from shardkit.preprocess.steps import steps_for
 
-        steps = steps_for(source.schema, ImageOptions(**options), None, self._format.raw_pictures)
-        made_with = self._manifest.versions if self._manifest else {}
+        options = ImageOptions(**(self._options.get("image") or {}))
+        steps = steps_for(source.schema, options, None, self._format.raw_pictures)
+        made_with = self._manifest.versions
         if steps is not None and not steps.versions().items() <= made_with.items():
             self._note("made with other versions of the codecs: pictures are not compared")
             self._common -= {self._names.get(n, n) for n in (*steps.pictures, *steps.masks)}
@@ -206,6 +207,8 @@ class _Comparison:
                 self._compare_with(number, sample)
         elif self._dropped.has(source.name(index), key):
             self._tally.dropped += 1
+        elif self._filtered.has(source.name(index), key):
+            self._tally.filtered += 1
         elif isinstance(sample, SampleError):
             self._findings.add(sample.located(path=source.name(index)))
         else:
@@ -312,9 +315,8 @@ class _Comparison:
             if part.manifest is None:
                 continue
             limit = part.manifest.options.get("limit")
-            if limit is not None and len(part.dataset) + self._dropped.count >= min(
-                limit, available
-            ):
+            dropped = self._dropped.count + self._filtered.count
+            if limit is not None and len(part.dataset) + dropped >= min(limit, available):
                 return int(limit)
         return None
 
@@ -340,14 +342,14 @@ def _read(part: Part, place: Place) -> Sample:
 
 
 class _Dropped:
-    """The samples that a conversion dropped, by their names in its source and by their keys."""
+    """The samples that a list says were dropped, by their names in the source and by their keys."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[Part], name: str) -> None:
         self._names: set[object] = set()
         self.count = 0
         for part in parts:
             try:
-                entries = listed(part, ERRORS)
+                entries = listed(part, name)
             except ShardkitError:  # reported when it was checked
                 continue
             self.count += len(entries)

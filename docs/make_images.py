@@ -1,0 +1,236 @@
+"""Makes the pictures of docs/images.md, in docs/images: python docs/make_images.py
+
+Every result that they show is shardkit's own: pictures are drawn on one of sample_data, converted
+with the options that stand above them, and read back.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+import shardkit
+
+ROOT = Path(__file__).parent.parent
+OUT = Path(__file__).parent / "images"
+GAP = 14
+PAPER, INK, DIM = "#ffffff", "#202020", "#707070"
+EXIF_ORIENTATION = 0x0112
+
+
+def scene(width: int, height: int) -> Image.Image:
+    """Stripes of sample_data with a red frame, a round disc and a letter: nothing is symmetric."""
+    with Image.open(ROOT / "sample_data/images/stripes/00.jpg") as stripes:
+        picture = stripes.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
+    picture = Image.blend(picture, Image.new("RGB", picture.size, "#dce8f4"), 0.72)
+    draw = ImageDraw.Draw(picture)
+    unit = min(width, height)
+    draw.rectangle((0, 0, width - 1, height - 1), outline="#c02020", width=max(unit // 24, 2))
+    radius = unit * 0.34
+    middle = (width * 0.5, height * 0.5)
+    draw.circle(middle, radius, fill="#f0b429", outline="#30507a", width=max(unit // 40, 1))
+    draw.text(middle, "R", fill="#30507a", anchor="mm", font=ImageFont.load_default(unit * 0.42))
+    draw.circle((width * 0.12, height * 0.16), unit * 0.06, fill="#2a8c4a")
+    return picture
+
+
+def converted(files: dict[str, bytes], **options: Any) -> dict[str, dict[str, Any]]:
+    """What shardkit makes of files with these names: samples by their keys."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            (Path(folder) / "in").mkdir(exist_ok=True)
+            (Path(folder) / "in" / name).write_bytes(data)
+        out = Path(folder) / "out"
+        image = shardkit.ImageOptions(**options)
+        shardkit.convert(Path(folder) / "in", to="lmdb", out=out, image=image, workers=0)
+        dataset = shardkit.open(out)
+        return {sample["__key__"]: dict(sample) for sample in dataset}
+
+
+def saved(picture: Image.Image, format: str = "PNG", **how: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **how)
+    return file.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    """The pixels as they are stored: nothing is turned."""
+    with Image.open(io.BytesIO(data)) as picture:
+        picture.load()
+        return picture.copy()
+
+
+def resized(picture: Image.Image, **options: Any) -> Image.Image:
+    return opened(converted({"a.png": saved(picture)}, **options)["a"]["image"])
+
+
+class Sheet:
+    """Rows of pictures at their own size, with words beneath each."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, list[tuple[Image.Image, str]]]] = []
+
+    def row(self, title: str, cells: list[tuple[Image.Image, str]]) -> None:
+        self._rows.append((title, cells))
+
+    def save(self, name: str) -> None:
+        title, label = ImageFont.load_default(15), ImageFont.load_default(12)
+        columns = max(len(cells) for _, cells in self._rows)
+        widths = [
+            max(
+                max(cells[n][0].width, int(label.getlength(line)))
+                for _, cells in self._rows
+                if n < len(cells)
+                for line in cells[n][1].split("\n")
+            )
+            for n in range(columns)
+        ]
+        lines = [max(c[1].count("\n") + 1 for c in cells) for _, cells in self._rows]
+        tall = [max(c[0].height for c in cells) for _, cells in self._rows]
+        height = sum(tall) + sum(16 * n for n in lines) + len(tall) * (26 + GAP) + GAP
+        sheet = Image.new("RGB", (sum(widths) + GAP * (columns + 1), height), PAPER)
+        draw = ImageDraw.Draw(sheet)
+        top = GAP
+        for (words, cells), high, count in zip(self._rows, tall, lines, strict=True):
+            draw.text((GAP, top), words, fill=INK, font=title)
+            top += 26
+            left = GAP
+            for (picture, under), wide in zip(cells, widths, strict=False):
+                at = (left, top + high - picture.height)
+                sheet.paste(picture.convert("RGB"), at)
+                draw.multiline_text((left, top + high + 3), under, fill=DIM, font=label, spacing=2)
+                left += wide + GAP
+            top += high + 16 * count + GAP
+        sheet.quantize(128, dither=Image.Dither.NONE).save(OUT / name, optimize=True)
+
+
+def size_of(picture: Image.Image) -> str:
+    return f"{picture.width} x {picture.height}"
+
+
+def make_modes() -> None:
+    """One picture in all modes; a small one too, with `upscale` and without it."""
+    sheet = Sheet()
+    modes = ("shorter", "longer", "exact", "crop", "pad")
+    rows = [
+        ("A picture larger than N:  --resize 96 --resize-mode ...", scene(240, 160), False),
+        ("A picture smaller than N is not made larger", scene(72, 48), False),
+        ("... unless --upscale is given", scene(72, 48), True),
+    ]
+    for title, picture, upscale in rows:
+        cells = [(picture, f"before\n{size_of(picture)}")]
+        for mode in modes:
+            made = resized(
+                picture, resize=96, resize_mode=mode, upscale=upscale, background="#9a9a9a"
+            )
+            cells.append((made, f"{mode}\n{size_of(made)}"))
+        sheet.row(title, cells)
+    sheet.save("modes.png")
+
+
+def make_orientation() -> None:
+    """Pictures of cameras that were held in other ways, before and after."""
+    seen = scene(132, 88)
+    turns = {
+        1: None,
+        3: Image.Transpose.ROTATE_180,
+        6: Image.Transpose.ROTATE_90,
+        8: Image.Transpose.ROTATE_270,
+    }
+    before, after = [], []
+    for number, turn in turns.items():
+        exif = Image.Exif()
+        exif[EXIF_ORIENTATION] = number
+        stored = seen if turn is None else seen.transpose(turn)
+        data = saved(stored, "JPEG", quality=95, exif=exif)
+        made = opened(converted({"a.jpg": data}, icc="srgb")["a"]["image"])
+        before.append((opened(data), f"EXIF says {number}\n{size_of(opened(data))}"))
+        after.append((made, size_of(made)))
+    sheet = Sheet()
+    sheet.row("The pixels in the file, as a loader shows them that overlooks EXIF", before)
+    sheet.row("After converting", after)
+    sheet.save("orientation.png")
+
+
+def make_background() -> None:
+    """A transparent picture over some backgrounds."""
+    picture = scene(120, 80)
+    far = np.hypot(*np.mgrid[-1:1:80j, -1.5:1.5:120j])
+    picture.putalpha(Image.fromarray((255 * np.clip(1.45 - 1.3 * far, 0, 1)).astype(np.uint8)))
+    tiles = (np.indices((80, 120)) // 8).sum(0) % 2
+    under = Image.fromarray(np.where(tiles, 255, 205).astype(np.uint8)).convert("RGBA")
+    cells = [(Image.alpha_composite(under, picture), "before\n(chequers: transparent)")]
+    for colour in ("white", "black", "#808080", "gold"):
+        made = resized(picture, background=colour)
+        note = "\n(the default)" if colour == "white" else ""
+        cells.append((made, f"{colour}{note}"))
+    sheet = Sheet()
+    sheet.row("Transparent pixels show the --background", cells)
+    sheet.save("background.png")
+
+
+def make_masks() -> None:
+    """A picture with its mask: both go the same way."""
+    picture = scene(180, 120)
+    mask = Image.new("P", picture.size, 0)
+    mask.putpalette([0, 0, 0, 240, 180, 41, 42, 140, 74, 48, 80, 122])
+    draw = ImageDraw.Draw(mask)
+    draw.circle((90, 60), 120 * 0.34, fill=1)
+    draw.circle((180 * 0.12, 120 * 0.16), 120 * 0.06, fill=2)
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = 6
+    turned = picture.transpose(Image.Transpose.ROTATE_90)
+    plain = {"a.jpg": saved(picture, "JPEG", quality=95), "a_mask.png": saved(mask)}
+    rotated = {
+        "a.jpg": saved(turned, "JPEG", quality=95, exif=exif),
+        "a_mask.png": saved(mask.transpose(Image.Transpose.ROTATE_90)),
+    }
+    pictures, masks = [(picture, "before\n180 x 120")], [(mask, "before\n180 x 120")]
+    for files, options, words in (
+        (plain, {"resize": 80}, "shorter"),
+        (plain, {"resize": 80, "resize_mode": "crop"}, "crop"),
+        (plain, {"resize": 80, "resize_mode": "pad", "background": "#9a9a9a"}, "pad"),
+        (rotated, {"resize": 80}, "shorter, EXIF 6"),
+    ):
+        sample = converted(files, **options)["a"]
+        made, drawn = opened(sample["image"]), opened(sample["mask"])
+        pictures.append((made, f"{words}\n{size_of(made)}"))
+        values = ", ".join(map(str, np.unique(np.asarray(drawn))))
+        masks.append((drawn, f"{size_of(drawn)}\nvalues {values}"))
+    sheet = Sheet()
+    sheet.row("1.jpg, with --resize 80", pictures)
+    sheet.row("1_mask.png, in the colours of its palette", masks)
+    sheet.save("masks.png")
+
+
+def make_chroma() -> None:
+    """Thin coloured lines in JPEGs of both kinds, enlarged."""
+    picture = Image.new("RGB", (64, 40), "#2040a0")
+    draw = ImageDraw.Draw(picture)
+    draw.text((32, 12), "red text", fill="#ff2020", anchor="mm", font=ImageFont.load_default(13))
+    for x in range(4, 60, 4):
+        draw.line((x, 24, x, 36), fill="#20e020" if x % 8 else "#ff2020")
+    cells = [(picture, "before")]
+    for chroma in ("420", "444"):
+        sample = converted({"a.png": saved(picture)}, format="jpeg", quality=90, chroma=chroma)["a"]
+        data = sample["image"]
+        cells.append((opened(data), f"chroma {chroma}\n{len(data):,} bytes"))
+    size = (3 * picture.width, 3 * picture.height)
+    large = [(made.resize(size, Image.Resampling.NEAREST), words) for made, words in cells]
+    sheet = Sheet()
+    sheet.row("JPEG of quality 90, three times enlarged", large)
+    sheet.save("chroma.png")
+
+
+if __name__ == "__main__":
+    OUT.mkdir(exist_ok=True)
+    for make in (make_modes, make_orientation, make_background, make_masks, make_chroma):
+        make()
+    total = sum(path.stat().st_size for path in OUT.iterdir())
+    print(f"{total:,} bytes in {OUT}", file=sys.stderr)
