@@ -72,7 +72,7 @@ class ImageSteps:
         return [
             f"{mask!r} is taken for the mask of {of!r}: same geometry, nearest pixels, no loss"
             for mask, of in self.masks.items()
-            if self._steps.pixels
+            if self._steps.pixels or self.raw == "ppm"
         ]
 
     def versions(self) -> dict[str, str]:
