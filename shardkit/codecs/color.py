@@ -54,7 +54,7 @@ def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.u
     from PIL import Image, ImageCms
 
     picture = cmyk(pixels) if pixels.shape[2:] == (4,) else Image.fromarray(pixels)
-    return np.array(ImageCms.applyTransform(picture, transform))
+    return np.asarray(ImageCms.applyTransform(picture, transform))
 
 
 def cmyk(pixels: npt.NDArray[np.uint8]) -> Any:

@@ -3,16 +3,18 @@
 That filter is a triangle as wide as the scale (Pillow's Resample.c). OpenCV has none, but it has
 two steps that are very fast: a symmetric filter over whole pixels, and interpolation between
 pixels. One after the other they are close to a triangle, if the weights of the first are fitted.
+Where they are not, at the edges of small results and for pictures of noise, Pillow does it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,13 +26,20 @@ LEFT = 4
 _STEPS = 64  # scales are rounded to 1/64, so that few are fitted
 _PHASES = 16
 
+# From this scale on, the outer pixels of the result are a large part of it, and made exactly.
+_EDGES = 2.5
+# Mean squared steps between neighbours, times the error of a fit, over which a result would come
+# near to 40 dB of Pillow's. Of 320 photos, one is so (measured at scales from 1.2 to 8).
+_NOISE = 0.66
+_ROWS = 32  # of which one tells how large the steps are
+
 cv2.setNumThreads(1)  # workers share the cores already; threads of its own would only be in the way
 
 
 def resize(
     pixels: Pixels, width: int, height: int, extent: tuple[float, float] | None = None
 ) -> Pixels:
-    """Pixels (height, width, 3) in another size; the array that is given may be overwritten.
+    """Pixels (height, width, 3) in another size; an array that can be written to is overwritten.
 
     `extent` is the width and height of the picture in these pixels, if the last row or column
     stands for a part of a pixel only: half of an odd width, say.
@@ -47,16 +56,67 @@ def resize(
         pixels = np.asarray(cv2.resize(whole, size, interpolation=cv2.INTER_AREA), np.uint8)
         across, down = across / by_x, down / by_y
     x, y = across / width, down / height
-    interpolation = cv2.INTER_LINEAR
-    if x > 1 or y > 1:
-        fits = [(_fit(round(x * _STEPS), i), _fit(round(y * _STEPS), i)) for i in _KERNELS]
-        best = min(fits, key=lambda pair: pair[0].error + pair[1].error)
-        interpolation = best[0].interpolation
-        cv2.sepFilter2D(
-            pixels, -1, best[0].taps, best[1].taps, dst=pixels, borderType=cv2.BORDER_REPLICATE
-        )
+    if x <= 1 and y <= 1:
+        return _interpolated(pixels, x, y, cv2.INTER_LINEAR)
+    fits = [(_fit(round(x * _STEPS), i), _fit(round(y * _STEPS), i)) for i in _KERNELS]
+    fit_x, fit_y = min(fits, key=lambda pair: pair[0].error + pair[1].error)
+    if (fit_x.error + fit_y.error) * _steps(pixels) > _NOISE:
+        return _by_pillow(pixels, (width, height), (0, 0, across, down))
+    edges = _edges(pixels, (width, height), (across, down)) if max(x, y) >= _EDGES else []
+    if not (pixels.flags.writeable and pixels.flags.c_contiguous):
+        pixels = pixels.copy()
+    cv2.sepFilter2D(pixels, -1, fit_x.taps, fit_y.taps, dst=pixels, borderType=cv2.BORDER_REFLECT)
+    made = _interpolated(pixels, x, y, fit_x.interpolation)
+    for place, values in edges:
+        made[place] = values
+    return made
+
+
+def _interpolated(pixels: Pixels, x: float, y: float, interpolation: int) -> Pixels:
+    pixels = np.ascontiguousarray(pixels)
     made = cv2.resize(pixels, None, fx=1 / x, fy=1 / y, interpolation=interpolation)
     return np.asarray(made, np.uint8)
+
+
+def _by_pillow(
+    pixels: Pixels, size: tuple[int, int], box: tuple[float, float, float, float]
+) -> Pixels:
+    resized = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box)
+    return np.asarray(resized)
+
+
+def _edges(
+    pixels: Pixels, size: tuple[int, int], extent: tuple[float, float]
+) -> list[tuple[Any, Pixels]]:
+    """Where the outer rows and columns of the result go, and their values."""
+    (width, height), (across, down) = size, extent
+    x, y = across / width, down / height
+    near_x, near_y = math.ceil(2 * x), math.ceil(2 * y)  # pixels that such a row is made of
+    far_x, far_y = max(int(across) - near_x, 0), max(int(down) - near_y, 0)
+    return [
+        (np.s_[:1], _by_pillow(pixels[:near_y], (width, 1), (0, 0, across, y))),
+        (
+            np.s_[-1:],
+            _by_pillow(pixels[far_y:], (width, 1), (0, down - y - far_y, across, down - far_y)),
+        ),
+        (np.s_[:, :1], _by_pillow(pixels[:, :near_x], (1, height), (0, 0, x, down))),
+        (
+            np.s_[:, -1:],
+            _by_pillow(
+                pixels[:, far_x:], (1, height), (across - x - far_x, 0, across - far_x, down)
+            ),
+        ),
+    ]
+
+
+def _steps(pixels: Pixels) -> float:
+    """The mean squared difference of neighbours, across plus down, of some rows."""
+    some, below = pixels[:-1:_ROWS], pixels[1::_ROWS]
+    if not some.size or pixels.shape[1] < 2:
+        return 0.0
+    across = cv2.norm(some[:, 1:], some[:, :-1], cv2.NORM_L2SQR)
+    down = cv2.norm(some, below, cv2.NORM_L2SQR)
+    return float(across + down) / some.size
 
 
 def _blocks(scale: float) -> int:

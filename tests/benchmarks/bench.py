@@ -4,9 +4,10 @@
     python tests/benchmarks/bench.py read    --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
     python tests/benchmarks/bench.py convert --data PHOTOS --work FOLDER
     python tests/benchmarks/bench.py verify  --data PHOTOS --work FOLDER
+    python tests/benchmarks/bench.py images  --data ORIGINALS --work FOLDER [--peers ENV]
     python tests/benchmarks/bench.py start   --data PHOTOS --work FOLDER
 
-PHOTOS is what photos.py made; ENV is what make_peers.sh made, and without it the libraries that we
+PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are; ENV is what make_peers.sh made, and without it the libraries that we
 do not depend on are left out. `--formats wds,lmdb` looks at these alone. Each round runs every
 contender once, in another order. Prints one JSON object.
 """
@@ -69,11 +70,11 @@ class Bench:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def convert(self, source: Path, format: str) -> Path:
+    def convert(self, source: Path, format: str, *options: str) -> Path:
         """The whole command, with two workers; returns what it made."""
         out = self.fresh(f"shardkit-{format}")
         command = [*SHARDKIT, "convert", source, "--to", format, "-o", out, "--workers", "2"]
-        subprocess.run([*command, "--quiet"], check=True)
+        subprocess.run([*command, "--quiet", *options], check=True)
         return out
 
     def write_tar(self) -> float:
@@ -154,6 +155,32 @@ class Bench:
             pairs[bare] = [name]
         return runs, pairs
 
+    # --- pictures --------------------------------------------------------------------------------
+
+    def resizers(self) -> Pairs:
+        """Shorter side 256, quality 90: the whole command against the codecs alone, and peers."""
+        ours = "shardkit convert --resize 256"
+        resize = ("--resize", "256", "--quality", "90")
+        runs: dict[str, Run] = {
+            ours: lambda: seconds_of(lambda: self.convert(self.data, "wds", *resize)),
+            # The same libraries and functions on files in memory: nothing is read or written.
+            "codecs alone": lambda: self.contender(
+                "resize", "shardkit_codecs", self.data, self.work
+            ),
+        }
+        for peer in [
+            "pillow_bilinear",
+            "pillow_lanczos",
+            *(["ffcv", "litdata"] if self.peers else []),
+        ]:
+            runs[peer] = lambda p=peer: self.resize_peer(p)
+        return runs, {peer: [ours] for peer in runs if peer != ours}
+
+    def resize_peer(self, name: str) -> float:
+        out = self.fresh(name)
+        out.mkdir()
+        return self.contender("resize", name, self.data, out)
+
     # --- starting --------------------------------------------------------------------------------
 
     def starters(self) -> Pairs:
@@ -226,7 +253,7 @@ def summary(
 
 def main(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    kinds = ["write", "read", "convert", "verify", "start"]
+    kinds = ["write", "read", "convert", "verify", "images", "start"]
     parser.add_argument("what", choices=kinds)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
@@ -236,7 +263,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     formats = options.formats.split(",")
     bench = Bench(options.data, options.work, options.peers, formats)
-    makers = [bench.writers, bench.readers, bench.converters, bench.verifiers, bench.starters]
+    makers = [
+        *(bench.writers, bench.readers, bench.converters, bench.verifiers),
+        *(bench.resizers, bench.starters),
+    ]
     runs, pairs = makers[kinds.index(options.what)]()
     samples = sum(1 for _ in options.data.rglob("*.jpg"))
     return {"benchmark": options.what, **summary(measure(runs, options.rounds), pairs, samples)}

@@ -1,9 +1,11 @@
 """Make the photos that the benchmarks share: real ones, 256 px on the short side, about 28 kB each.
 
     python tests/benchmarks/photos.py PHOTOS OUT --samples 50000
+    python tests/benchmarks/photos.py PHOTOS OUT --samples 20000 --as-they-are
 
 PHOTOS is any folder of pictures. Each repeat of a photo is cut at another pixel, so that no store
-can fold repeats into one. Classes are folders, one per original photo.
+can fold repeats into one. Classes are folders, one per original photo. With `--as-they-are` the
+files are copied whole, for benchmarks that resize them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,17 @@ def make_photos(photos: Path, out: Path, samples: int) -> int:
     return written
 
 
+def copy_photos(photos: Path, out: Path, samples: int) -> int:
+    """Write `samples` copies of the files to `out/<class>/<repeat>.jpg`; returns their bytes."""
+    pictures = [path.read_bytes() for path in sorted(photos.rglob("*")) if path.is_file()]
+    for number in range(samples):
+        repeat, photo = divmod(number, len(pictures))
+        folder = out / f"{photo:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{repeat:03d}.jpg").write_bytes(pictures[photo])
+    return sum(len(pictures[n % len(pictures)]) for n in range(samples))
+
+
 def _load(path: Path) -> cv2.typing.MatLike:
     picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
     if picture is None:
@@ -53,6 +66,8 @@ if __name__ == "__main__":
     parser.add_argument("photos", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--samples", type=int, default=50_000)
+    parser.add_argument("--as-they-are", action="store_true")
     options = parser.parse_args()
-    total = make_photos(options.photos, options.out, options.samples)
+    make = copy_photos if options.as_they_are else make_photos
+    total = make(options.photos, options.out, options.samples)
     print(f"{options.samples} photos, {total / options.samples:.0f} bytes each, in {options.out}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import simplejpeg
 
 from shardkit.testing import picture
-from tests.benchmarks import bench, photos
+from tests.benchmarks import bench, photos, quality
+from tests.codecs.pictures import photo_like
 
 
 @pytest.fixture
@@ -37,3 +40,24 @@ def test_it_runs(data: Path, tmp_path: Path, what: str, runs: int) -> None:
 def test_repeats_differ(data: Path) -> None:
     files = [path.read_bytes() for path in sorted(data.rglob("*.jpg"))]
     assert len(set(files)) == len(files) == 40
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_quality_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    for seed in range(2):
+        data = simplejpeg.encode_jpeg(photo_like(seed, 240, 160), colorsubsampling="420")
+        (tmp_path / f"{seed}.jpg").write_bytes(data)
+    (tmp_path / "notes.txt").write_text("no photo")
+    report = quality.main(["--data", str(tmp_path), *["--json"] * as_json])
+    assert report["photos"] == 2
+    assert tuple(report["scales"]) == quality.SCALES
+    for row in report["scales"].values():
+        assert 40 < row["minimum"] <= row["mean"]
+        assert abs(row["ours to LANCZOS"] - row["BILINEAR to LANCZOS"]) < 1
+    printed = capsys.readouterr().out
+    if as_json:
+        assert json.loads(printed)["scales"]["1.2"] == report["scales"][1.2]
+    else:
+        assert len(printed.splitlines()) == 2 + len(quality.SCALES)

@@ -1,36 +1,39 @@
-"""Decoding any picture to pixels, and the headers of JPEG and PPM."""
+"""Decoding any picture to the pixels that a person sees, and encoding pixels."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
+import simplejpeg
 
+from shardkit.codecs.color import to_srgb
 from shardkit.codecs.header import read_header
-from shardkit.codecs.image import CutError, NotAnImageError, check_end
-from shardkit.codecs.pixels import PpmHeader, encode, ppm_header, to_ppm, to_rgb
+from shardkit.codecs.image import CutError, NotAnImageError
+from shardkit.codecs.pixels import PpmHeader, decode, encode, ppm_header, to_ppm, to_rgb
+from shardkit.codecs.resize import resize
+from tests.codecs.pictures import (
+    Pixels,
+    by_littlecms,
+    cmyk_profile,
+    encoded,
+    exif,
+    grey_profile,
+    opened,
+    photo,
+    photo_like,
+    rgb_profile,
+)
+
+PHOTO = photo_like(5, 97, 61)
 
 
-def photo(mode: str = "RGB", size: tuple[int, int] = (24, 16)) -> PIL.Image.Image:
-    noise = np.random.default_rng(1).integers(0, 256, (2, 3, 3), np.uint8)
-    return PIL.Image.fromarray(noise).resize(size, PIL.Image.Resampling.BICUBIC).convert(mode)
-
-
-def encoded(picture: PIL.Image.Image, format: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, format, **options)
-    return file.getvalue()
-
-
-def exif(orientation: int) -> PIL.Image.Exif:
-    made = PIL.Image.Exif()
-    made[0x010F] = "a camera"
-    made[0x0112] = orientation
-    return made
+def differ(one: Pixels, other: Pixels) -> int:
+    """The levels that two pictures differ by, at most."""
+    return int(np.abs(one.astype(int) - other).max())
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
@@ -48,25 +51,11 @@ def test_jpegs_give_nearly_their_pixels(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
 def test_pictures_are_turned_as_exif_says(format: str, orientation: int) -> None:
     data = encoded(photo(), format, exif=exif(orientation))
-    with PIL.Image.open(io.BytesIO(data)) as picture:
+    with opened(data) as picture:
         expected = np.array(PIL.ImageOps.exif_transpose(picture))
     assert to_rgb(data).shape == ((16, 24, 3) if orientation < 5 else (24, 16, 3))
     assert np.abs(to_rgb(data).astype(int) - expected).max() <= 8  # decoders of JPEG differ
-    header = read_header(data)
-    if format == "TIFF":  # Pillow turns it while it decodes
-        assert header.oddity == ("rotated" if orientation != 1 else "")
-    else:
-        assert (header.width, header.height, header.orientation) == (24, 16, orientation)
-    assert header.upright == to_rgb(data).shape[1::-1]
-
-
-def test_a_big_endian_orientation_and_a_damaged_one() -> None:
-    tiff = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
-    for payload, expected in [(tiff, 6), (tiff[:8] + b"\0\0" + tiff[10:], 1), (b"II", 1)]:
-        segment = b"Exif\0\0" + payload
-        head = b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment
-        data = encoded(photo(), "JPEG")
-        assert read_header(data[:2] + head + data[2:]).orientation == expected
+    assert read_header(data).upright == to_rgb(data).shape[1::-1]
 
 
 def test_transparent_pixels_show_white() -> None:
@@ -84,6 +73,29 @@ def test_transparent_pixels_show_white() -> None:
     assert (to_rgb(encoded(keyed, "PNG", transparency=(1, 2, 3))) == 255).all()
 
 
+def test_transparent_pixels_show_the_background_that_is_asked_for() -> None:
+    background = (200, 30, 41)
+    seen, alpha = PHOTO[0, 0].astype(int), 77
+    picture = PIL.Image.new("RGBA", (5, 4), (*seen.tolist(), alpha))
+    mixed = (seen * alpha + np.array(background) * (255 - alpha)) / 255
+    for format, options in [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True})]:
+        data = encoded(picture, format, **options)
+        pixels = decode(data, read_header(data), background=background).pixels
+        assert pixels.shape == (4, 5, 3)
+        assert np.abs(pixels - mixed).max() <= 1
+    palette = PIL.Image.new("P", (5, 4), 1)
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putpixel((0, 0), 0)
+    for format in ("PNG", "GIF"):
+        data = encoded(palette, format, transparency=1)
+        pixels = decode(data, read_header(data), background=background).pixels
+        assert pixels[0, 0].tolist() == [10, 20, 30]
+        assert (pixels[1:] == background).all()
+    opaque = encoded(photo(), "PNG")
+    pixels = decode(opaque, read_header(opaque), background=background).pixels
+    np.testing.assert_array_equal(pixels, photo())
+
+
 def test_grey_of_any_depth_keeps_its_high_byte() -> None:
     values = np.array([[0, 255, 256, 0xFFFF, 0x1234, 0x80FF]], np.uint16)
     for format in ("PNG", "TIFF"):
@@ -97,8 +109,96 @@ def test_grey_of_any_depth_keeps_its_high_byte() -> None:
 def test_cmyk_is_what_pillow_makes_of_it() -> None:
     data = encoded(photo("CMYK"), "JPEG", quality=95)
     assert read_header(data).oddity == "cmyk"
-    with PIL.Image.open(io.BytesIO(data)) as picture:
+    with opened(data) as picture:
         np.testing.assert_array_equal(to_rgb(data), np.array(picture.convert("RGB")))
+
+
+@pytest.mark.parametrize("chroma", ["444", "420"])
+def test_ycck_is_what_pillow_makes_of_it(chroma: str) -> None:
+    inks = np.ascontiguousarray(PIL.Image.fromarray(PHOTO).convert("CMYK"))
+    data = simplejpeg.encode_jpeg(inks, colorspace="CMYK", colorsubsampling=chroma)
+    with opened(data) as picture:
+        assert picture.info["adobe_transform"] == 2  # YCCK
+        assert differ(to_rgb(data), np.array(picture.convert("RGB"))) <= 2
+
+
+# --- colour profiles -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_a_profile_of_rgb_is_applied(format: str) -> None:
+    plain = to_rgb(encoded(PIL.Image.fromarray(PHOTO), format))
+    data = encoded(PIL.Image.fromarray(PHOTO), format, icc_profile=rgb_profile())
+    expected = by_littlecms(PIL.Image.fromarray(plain), rgb_profile())
+    np.testing.assert_array_equal(to_rgb(data), expected)
+    assert differ(expected, plain) > 10
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF"])
+def test_a_profile_of_grey_is_applied(format: str) -> None:
+    grey, profile = PIL.Image.fromarray(PHOTO).convert("L"), grey_profile(1.8)
+    plain = to_rgb(encoded(grey, format))
+    expected = by_littlecms(PIL.Image.fromarray(plain[:, :, 0]), profile)
+    # LittleCMS interpolates in a table of its own; a table of all levels may be more exact.
+    assert differ(to_rgb(encoded(grey, format, icc_profile=profile)), expected) <= 2
+    assert differ(expected, plain) > 10
+
+
+@pytest.mark.parametrize("format", ["JPEG", "TIFF"])
+def test_a_profile_of_cmyk_is_applied(format: str) -> None:
+    inks = PIL.Image.fromarray(PHOTO).convert("CMYK")
+    data = encoded(inks, format, icc_profile=cmyk_profile())
+    with opened(data) as picture:
+        expected = by_littlecms(picture, cmyk_profile())
+    assert differ(to_rgb(data), expected) <= 2
+    assert differ(expected, to_rgb(encoded(inks, format))) > 10
+
+
+@pytest.mark.parametrize(
+    ("mode", "format", "profile"),
+    [
+        ("RGB", "JPEG", rgb_profile()),
+        ("L", "JPEG", grey_profile(1.8)),
+        ("L", "PNG", grey_profile(1.8)),
+        ("CMYK", "JPEG", cmyk_profile()),
+        ("CMYK", "TIFF", cmyk_profile()),
+        ("CMYK", "JPEG", None),
+        ("RGBA", "PNG", rgb_profile()),
+        ("P", "GIF", None),
+        ("RGB", "PPM", None),
+    ],
+    ids=lambda value: "profile" if isinstance(value, bytes) else str(value),
+)
+def test_what_was_decoded_can_be_resized_in_place(
+    mode: str, format: str, profile: bytes | None
+) -> None:
+    picture = PIL.Image.fromarray(PHOTO).convert(mode)
+    data = encoded(picture, format, **({"icc_profile": profile} if profile else {}))
+    header = read_header(data)
+    transform = None if profile is None else to_srgb(profile, header.colour)
+    pixels, extent = decode(data, header, least=(30, 20), transform=transform)
+    assert resize(pixels, 30, 20, extent).shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "format"),
+    [
+        ("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("CMYK", "TIFF"), ("L", "PNG"),
+        ("P", "PNG"), ("LA", "PNG"), ("RGB", "WEBP"),
+    ],
+)  # fmt: skip
+def test_a_profile_that_is_broken_or_of_other_colours_is_passed_over(
+    mode: str, format: str
+) -> None:
+    picture = photo(mode)
+    plain = to_rgb(encoded(picture, format))
+    other = rgb_profile() if mode == "CMYK" else cmyk_profile()
+    for profile in (b"no profile", rgb_profile()[:-60], other):
+        found = to_rgb(encoded(picture, format, icc_profile=profile))
+        np.testing.assert_array_equal(found, plain)
+
+
+# --- what is not plain, and what is damaged ------------------------------------------------------
 
 
 def test_the_first_frame_counts() -> None:
@@ -120,53 +220,49 @@ def test_cut_pictures_are_refused(format: str) -> None:
             to_rgb(data[:size])
 
 
-@pytest.mark.parametrize(
-    ("marker", "precision", "components", "oddity"),
-    [
-        (0xC0, 8, 3, ""),
-        (0xC1, 8, 1, ""),
-        (0xC2, 8, 3, ""),
-        (0xC3, 8, 3, "lossless"),
-        (0xC9, 8, 3, "arithmetic"),
-        (0xCA, 8, 3, "arithmetic"),
-        (0xC1, 12, 3, "12-bit"),
-        (0xC0, 8, 4, "cmyk"),
-        (0xC0, 8, 2, "2-component"),
-    ],
-)
-def test_jpegs_that_are_not_plain_are_told(
-    marker: int, precision: int, components: int, oddity: str
+JPEGS: list[tuple[str, dict[str, Any]]] = [
+    ("RGB", {}),
+    ("RGB", {"progressive": True}),
+    ("RGB", {"restart_marker_rows": 1}),
+    ("RGB", {"subsampling": 0, "optimize": True}),
+    ("L", {}),
+    ("CMYK", {}),
+]
+
+
+@pytest.mark.parametrize(("mode", "options"), JPEGS)
+def test_a_jpeg_that_ends_too_early_is_refused_even_with_an_end(
+    mode: str, options: dict[str, Any]
 ) -> None:
-    size = (16).to_bytes(2, "big") + (24).to_bytes(2, "big")
-    frame = bytes([0xFF, marker, 0, 17, precision]) + size + bytes([components]) + bytes(9)
-    data = b"\xff\xd8\xff\xff\xfe\0\x04hi" + frame + b"\xff\xda\0\x02pixels\xff\xd9"
-    header = read_header(data)
-    assert (header.width, header.height, header.oddity) == (24, 16, oddity)
+    data = encoded(PIL.Image.fromarray(PHOTO).convert(mode), "JPEG", **options)
+    scan = data.index(b"\xff\xda") + 20
+    for part in (0.2, 0.55, 0.9):
+        size = scan + int((len(data) - scan) * part)
+        with pytest.raises(NotAnImageError):
+            to_rgb(data[:size] + b"\xff\xd9")
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"\xff\xd8\xff", "ends inside its header"),
-        (b"\xff\xd8\xff\xd9\0\0\0\0", "ends before its pixels"),
-        (b"\xff\xd8\xff\xe0\0\x02hello", "damaged at byte 6"),
-        (b"\xff\xd8\xff\xda\0\x02\xff\xd9", "without a frame header"),
-        (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\x01\x01\0\0\0\xff\xda\0\x02\xff\xd9", "1 x 0 pixels"),
-    ],
-)
-def test_a_header_that_is_none_is_told(data: bytes, reason: str) -> None:
-    with pytest.raises(NotAnImageError, match=reason):
-        read_header(data)
+@pytest.mark.parametrize(("mode", "options"), JPEGS)
+def test_needless_bytes_before_the_end_of_a_jpeg_do_no_harm(
+    mode: str, options: dict[str, Any]
+) -> None:
+    data = encoded(PIL.Image.fromarray(PHOTO).convert(mode), "JPEG", **options)
+    for needless in (bytes(3), bytes(40)):  # some writers fill up to a whole block
+        found = to_rgb(data[:-2] + needless + data[-2:])
+        np.testing.assert_array_equal(found, to_rgb(data))
 
 
-def test_the_end_of_a_jpeg_may_have_something_behind_it() -> None:
-    data = encoded(photo(), "JPEG")
-    check_end(data + b"\0\0trailing", "jpeg")
-    with pytest.raises(CutError):
-        check_end(data[:-2], "jpeg")
-    thumbnail = b"\xff\xe1\0\x0aExif\0\0\xff\xd9"  # an end marker in the header is not the end
-    with pytest.raises(CutError):
-        check_end(data[:2] + thumbnail + data[2:-2], "jpeg")
+def test_a_flipped_bit_in_a_png_is_told() -> None:
+    data = encoded(PIL.Image.fromarray(PHOTO), "PNG")
+    start, stop = data.index(b"IDAT") + 4, data.index(b"IEND") - 8
+    for at in np.linspace(start, stop - 1, 20).astype(int):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        with pytest.raises(NotAnImageError):
+            to_rgb(bytes(damaged))
+
+
+# --- PPM -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,6 +292,9 @@ def test_pixels_come_back_from_ppm() -> None:
     np.testing.assert_array_equal(to_rgb(to_ppm(pixels)), pixels)
 
 
+# --- encoding ------------------------------------------------------------------------------------
+
+
 def test_encoding_is_nearly_lossless_and_always_the_same() -> None:
     pixels = np.array(photo())
     data = encode(pixels[:, ::-1], "jpeg", quality=95, chroma="444")  # also of a view
@@ -204,3 +303,51 @@ def test_encoding_is_nearly_lossless_and_always_the_same() -> None:
     assert np.abs(to_rgb(data).astype(int) - pixels[:, ::-1]).mean() < 2
     with pytest.raises(ValueError, match="65,500"):
         encode(np.zeros((1, 65501, 3), np.uint8), "jpeg")
+
+
+@pytest.mark.parametrize("format", ["png", "webp", "ppm"])
+@pytest.mark.parametrize("shape", [(61, 97), (1, 1), (1, 300), (300, 1)])
+def test_lossless_formats_give_the_same_pixels_back(format: str, shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    pixels.flags.writeable = False
+    for given in (pixels, pixels[::-1, ::-1], pixels.swapaxes(0, 1)):
+        data = encode(given, format, lossless=True)
+        header = read_header(data)
+        assert (header.format, header.lossless, header.oddity) == (format, True, "")
+        np.testing.assert_array_equal(to_rgb(data), given)
+        with opened(data) as picture:
+            np.testing.assert_array_equal(np.array(picture), given)
+
+
+@pytest.mark.parametrize("quality", [10, 75, 90, 100])
+@pytest.mark.parametrize("chroma", ["420", "422", "444"])
+def test_a_jpeg_has_the_quality_and_chroma_that_are_asked_for(chroma: str, quality: int) -> None:
+    header = read_header(encode(PHOTO, "jpeg", quality=quality, chroma=chroma))
+    assert header.chroma == chroma
+    assert header.table == read_header(encoded(photo(), "JPEG", quality=quality)).table
+
+
+def test_a_lossy_webp_of_less_quality_is_smaller() -> None:
+    files = [encode(PHOTO, "webp", quality=quality) for quality in (20, 60, 95)]
+    assert sorted(files, key=len) == files
+    assert not any(read_header(data).lossless for data in files)
+    assert np.abs(to_rgb(files[-1]).astype(int) - PHOTO).mean() < 5
+
+
+@pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
+@pytest.mark.parametrize("size", [480, 65519, 65520, 200_000])  # a JPEG's segment has 65,519
+def test_a_profile_is_stored(format: str, size: int) -> None:
+    profile = np.random.default_rng(0).bytes(size)
+    data = encode(PHOTO, format, profile=profile)
+    assert read_header(data).profile == profile
+    with opened(data) as picture:
+        assert picture.info["icc_profile"] == profile
+    np.testing.assert_array_equal(to_rgb(data), to_rgb(encode(PHOTO, format)))
+
+
+def test_a_format_with_shorter_sides_is_told() -> None:
+    assert read_header(encode(np.zeros((1, 16383, 3), np.uint8), "webp")).width == 16383
+    for shape in ((1, 16384, 3), (16384, 1, 3)):
+        with pytest.raises(ValueError, match=r"16,384 pixels, .* at most 16,383"):
+            encode(np.zeros(shape, np.uint8), "webp")
+    assert read_header(encode(np.zeros((1, 65501, 3), np.uint8), "png")).width == 65501

@@ -1,0 +1,296 @@
+"""What the header of a picture says, and whether it ends: against Pillow, and on damage."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import CutError, NotAnImageError, check_end
+from tests.codecs.pictures import encoded, exif, grey_profile, opened, photo, rgb_profile
+
+SIZE = (33, 21)
+RGB, GREY = photo("RGB", SIZE), photo("L", SIZE)
+PALETTE = RGB.quantize(7)
+DEEP = PIL.Image.new("I;16", SIZE, 0x1234)
+SEE_THROUGH = photo("RGBA", SIZE)
+SEE_THROUGH.putalpha(77)
+FRAMES = {"save_all": True, "append_images": [PIL.Image.new("RGB", SIZE, "red")]}
+
+# Of each format: how a picture is stored, then the oddity and the colour that the header is to say.
+Case = tuple[str, PIL.Image.Image, dict[str, Any], str, str]
+CASES: list[Case] = [
+    ("JPEG", RGB, {}, "", "RGB"),
+    ("JPEG", RGB, {"progressive": True}, "", "RGB"),
+    ("JPEG", RGB, {"keep_rgb": True}, "", "RGB"),
+    ("JPEG", RGB, {"exif": exif(6), "icc_profile": rgb_profile()}, "", "RGB"),
+    ("JPEG", GREY, {}, "", "GRAY"),
+    ("JPEG", GREY, {"icc_profile": grey_profile(1.0)}, "", "GRAY"),
+    ("JPEG", GREY, {"icc_profile": rgb_profile()}, "", "RGB"),
+    ("JPEG", RGB.convert("CMYK"), {"exif": exif(3)}, "cmyk", "CMYK"),
+    ("PNG", RGB, {}, "", "RGB"),
+    ("PNG", GREY, {}, "", "GRAY"),
+    ("PNG", GREY.convert("1"), {}, "", "GRAY"),
+    ("PNG", PALETTE, {}, "", "RGB"),
+    ("PNG", DEEP, {}, "16-bit", "GRAY"),
+    ("PNG", PALETTE, {"transparency": 0}, "transparent", "RGB"),
+    ("PNG", RGB, {"transparency": (1, 2, 3)}, "transparent", "RGB"),
+    ("PNG", GREY, {"transparency": 9}, "transparent", "GRAY"),
+    ("PNG", SEE_THROUGH, {}, "transparent", "RGB"),
+    ("PNG", SEE_THROUGH.convert("LA"), {}, "transparent", "GRAY"),
+    ("PNG", RGB, {"icc_profile": rgb_profile(), "exif": exif(5)}, "", "RGB"),
+    ("PNG", GREY, {"icc_profile": grey_profile(2.2)}, "", "GRAY"),
+    ("PNG", GREY, {"icc_profile": rgb_profile()}, "", "RGB"),
+    ("PNG", RGB, FRAMES, "animated", "RGB"),
+    ("WEBP", RGB, {}, "", "RGB"),
+    ("WEBP", RGB, {"lossless": True}, "", "RGB"),
+    ("WEBP", SEE_THROUGH, {}, "transparent", "RGB"),
+    ("WEBP", SEE_THROUGH, {"lossless": True}, "transparent", "RGB"),
+    ("WEBP", RGB, {"icc_profile": rgb_profile(), "exif": exif(8)}, "", "RGB"),
+    ("WEBP", RGB, {"icc_profile": rgb_profile(), "lossless": True, "exif": exif(2)}, "", "RGB"),
+    ("WEBP", RGB, FRAMES, "animated", "RGB"),
+    ("GIF", PALETTE, {}, "", "RGB"),
+    ("GIF", GREY, {}, "", "RGB"),  # a palette like any other
+    ("GIF", PALETTE, {"transparency": 0}, "transparent", "RGB"),
+    ("GIF", RGB, FRAMES, "animated", "RGB"),
+    ("TIFF", RGB, {"icc_profile": rgb_profile()}, "", "RGB"),
+    ("TIFF", GREY, {"compression": "tiff_lzw"}, "", "GRAY"),
+    ("TIFF", PALETTE, {}, "", "RGB"),
+    ("TIFF", DEEP, {}, "16-bit", "GRAY"),
+    ("TIFF", photo("F", SIZE), {}, "floating-point", "GRAY"),
+    ("TIFF", RGB.convert("CMYK"), {}, "cmyk", "CMYK"),
+    ("TIFF", SEE_THROUGH, {}, "transparent", "RGB"),
+    ("TIFF", SEE_THROUGH.convert("LA"), {}, "transparent", "GRAY"),
+    ("TIFF", RGB, FRAMES, "animated", "RGB"),
+    ("BMP", RGB, {}, "", "RGB"),
+    ("BMP", GREY, {}, "", "GRAY"),
+    ("BMP", GREY.convert("1"), {}, "", "GRAY"),
+    ("BMP", PALETTE, {}, "", "RGB"),
+    ("PPM", RGB, {}, "", "RGB"),
+    ("PPM", GREY, {}, "", "GRAY"),
+    ("PPM", GREY.convert("1"), {}, "", "GRAY"),
+    ("PPM", PIL.Image.new("I", SIZE, 0x1234), {}, "16-bit", "GRAY"),
+]
+WHOLE = [encoded(picture, format, **options) for format, picture, options, _, _ in CASES]
+LOSSY = ("JPEG", "WEBP")
+
+
+@pytest.mark.parametrize(("format", "picture", "options", "oddity", "colour"), CASES)
+def test_a_header_says_what_pillow_says(
+    format: str, picture: PIL.Image.Image, options: dict[str, Any], oddity: str, colour: str
+) -> None:
+    data = encoded(picture, format, **options)
+    header = read_header(data)
+    assert (header.format, header.oddity, header.colour) == (format.lower(), oddity, colour)
+    assert header.lossless == (format not in LOSSY or "lossless" in options)
+    with opened(data) as found:
+        assert (header.width, header.height) == found.size == SIZE
+        assert header.orientation == found.getexif().get(0x0112, 1)
+        assert header.profile == found.info.get("icc_profile") == options.get("icc_profile")
+        assert (header.oddity == "animated") == getattr(found, "is_animated", False)
+        seen_through = found.has_transparency_data
+        assert (header.oddity == "transparent") == (seen_through and oddity != "animated")
+
+
+def test_a_turned_picture_is_upright_with_its_sides_exchanged() -> None:
+    for orientation in range(1, 9):
+        width, height = Header("jpeg", 33, 21, orientation).upright
+        assert (width, height) == ((33, 21) if orientation < 5 else (21, 33))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_orientation_is_that_of_exif_and_the_size_is_not_turned(
+    format: str, orientation: int
+) -> None:
+    header = read_header(encoded(RGB, format, exif=exif(orientation)))
+    assert (header.width, header.height, header.orientation) == (*SIZE, orientation)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_turned_by_pillow_and_so_is_its_size(orientation: int) -> None:
+    data = encoded(RGB, "TIFF", exif=exif(orientation))
+    header = read_header(data)
+    assert header.oddity == ("rotated" if orientation != 1 else "")
+    assert header.orientation == 1
+    with opened(data) as picture:
+        picture.load()
+        assert (header.width, header.height) == picture.size
+
+
+def test_a_big_endian_orientation_and_a_damaged_one() -> None:
+    tiff = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    for payload, expected in [(tiff, 6), (tiff[:8] + b"\0\0" + tiff[10:], 1), (b"II", 1)]:
+        assert read_header(with_segment(b"\xff\xe1", b"Exif\0\0" + payload)).orientation == expected
+
+
+def with_segment(marker: bytes, content: bytes, of: bytes = encoded(RGB, "JPEG")) -> bytes:
+    """A JPEG with another segment, as the first."""
+    return of[:2] + marker + struct.pack(">H", len(content) + 2) + content + of[2:]
+
+
+# --- JPEG ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(("subsampling", "chroma"), [(0, "444"), (1, "422"), (2, "420")])
+def test_chroma_is_pillows_subsampling(subsampling: int, chroma: str, progressive: bool) -> None:
+    data = encoded(RGB, "JPEG", subsampling=subsampling, progressive=progressive)
+    assert read_header(data).chroma == chroma
+
+
+@pytest.mark.parametrize("chroma", ["444", "422", "420", "440", "411"])
+def test_chroma_is_libjpegs(chroma: str) -> None:
+    data = simplejpeg.encode_jpeg(np.array(RGB), colorsubsampling=chroma)
+    assert read_header(data).chroma == simplejpeg.decode_jpeg_header(data)[3] == chroma
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_what_has_no_two_chroma_channels_has_no_chroma(mode: str) -> None:
+    assert read_header(encoded(photo(mode), "JPEG")).chroma == ""
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_table_is_pillows_and_finer_for_more_quality(mode: str) -> None:
+    sums = []
+    for quality in (5, 25, 50, 75, 90, 95, 100):
+        data = encoded(photo(mode), "JPEG", quality=quality)
+        with opened(data) as picture:
+            assert read_header(data).table == sum(picture.quantization[0])  # type: ignore[attr-defined]
+        sums.append(read_header(data).table)
+    assert sums == sorted(set(sums), reverse=True)
+    assert sums[-1] == 64  # quality 100 rounds to whole numbers only
+
+
+def test_a_table_of_16_bits_and_one_behind_another() -> None:
+    chroma_first = bytes([1, *[9] * 64]) + b"\x10" + struct.pack(">64H", *range(300, 364))
+    frame = b"\xff\xc1\0\x0b\x08\0\x01\0\x01\x01\x01\x11\0\xff\xda\0\x02"
+    tables = b"\xff\xdb" + struct.pack(">H", len(chroma_first) + 2) + chroma_first
+    assert read_header(b"\xff\xd8" + tables + frame).table == sum(range(300, 364))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_a_long_profile_comes_whole(format: str) -> None:
+    profile = rgb_profile() + bytes(range(256)) * 700  # in three segments of a JPEG
+    data = encoded(RGB, format, icc_profile=profile)
+    assert read_header(data).profile == profile
+    with opened(data) as picture:
+        assert picture.info["icc_profile"] == profile
+
+
+def test_parts_of_a_profile_are_put_in_order() -> None:
+    data = encoded(RGB, "JPEG")
+    for number, part in [(2, b"second"), (1, b"first"), (3, b"third")]:
+        content = b"ICC_PROFILE\0" + bytes([number, 3]) + part
+        data = with_segment(b"\xff\xe2", content, data)
+    assert read_header(data).profile == b"firstsecondthird"
+
+
+@pytest.mark.parametrize(
+    ("marker", "precision", "components", "oddity"),
+    [
+        (0xC0, 8, 3, ""),
+        (0xC1, 8, 1, ""),
+        (0xC2, 8, 3, ""),
+        (0xC3, 8, 3, "lossless"),
+        (0xC9, 8, 3, "arithmetic"),
+        (0xCA, 8, 3, "arithmetic"),
+        (0xC1, 12, 3, "12-bit"),
+        (0xC0, 8, 4, "cmyk"),
+        (0xC0, 8, 2, "2-component"),
+    ],
+)
+def test_jpegs_that_are_not_plain_are_told(
+    marker: int, precision: int, components: int, oddity: str
+) -> None:
+    size = (16).to_bytes(2, "big") + (24).to_bytes(2, "big")
+    frame = bytes([0xFF, marker, 0, 17, precision]) + size + bytes([components]) + bytes(9)
+    data = b"\xff\xd8\xff\xff\xfe\0\x04hi" + frame + b"\xff\xda\0\x02pixels\xff\xd9"
+    header = read_header(data)
+    assert (header.width, header.height, header.oddity) == (24, 16, oddity)
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "an empty file"),
+        (b"hello there", "text: 'hello there'"),
+        (b"\xff\xd8\xff", "ends inside its header"),
+        (b"\xff\xd8\xff\xd9\0\0\0\0", "ends before its pixels"),
+        (b"\xff\xd8\xff\xe0\0\x02hello", "damaged at byte 6"),
+        (b"\xff\xd8\xff\xda\0\x02\xff\xd9", "without a frame header"),
+        (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\x01\x01\0\0\0\xff\xda\0\x02\xff\xd9", "1 x 0 pixels"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01", "ends inside its header"),
+        (b"RIFF\0\0\0\0WEBPVP8L\0\0\0\0\x2f\0\0\0", "ends inside its header"),
+    ],
+)
+def test_a_header_that_is_none_is_told(data: bytes, reason: str) -> None:
+    with pytest.raises(NotAnImageError, match=reason):
+        read_header(data)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL.*")  # Pillow warns of damage it survives
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@given(st.sampled_from(WHOLE), st.data())
+def test_no_damage_gives_another_error(whole: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, min(len(damaged), 700) - 1))
+        damaged[at] = data.draw(st.integers(0, 255))
+    size = data.draw(st.integers(0, len(damaged)))
+    try:
+        header = read_header(bytes(damaged[:size]))
+    except NotAnImageError:
+        return
+    assert header.width > 0
+    assert header.height > 0
+    assert 1 <= header.orientation <= 8
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+WITH_END = [case[:3] for case in CASES if case[0] in ("JPEG", "PNG", "GIF", "WEBP")]
+
+
+@pytest.mark.parametrize(("format", "picture", "options"), WITH_END)
+def test_a_whole_picture_passes_with_anything_behind_it(
+    format: str, picture: PIL.Image.Image, options: dict[str, Any]
+) -> None:
+    data = encoded(picture, format, **options)
+    for behind in (b"", b"\0", b"\0\0trailing"):
+        check_end(data + behind, format.lower())
+
+
+@pytest.mark.parametrize(("format", "picture", "options"), WITH_END)
+def test_a_cut_picture_is_told(
+    format: str, picture: PIL.Image.Image, options: dict[str, Any]
+) -> None:
+    data = encoded(picture, format, **options)
+    for size in (len(data) - 1, len(data) // 2):
+        with pytest.raises(CutError, match=f"{size:,} bytes of a {format.lower()} file without"):
+            check_end(data[:size], format.lower())
+
+
+@pytest.mark.parametrize("format", ["bmp", "tiff", "ppm"])
+def test_formats_without_an_end_are_not_asked_for_it(format: str) -> None:
+    check_end(b"", format)
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_a_jpeg() -> None:
+    thumbnail = encoded(photo("RGB", (8, 8)), "JPEG")
+    data = with_segment(b"\xff\xe1", b"Exif\0\0" + thumbnail)
+    check_end(data, "jpeg")
+    inside = data.index(thumbnail) + len(thumbnail)
+    for size in (len(data) - 1, len(data) * 3 // 4, inside + 10):
+        with pytest.raises(CutError):
+            check_end(data[:size], "jpeg")

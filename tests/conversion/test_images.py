@@ -1,0 +1,998 @@
+"""Conversions with steps for pictures, end to end: every format, any number of workers, kill -9."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+import simplejpeg
+
+import shardkit
+from shardkit.conversion import run as engine
+from shardkit.errors import OutputError, SampleError, UsageError
+from shardkit.formats import FORMATS
+from shardkit.manifest import load
+from shardkit.options import IMAGE_DEFAULTS, ImageOptions
+from shardkit.testing import assert_same
+from tests.conftest import files_of
+from tests.conversion.test_kill import finish, wait_for, workers_of
+from tests.peers import by_webdataset
+from tests.preprocess.test_images import (
+    bomb,
+    encoded,
+    exif,
+    frames,
+    opened,
+    photo,
+    pixels_of,
+    psnr,
+    see_through,
+    with_flipped_bit,
+    without_middle,
+)
+from tests.test_cli import run
+
+# A module of a user's, which workers can load.
+STEPS = """
+def step(sample):
+    return {**sample, "image": 255 - sample["image"], "mean": float(sample["image"].mean())}
+
+def fails(sample):
+    raise ValueError("as asked")
+"""
+EACH_FORMAT = pytest.mark.parametrize("format", sorted(FORMATS))
+RESIZED = ImageOptions(resize=32)
+
+
+def write(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def numbers(size: tuple[int, int] = (120, 80)) -> PIL.Image.Image:
+    """A mask: a number for each block of 20 pixels."""
+    rows, columns = np.mgrid[: size[1], : size[0]] // 20
+    return PIL.Image.fromarray((rows * 7 + columns).astype(np.uint8))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """24 pictures of every kind in 3 classes, some with a mask."""
+    files = {}
+    for number in range(24):
+        name = f"class{number // 8}/{number:03d}"
+        picture = photo(size=(120, 80) if number % 4 else (50, 70), seed=number)
+        match number % 8:
+            case 0 | 1 | 4:
+                files[f"{name}.jpg"] = encoded(picture, "JPEG", quality=90)
+            case 2:
+                files[f"{name}.jpg"] = encoded(picture, "JPEG", exif=exif(6), quality=90)
+                files[f"{name}_mask.png"] = encoded(numbers(), "PNG")
+            case 3:
+                files[f"{name}.png"] = encoded(picture, "PNG")
+                files[f"{name}_mask.png"] = encoded(numbers(), "PNG")
+            case 5:
+                files[f"{name}.webp"] = encoded(picture, "WEBP")
+            case 6:
+                files[f"{name}.gif"] = encoded(picture, "GIF")
+            case 7:
+                small = picture.resize((48, 32))  # as it is asked for
+                files[f"{name}.jpg"] = encoded(small, "JPEG")
+    return write(tmp_path / "in", files)
+
+
+def make(source: Path, format: str, out: Path, **options: Any) -> shardkit.ConvertResult:
+    return shardkit.convert(source, format, out, **{"workers": 0, "image": RESIZED, **options})
+
+
+def samples_of(path: Path) -> list[dict[str, Any]]:
+    with shardkit.open(path) as dataset:
+        return list(dataset)
+
+
+def original(source: Path, sample: dict[str, Any]) -> PIL.Image.Image:
+    """The picture that a sample was made of, upright."""
+    (path,) = (p for p in source.glob(f"{sample['__key__']}.*") if "_mask" not in p.name)
+    upright = PIL.ImageOps.exif_transpose(opened(path.read_bytes()))
+    return upright.convert("RGB")
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes `my_steps.py`, to be imported as new processes would, here and in those."""
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+
+    def write_source(source: str) -> None:
+        monkeypatch.delitem(sys.modules, "my_steps", raising=False)
+        write(tmp_path / "modules", {"my_steps.py": source.encode()})
+        shutil.rmtree(tmp_path / "modules/__pycache__", ignore_errors=True)
+
+    return write_source
+
+
+@pytest.fixture
+def my_steps(write_module: Callable[[str], None]) -> str:
+    write_module(STEPS)
+    return "my_steps:step"
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+@EACH_FORMAT
+def test_every_format_opens_with_the_resized_pictures(
+    pictures: Path, tmp_path: Path, format: str
+) -> None:
+    result = make(pictures, format, tmp_path / "out").splits[""]
+    assert {n: c for n, c in result.pictures.items() if "bytes" not in n} == {
+        "passed": 3,
+        "resized": 21,
+    }
+    assert result.reasons == {"rotated": 3}
+    found = samples_of(tmp_path / "out")
+    assert len(found) == 24
+    for sample in found:
+        picture = original(pictures, sample)
+        scale = 32 / min(picture.size)
+        size = tuple(round(side * scale) for side in picture.size)
+        assert opened(sample["image"]).size == size
+        by_pillow = picture.resize(size, PIL.Image.Resampling.BILINEAR)
+        # Of a JPEG with so much grain; off by a pixel it is 19.
+        assert psnr(pixels_of(sample["image"]), by_pillow) > 25
+
+
+def test_all_formats_that_hold_any_picture_hold_the_same(pictures: Path, tmp_path: Path) -> None:
+    found = {}
+    for format in FORMATS:
+        make(pictures, format, tmp_path / format)
+        found[format] = samples_of(tmp_path / format)
+    for format, samples in found.items():
+        for sample, expected in zip(samples, found["wds"], strict=True):
+            if format != "beton":
+                assert_same(sample, expected)
+            elif opened(expected["image"]).format == "JPEG":
+                assert sample["image"] == expected["image"]
+
+
+@EACH_FORMAT
+def test_masks_lie_on_their_pictures_with_their_values(
+    pictures: Path, tmp_path: Path, format: str
+) -> None:
+    for way in ("keep", "raw"):
+        make(pictures, format, tmp_path / way, image=ImageOptions(resize=40, format=way))
+        with_mask = [sample for sample in samples_of(tmp_path / way) if "mask" in sample]
+        assert len(with_mask) == 6
+        for sample in with_mask:
+            mask = numbers()
+            if pixels_of(sample["image"]).shape[:2] == (60, 40):
+                mask = mask.rotate(-90, expand=True)
+            found = sample["mask"]
+            values = found if isinstance(found, np.ndarray) else np.asarray(opened(found))
+            if format == "beton":  # a PPM, which has three channels
+                assert (values == values[:, :, :1]).all()
+                values = values[:, :, 0]
+            np.testing.assert_array_equal(values, np.asarray(mask)[1::2, 1::2])
+
+
+@EACH_FORMAT
+def test_raw_pictures_are_arrays_or_ppm(pictures: Path, tmp_path: Path, format: str) -> None:
+    image = ImageOptions(format="raw", resize=30, resize_mode="pad")
+    make(pictures, format, tmp_path / "out", image=image)
+    with shardkit.open(tmp_path / "out") as dataset:
+        for sample in dataset:
+            value = sample["image"]
+            if format == "beton":
+                assert value.startswith(b"P6\n30 30\n255\n")
+            else:
+                assert (value.dtype, value.shape) == (np.uint8, (30, 30, 3))
+            picture = original(pictures, sample)
+            if set(picture.size) == {120, 80}:  # of the others, margins are odd
+                expected = PIL.ImageOps.pad(
+                    picture, (30, 30), PIL.Image.Resampling.BILINEAR, color="white"
+                )
+                assert psnr(pixels_of(value), expected) > 40
+        fixed = shardkit.Array("|u1", (30, 30, 3))
+        assert dataset.schema["image"] == (shardkit.Image() if format == "beton" else fixed)
+
+
+def test_webdataset_reads_raw_pictures_as_npy(pictures: Path, tmp_path: Path) -> None:
+    make(pictures, "wds", tmp_path / "out", image=ImageOptions(format="raw", resize=32))
+    found = by_webdataset(tmp_path / "out/shard-000000.tar", decode=True)
+    expected = samples_of(tmp_path / "out")
+    assert len(found) == 24
+    for theirs, ours in zip(found, expected, strict=True):
+        assert theirs["__key__"] == ours["__key__"]
+        np.testing.assert_array_equal(theirs["image.npy"], ours["image"])
+
+
+def test_raw_pixels_are_those_of_the_picture(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"a.png": encoded(photo(), "PNG")})
+    for format in FORMATS:
+        make(source, format, tmp_path / format, image=ImageOptions(format="raw"))
+        (sample,) = samples_of(tmp_path / format)
+        np.testing.assert_array_equal(pixels_of(sample["image"]), photo())
+
+
+# --- always the same bytes ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 1)
+    monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (20_000, 20_000))
+
+
+@EACH_FORMAT
+@pytest.mark.usefixtures("small_tasks")
+def test_the_same_bytes_for_any_number_of_workers(
+    pictures: Path, tmp_path: Path, format: str, my_steps: str
+) -> None:
+    (pictures / "class1/cut.jpg").write_bytes(encoded(photo(), "JPEG")[:-9])
+    (pictures / "class1/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
+    options: dict[str, Any] = {
+        "image": ImageOptions(resize=32, min_size=10), "on_error": "skip", "shuffle": True,
+        "transform": my_steps if format in ("wds", "lmdb") else None,
+        **({} if FORMATS[format].one_shard else {"shard_samples": 4}),
+    }  # fmt: skip
+    assert len(engine.prepare(pictures, format, **options).tasks) > 3
+    made = {}
+    for workers in (0, 1, 2, 5):
+        out = tmp_path / f"out{workers}"
+        result = shardkit.convert(pictures, format, out, workers=workers, **options)
+        assert (result.samples, result.errors) == (24, 1)
+        made[workers] = files_of(out)
+    assert {"errors.jsonl", "filtered.jsonl"} <= made[0].keys()
+    assert made[0] == made[1] == made[2] == made[5]
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
+def test_a_single_task_with_many_threads_makes_the_same_bytes(
+    pictures: Path, tmp_path: Path, format: str
+) -> None:
+    suffix = FORMATS[format].suffixes[0]
+    made = []
+    for workers in (0, 2, 9):
+        (tmp_path / f"{workers}").mkdir()
+        make(pictures, format, tmp_path / f"{workers}/one{suffix}", workers=workers)
+        made.append(files_of(tmp_path / f"{workers}"))
+    assert made[0] == made[1] == made[2]
+
+
+WORDS = ["--resize", "24", "--resize-mode", "crop", "--quality", "80", "--min-size", "60"]
+
+
+def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
+    words = ["convert", source, "--to", "wds", "-o", out, "--shard-size", "20kB", *WORDS]
+    words += ["--transform", "my_steps:step", "--on-error", "skip", "--workers", "2", "--quiet"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "shardkit", *words], start_new_session=True, stderr=subprocess.PIPE
+    )
+
+
+def kill_at_random(tmp_path: Path, rounds: int, seed: int) -> dict[str, int]:
+    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each."""
+    files = {
+        f"class{n % 3}/{n:03d}.jpg": encoded(photo(size=(480, 320), seed=n), "JPEG")
+        for n in range(48)
+    }
+    files["class0/000.jpg"] = files["class0/000.jpg"][:-400]
+    files["class1/small.jpg"] = encoded(photo(size=(80, 50)), "JPEG")
+    source = write(tmp_path / "in", files)
+    whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
+    began = time.monotonic()
+    assert finish(start(source, whole)) == (0, "")
+    seconds = time.monotonic() - began
+    reference = files_of(whole)
+    assert {"errors.jsonl", "filtered.jsonl"} <= reference.keys()
+    dice = random.Random(seed)
+    seen = {"before work": 0, "in work": 0, "after": 0}
+    for _ in range(rounds):
+        process = start(source, out)
+        time.sleep(dice.uniform(0.25, 0.8) * seconds)
+        workers = workers_of(process)
+        one_worker = bool(workers) and dice.random() < 0.4
+        try:
+            os.kill(dice.choice(workers) if one_worker else -process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        code, stderr = finish(process)
+        seen["after" if out.exists() else "in work" if partial.exists() else "before work"] += 1
+        if one_worker:
+            assert (code, stderr) == (0, "")  # its task was done again
+        for worker in workers:
+            wait_for(lambda pid=worker: not is_alive(pid))
+        assert finish(start(source, out)) == (0, "")
+        assert files_of(out) == reference
+        assert not partial.exists()
+        shutil.rmtree(out)
+    return seen
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
+)
+
+
+@pytest.mark.usefixtures("my_steps")
+@LINUX
+def test_kill_9_at_any_moment_is_continued(tmp_path: Path) -> None:
+    kill_at_random(tmp_path, rounds=5, seed=1)
+
+
+@pytest.mark.usefixtures("my_steps")
+@LINUX
+@pytest.mark.large
+@pytest.mark.timeout(1800)
+def test_kill_9_many_times_is_continued(tmp_path: Path) -> None:
+    seen = kill_at_random(tmp_path, rounds=50, seed=2)
+    print(f"\n50 kills: {seen}")
+    assert seen["in work"] >= 5
+
+
+# --- what decides whether a run continues ---------------------------------------------------------
+
+
+def test_other_options_for_pictures_do_not_continue_a_run(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    bad = pictures / "class2/zzz.jpg"
+    bad.write_bytes(encoded(photo(), "JPEG")[:-9])
+    with pytest.raises(SampleError, match="is cut"):
+        make(pictures, "wds", out, shard_samples=4)
+    before = files_of(tmp_path / "out.partial")
+    for image, words in (
+        (ImageOptions(resize=24), ["resize", "32", "24"]),
+        (ImageOptions(resize=32, quality=50), ["quality", "None", "50"]),
+        (ImageOptions(resize=32, background="red"), ["background", "#ff0000"]),
+        (ImageOptions(resize=32, min_size=10), ["min_size", "10"]),
+        (ImageOptions(), ["image", "resize", "None"]),
+    ):
+        with pytest.raises(OutputError, match="unfinished conversion") as error:
+            make(pictures, "wds", out, shard_samples=4, image=image)
+        for word in words:
+            assert word in str(error.value.found)
+    assert files_of(tmp_path / "out.partial") == before
+    make(pictures, "wds", out, shard_samples=4, on_error="skip")
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        make(pictures, "wds", out, shard_samples=4, on_error="skip", image=ImageOptions(resize=24))
+    assert "resize" in str(error.value.found)
+
+
+def test_another_source_of_a_transform_does_not_continue_a_run(
+    pictures: Path, tmp_path: Path, write_module: Callable[[str], None]
+) -> None:
+    options: dict[str, Any] = {
+        "image": ImageOptions(), "transform": "my_steps:step", "shard_samples": 4
+    }  # fmt: skip
+    out = tmp_path / "out"
+    (pictures / "class2/zzz.jpg").write_bytes(b"text")
+    write_module("def step(sample):\n    return sample\n")
+    with pytest.raises(SampleError, match="no picture"):
+        make(pictures, "wds", out, **options)
+    write_module("def step(sample):\n    return {**sample, 'new': 1}\n")
+    with pytest.raises(OutputError, match="unfinished conversion") as error:
+        make(pictures, "wds", out, **options)
+    assert "transform" in str(error.value.found)
+    write_module("def step(sample):\n    return sample\n")
+    make(pictures, "wds", out, on_error="skip", **options)
+    assert make(pictures, "wds", out, on_error="skip", **options).already_complete
+    write_module("def step(sample):\n    return {**sample, 'new': 1}\n")
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        make(pictures, "wds", out, on_error="skip", **options)
+    assert "transform" in str(error.value.found)
+
+
+def test_a_function_that_nothing_tells_from_another_is_never_found_done(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """As in a notebook: a cell is changed and run again."""
+
+    def marked(number: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        return lambda sample: {**sample, "mark": number}
+
+    out = tmp_path / "out"
+    make(pictures, "wds", out, transform=marked(1))
+    try:
+        again = make(pictures, "wds", out, transform=marked(2))
+    except OutputError:
+        again = make(pictures, "wds", out, transform=marked(2), overwrite=True)
+    assert not again.already_complete
+    assert {sample["mark"] for sample in samples_of(out)} == {2}
+
+
+def test_work_of_a_function_that_nothing_tells_from_another_is_not_continued(
+    pictures: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (pictures / "class2/zzz.jpg").write_bytes(b"text")
+    for number in (1, 2):
+        options: dict[str, Any] = {
+            "transform": lambda sample, number=number: {**sample, "mark": number},
+            "shard_samples": 4, "on_error": "fail" if number == 1 else "skip",
+        }  # fmt: skip
+        if number == 1:
+            with pytest.raises(SampleError):
+                make(pictures, "wds", out, **options)
+        else:
+            make(pictures, "wds", out, **options)
+    assert {sample["mark"] for sample in samples_of(out)} == {2}
+
+
+def test_planning_does_not_depend_on_names(pictures: Path) -> None:
+    options: dict[str, Any] = {"shard_size": "8kB", "image": RESIZED}
+    plain = engine.prepare(pictures, "wds", **options)
+    renamed = engine.prepare(pictures, "wds", rename={"image": "jpg"}, **options)
+    assert len(plain.tasks) == len(renamed.tasks) > 3
+
+
+def test_shards_keep_their_limit_and_are_filled(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "in",
+        {f"{n:03d}.jpg": encoded(photo(size=(300, 200), seed=n), "JPEG") for n in range(60)},
+    )
+    make(source, "wds", tmp_path / "out", image=ImageOptions(resize=100), shard_size="100kB")
+    sizes = [shard.file.bytes for shard in load(tmp_path / "out").shards]
+    assert max(sizes) <= 100_000
+    assert min(sizes) > 0.5 * max(sizes)
+
+
+# --- manifest and lists ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("my_steps")
+def test_the_manifest_has_options_versions_counts_and_reasons(
+    pictures: Path, tmp_path: Path
+) -> None:
+    image = ImageOptions(resize=32, background="red", format="png", min_size=40)
+    (pictures / "class1/alpha.png").write_bytes(encoded(see_through(), "PNG"))
+    result = make(pictures, "wds", tmp_path / "out", image=image, transform="my_steps:step").splits[
+        ""
+    ]
+    manifest = load(tmp_path / "out")
+    assert manifest.options["image"] == asdict(image)
+    assert manifest.options["image"]["background"] == "#ff0000"
+    assert manifest.options["image_defaults"] == IMAGE_DEFAULTS
+    assert manifest.options["transform"]["name"] == "my_steps:step"
+    assert len(manifest.options["transform"]["digest"]) == 32
+    packages = {"opencv": "opencv-python-headless"}
+    for name in ("shardkit", "simplejpeg", "opencv", "pillow", "numpy"):
+        version = importlib.metadata.version(packages.get(name, name))
+        assert version.startswith(manifest.versions[name])
+    kept = [path for path in files_of(pictures) if "_mask" not in path]
+    small = [path for path in kept if min(opened((pictures / path).read_bytes()).size) < 40]
+    assert manifest.filtered == {"smaller than 40": len(small)} == result.filtered
+    sizes = [(pictures / path).stat().st_size for path in kept if path not in small]
+    stored = [len(sample["image"]) for sample in samples_of(tmp_path / "out")]
+    assert manifest.pictures == {
+        "resized": len(sizes), "bytes in": sum(sizes), "bytes out": sum(stored)
+    } == result.pictures  # fmt: skip
+    assert manifest.reasons == result.reasons == {
+        "changed by the transform": 22, "gif to png": 3, "jpeg to png": 12, "rotated": 3,
+        "transparent": 1, "webp to png": 3,
+    }  # fmt: skip
+    assert str(tmp_path) not in (tmp_path / "out/shardkit.json").read_text()
+
+
+def test_without_steps_the_manifest_says_nothing_of_them(pictures: Path, tmp_path: Path) -> None:
+    make(pictures, "wds", tmp_path / "out", image=ImageOptions())
+    manifest = load(tmp_path / "out")
+    assert (manifest.pictures, manifest.reasons, manifest.filtered) == ({}, {}, {})
+    assert manifest.options["image"] is None
+    assert manifest.options["transform"] is None
+    assert "numpy" not in manifest.versions
+
+
+def odd_sizes(root: Path) -> Path:
+    sizes = {"a/wide": (90, 30), "a/good": (60, 50), "b/small": (20, 20), "b/big": (400, 300)}
+    return write(root, {f"{n}.png": encoded(photo(size=s), "PNG") for n, s in sizes.items()})
+
+
+FILTERS = ImageOptions(min_size=25, max_aspect=2, max_pixels=10_000)
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb"])
+def test_what_filters_drop_is_counted_and_listed_and_no_error(tmp_path: Path, format: str) -> None:
+    source = odd_sizes(tmp_path / "in")
+    for workers in (0, 2):
+        out = tmp_path / f"out{workers}"
+        result = make(source, format, out, image=FILTERS, workers=workers)
+        assert (result.samples, result.errors) == (1, 0)
+        split = result.splits[""]
+        assert split.filtered == {
+            "aspect over 2": 1, "more than 10,000 pixels": 1, "smaller than 25": 1
+        }  # fmt: skip
+        assert split.filtered_list == str(out / "filtered.jsonl")
+        lines = (out / "filtered.jsonl").read_text().splitlines()
+        assert list(map(json.loads, lines)) == [
+            {"source": "a/wide.png", "key": "a/wide", "reason": "aspect over 2",
+             "found": "90 x 30"},
+            {"source": "b/big.png", "key": "b/big", "reason": "more than 10,000 pixels",
+             "found": "400 x 300"},
+            {"source": "b/small.png", "key": "b/small", "reason": "smaller than 25",
+             "found": "20 x 20"},
+        ]  # fmt: skip
+        assert [sample["__key__"] for sample in samples_of(out)] == ["a/good"]
+        report = shardkit.verify(out, against=source)
+        assert report.problems == []
+        assert "3 samples of the source left out, as asked for" in report.notes
+
+
+def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
+    source = odd_sizes(tmp_path / "in")
+    result = make(source, "lmdb", tmp_path / "train.lmdb", image=FILTERS)
+    listed = tmp_path / "train.lmdb.filtered.jsonl"
+    assert result.splits[""].filtered_list == str(listed)
+    assert len(listed.read_text().splitlines()) == 3
+    assert shardkit.verify(tmp_path / "train.lmdb", against=source).sound
+    listed.write_text(listed.read_text().replace("wide", "tall"))
+    assert not shardkit.verify(tmp_path / "train.lmdb").sound
+
+
+def test_filters_that_drop_everything_leave_an_empty_dataset(tmp_path: Path) -> None:
+    source = odd_sizes(tmp_path / "in")
+    for format in FORMATS:
+        result = make(source, format, tmp_path / format, image=ImageOptions(min_size=1000))
+        assert result.samples == 0
+        assert samples_of(tmp_path / format) == []
+        assert shardkit.verify(tmp_path / format, against=source).sound
+
+
+def test_splits_count_for_themselves(tmp_path: Path) -> None:
+    odd_sizes(tmp_path / "in/train")
+    write(tmp_path / "in/val", {"a/x.png": encoded(photo(), "PNG")})
+    result = make(
+        tmp_path / "in", "wds", tmp_path / "out", image=ImageOptions(resize=40, min_size=25)
+    )
+    assert result.splits["train"].filtered == {"smaller than 25": 1}
+    assert result.splits["val"].filtered == {}
+    assert result.splits["val"].pictures["resized"] == 1
+    assert not (tmp_path / "out/val/filtered.jsonl").exists()
+    assert shardkit.verify(tmp_path / "out", against=tmp_path / "in").sound
+
+
+# --- bad pictures ---------------------------------------------------------------------------------
+
+JPEG = encoded(photo(size=(300, 200)), "JPEG")
+BAD = {  # what is said of them
+    "cut.jpg": (JPEG[: len(JPEG) // 2], "is cut"),
+    "damaged.jpg": (without_middle(JPEG), "premature end"),
+    "empty.jpg": (b"", "an empty file"),
+    "text.png": (b"no picture", "text: 'no picture'"),
+    "flipped.png": (with_flipped_bit(encoded(photo(), "PNG")), "broken PNG file"),
+    "cut.png": (encoded(photo(), "PNG")[:-30], "is cut"),
+    "cut.webp": (encoded(photo(), "WEBP")[:-100], "is cut"),
+    "cut.gif": (encoded(photo(), "GIF")[:-100], "is cut"),
+    "cut.bmp": (encoded(photo(), "BMP")[:-100], "truncated"),
+    "cut.tif": (encoded(photo(), "TIFF")[:-100], "truncated"),
+    "bomb.png": (bomb(50_000, 50_000), "too many pixels"),
+    "wide.jpg": (encoded(PIL.Image.new("RGB", (65501, 3)), "PNG"), "cannot be stored"),
+    "unmasked.jpg": (JPEG, "a mask of 120 x 80 pixels"),
+}
+
+
+@pytest.mark.parametrize("format", ["wds", "parquet"])
+@pytest.mark.usefixtures("small_tasks")
+def test_every_kind_of_bad_picture_is_dropped_and_listed(tmp_path: Path, format: str) -> None:
+    files = {f"{n}.jpg": JPEG for n in range(3)}
+    files |= {f"bad-{name}": data for name, (data, _) in BAD.items()}
+    files["bad-unmasked_mask.png"] = encoded(numbers(), "PNG")
+    source = write(tmp_path / "in", files)
+    # The wide one is not resized: there is a side of 3 pixels.
+    image = ImageOptions(resize=100, format="jpeg")
+    for name in BAD:
+        alone = {f"bad-{name}": files[f"bad-{name}"], "a.jpg": JPEG}
+        alone |= {n: d for n, d in files.items() if n == "bad-unmasked_mask.png" and "unm" in name}
+        one = write(tmp_path / f"one-{name}", alone)
+        with pytest.raises(SampleError) as error:
+            make(one, format, tmp_path / "stopped", image=image)
+        assert BAD[name][1] in str(error.value)
+        assert error.value.where["path"] == f"bad-{name}"
+        shutil.rmtree(tmp_path / "stopped.partial")
+    made = []
+    for workers in (0, 2):
+        out = tmp_path / f"out{workers}"
+        result = make(
+            source, format, out, image=image, on_error="skip", workers=workers, shard_samples=4
+        )
+        assert (result.samples, result.errors) == (3, len(BAD))
+        lines = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+        assert [line["source"] for line in lines] == [f"bad-{name}" for name in sorted(BAD)]
+        for line in lines:
+            key, _, suffix = line["source"].partition(".")
+            assert line["key"] in (key, f"{key}~{suffix}")
+            assert line["field"] == ("mask" if "unmasked" in key else "image")
+            assert BAD[line["source"].removeprefix("bad-")][1] in f"{line['what']} {line['found']}"
+        report = shardkit.verify(out, against=source)
+        assert report.problems == []
+        made.append(files_of(out))
+    assert made[0] == made[1]
+
+
+def test_a_suffix_that_lies_changes_nothing(tmp_path: Path) -> None:
+    png, jpeg, webp = (encoded(photo(), format) for format in ("PNG", "JPEG", "WEBP"))
+    files = {"a.jpg": png, "b.png": jpeg, "c.gif": webp}
+    source = write(tmp_path / "in", files)
+    result = make(source, "wds", tmp_path / "kept", image=ImageOptions(resize=80))
+    assert result.splits[""].pictures["passed"] == 3
+    assert [s["image"] for s in samples_of(tmp_path / "kept")] == [png, jpeg, webp]
+    make(source, "wds", tmp_path / "out", image=ImageOptions(resize=40))
+    found = [opened(sample["image"]).format for sample in samples_of(tmp_path / "out")]
+    assert found == ["PNG", "JPEG", "WEBP"]
+    (first, *_) = by_webdataset(tmp_path / "out/shard-000000.tar")
+    assert "png" in "".join(first)
+
+
+def test_of_animations_the_first_frame_stays_and_the_summary_says_so(tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "in",
+        {"a.gif": frames("GIF"), "b.webp": frames("WEBP"), "c.png": encoded(photo(), "PNG")},
+    )
+    result = make(source, "wds", tmp_path / "out", image=ImageOptions(resize=40))
+    ((reason, count),) = result.splits[""].reasons.items()
+    assert count == 2
+    assert "animated" in reason
+    assert "first frame" in reason
+    first = photo().resize((60, 40), PIL.Image.Resampling.BILINEAR)
+    for sample in samples_of(tmp_path / "out"):
+        assert psnr(pixels_of(sample["image"]), first) > 25
+        assert not getattr(opened(sample["image"]), "is_animated", False)
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+WAYS: dict[str, dict[str, Any]] = {
+    "resized": {"image": RESIZED},
+    "raw": {"image": ImageOptions(format="raw", resize=32)},
+    "filtered": {"image": ImageOptions(resize=32, min_size=45)},
+    "renamed": {"image": RESIZED, "rename": {"image": "jpg", "mask": "seg", "label": "cls"}},
+    "cropped and recompressed": {
+        "image": ImageOptions(resize=32, resize_mode="crop", quality=60, format="jpeg")
+    },
+    "shuffled": {"image": RESIZED, "shuffle": True, "shard_samples": 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("format", ["wds", "lmdb", "arrow", "hf", "beton"])
+def test_a_dataset_is_sound_against_its_source_and_a_changed_pixel_is_found(
+    pictures: Path, tmp_path: Path, format: str, way: str
+) -> None:
+    out = tmp_path / "out"
+    make(pictures, format, out, **WAYS[way])
+    report = shardkit.verify(out, against=pictures, decode=True)
+    assert report.problems == []
+    changed = pictures / "class1/009.jpg"
+    picture = opened(changed.read_bytes())
+    picture.paste("white", (50, 30, 70, 50))
+    changed.write_bytes(encoded(picture, "JPEG", quality=90))
+    (problem,) = shardkit.verify(out, against=pictures).problems
+    assert problem.what == "a value is not that of the source"
+    assert problem.where["key"] == "class1/009"
+    assert problem.where["field"] == ("jpg" if way == "renamed" else "image")
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb"])
+def test_a_changed_value_of_a_mask_is_found(pictures: Path, tmp_path: Path, format: str) -> None:
+    make(pictures, format, tmp_path / "out")
+    path = pictures / "class0/003_mask.png"
+    mask = opened(path.read_bytes())
+    mask.paste(99, (30, 30, 50, 50))
+    path.write_bytes(encoded(mask, "PNG"))
+    (problem,) = shardkit.verify(tmp_path / "out", against=pictures).problems
+    assert (problem.where["key"], problem.where["field"]) == ("class0/003", "mask")
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
+@pytest.mark.parametrize("way", ["resized", "raw", "cropped and recompressed"])
+def test_datasets_of_two_formats_that_were_made_alike_are_alike(
+    pictures: Path, tmp_path: Path, format: str, way: str
+) -> None:
+    if format == "beton":  # holds no PNG and no WebP as they are
+        for path in [*pictures.rglob("*.png"), *pictures.rglob("*.webp"), *pictures.rglob("*.gif")]:
+            path.unlink()
+    other = "beton" if format == "beton" else "parquet"
+    make(pictures, format, tmp_path / "one", **WAYS[way])
+    make(pictures, other, tmp_path / "two", **WAYS[way])
+    assert shardkit.verify(tmp_path / "one", against=tmp_path / "two").problems == []
+
+
+def test_a_dataset_made_of_a_resized_one_is_sound_against_it(
+    pictures: Path, tmp_path: Path
+) -> None:
+    make(pictures, "wds", tmp_path / "one", image=ImageOptions(resize=60))
+    make(tmp_path / "one", "lmdb", tmp_path / "two", image=ImageOptions(resize=30))
+    make(tmp_path / "two", "parquet", tmp_path / "three", image=ImageOptions())
+    assert shardkit.verify(tmp_path / "two", against=tmp_path / "one").problems == []
+    assert shardkit.verify(tmp_path / "three", against=tmp_path / "two").problems == []
+    assert not shardkit.verify(tmp_path / "two", against=pictures).sound  # resized once, not twice
+
+
+@pytest.mark.usefixtures("my_steps")
+def test_of_a_transform_only_keys_are_compared(pictures: Path, tmp_path: Path) -> None:
+    make(pictures, "wds", tmp_path / "out", transform="my_steps:step")
+    report = shardkit.verify(tmp_path / "out", against=pictures)
+    assert report.problems == []
+    assert any("only keys are compared" in note for note in report.notes)
+    (pictures / "class1/009.jpg").rename(pictures / "class1/new.jpg")
+    found = shardkit.verify(tmp_path / "out", against=pictures).problems
+    assert sorted(problem.where["key"] for problem in found) == ["class1/009", "class1/new"]
+
+
+def test_what_a_transform_drops_is_not_missed(pictures: Path, tmp_path: Path) -> None:
+    make(pictures, "wds", tmp_path / "out", transform=lambda s: s if s["label"] else None)
+    report = shardkit.verify(tmp_path / "out", against=pictures)
+    assert report.problems == []
+
+
+def test_other_versions_of_the_codecs_are_said(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(pictures, "wds", tmp_path / "out")
+    monkeypatch.setattr("simplejpeg.__version__", "99")
+    report = shardkit.verify(tmp_path / "out", against=pictures)
+    assert report.problems == []
+    assert any("other versions of the codecs" in note for note in report.notes)
+
+
+# --- twice ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        ImageOptions(resize=64),
+        ImageOptions(resize=64, resize_mode="crop", format="jpeg", quality=70, chroma="444"),
+        ImageOptions(resize=64, resize_mode="pad", format="png"),
+        ImageOptions(resize=64, resize_mode="exact", upscale=True, format="jpeg"),
+        ImageOptions(resize=64, resize_mode="longer", format="webp"),
+        ImageOptions(icc="srgb", background="black"),
+    ],
+    ids=lambda image: f"{image.resize_mode}-{image.format}",
+)
+@pytest.mark.parametrize("format", ["wds", "lmdb"])
+def test_what_was_done_once_is_not_done_again(
+    pictures: Path, tmp_path: Path, format: str, image: ImageOptions
+) -> None:
+    make(pictures, format, tmp_path / "one", image=image)
+    again = make(tmp_path / "one", format, tmp_path / "two", image=image).splits[""]
+    # Recompressing those that were kept is no gain the second time either.
+    assert again.pictures["passed"] + again.pictures.get("kept", 0) == 24
+    assert again.pictures["bytes in"] == again.pictures["bytes out"]
+    for sample, expected in zip(
+        samples_of(tmp_path / "two"), samples_of(tmp_path / "one"), strict=True
+    ):
+        assert_same(sample, expected)
+
+
+def test_what_is_raw_already_passes(pictures: Path, tmp_path: Path) -> None:
+    image = ImageOptions(format="raw", resize=32)
+    make(pictures, "beton", tmp_path / "one", image=image)
+    again = make(tmp_path / "one", "beton", tmp_path / "two", image=image).splits[""]
+    assert again.pictures.keys() <= {"passed", "bytes in", "bytes out"}
+    assert samples_of(tmp_path / "two") == samples_of(tmp_path / "one")
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("my_steps")
+def test_the_command_does_what_its_options_say(pictures: Path, tmp_path: Path) -> None:
+    words = [
+        "--resize", "30", "--resize-mode", "pad", "--upscale", "--image-format", "jpeg",
+        "--quality", "77", "--chroma", "422", "--background", "teal", "--icc", "keep",
+        "--min-size", "33", "--max-aspect", "1.6", "--max-pixels", "9600", "--check", "decode",
+        "--transform", "my_steps:step",
+    ]  # fmt: skip
+    run("convert", pictures, "--to", "wds", "-o", tmp_path / "out", *words)
+    image = ImageOptions(
+        resize=30, resize_mode="pad", upscale=True, format="jpeg", quality=77, chroma="422",
+        background="teal", icc="keep", min_size=33, max_aspect=1.6, max_pixels=9600, check="decode",
+    )  # fmt: skip
+    make(pictures, "wds", tmp_path / "same", image=image, transform="my_steps:step")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
+
+
+def test_the_summary_says_what_became_of_pictures(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "class0/alpha.png").write_bytes(encoded(see_through(), "PNG"))
+    (pictures / "class0/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
+    found = run(
+        "convert", pictures, "--to", "wds", "-o", tmp_path / "out", "--resize", "32",
+        "--min-size", "10",
+    )  # fmt: skip
+    text = " ".join(found.stdout.split())
+    for words in (
+        "3 passed through", "22 resized", "1 smaller than 10", "3 rotated", "1 transparent",
+        "filtered.jsonl", "taken for the mask of 'image'",
+    ):  # fmt: skip
+        assert words in text + found.stderr
+    assert "left out" in text
+    about = json.loads(
+        run("convert", pictures, "--to", "wds", "-o", tmp_path / "two", "--resize", "32",
+            "--min-size", "10", "--json").stdout
+    )  # fmt: skip
+    assert about["splits"][""]["pictures"]["resized"] == 22
+    assert about["splits"][""]["filtered"] == {"smaller than 10": 1}
+
+
+@pytest.mark.usefixtures("my_steps")
+def test_a_plan_shows_the_steps_and_does_nothing(pictures: Path, tmp_path: Path) -> None:
+    before = files_of(tmp_path)
+    words = ["convert", pictures, "--to", "wds", "--plan", "--resize", "37", "--background", "teal"]
+    words += ["--transform", "my_steps:step"]
+    text = " ".join(run(*words).stdout.split())
+    assert re.search(r"resize\W37", text)
+    for shown in ("#008080", "transform my_steps:step", "mean"):
+        assert shown in text
+    about = json.loads(run(*words, "--json").stdout)
+    assert about["options"]["image"]["resize"] == 37
+    assert about["parts"][0]["schema"]["mean"] == {"type": "Float"}
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.usefixtures("my_steps")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("--resize 0", 2, "resize must be"),
+        ("--resize big", 2, "is not a valid integer"),
+        ("--resize-mode crop", 2, "say how to resize"),
+        ("--upscale", 2, "say how to resize"),
+        ("--resize 9 --resize-mode fill", 2, "'fill' is not one of"),
+        ("--quality 101", 2, "quality goes from 1 to 100"),
+        ("--quality 0", 2, "quality must be"),
+        ("--chroma 411", 2, "'411' is not one of"),
+        ("--background nocolour", 2, "this is no colour"),
+        ("--image-format raw --icc keep", 2, "no place for a colour profile"),
+        ("--image-format gif", 2, "'gif' is not one of"),
+        ("--max-aspect 0.5", 2, "max_aspect must be"),
+        ("--max-aspect nan", 2, "max_aspect must be"),
+        ("--min-size -1", 2, "min_size must be"),
+        ("--transform nowhere:step", 2, "cannot be imported"),
+        ("--transform os", 2, "names no transform"),
+        ("--resize 20", 1, "the picture is cut"),
+        ("--check decode", 1, "the picture is cut"),
+        ("--transform my_steps:fails", 1, "the transform raised ValueError: as asked"),
+    ],
+)
+def test_exit_codes_and_messages(tmp_path: Path, words: str, code: int, message: str) -> None:
+    cut = {} if "fails" in words else {"b.jpg": JPEG[:-50]}
+    source = write(tmp_path / "in", {"a.jpg": JPEG, **cut})
+    found = run(
+        "convert", source, "--to", "wds", "-o", tmp_path / "out", "--workers", "0", *words.split(),
+        check=code,
+    )  # fmt: skip
+    assert message in found.stderr
+    assert not (tmp_path / "out").exists()
+    if code == 2:
+        assert not (tmp_path / "out.partial").exists()
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options, message in (
+        ({"resize": 2.5}, "resize must be"),
+        ({"format": "avif"}, "format must be"),
+        ({"icc": "drop"}, "icc must be"),
+        ({"check": "none"}, "check must be"),
+        ({"max_pixels": 0}, "max_pixels must be"),
+        ({"background": 7}, "no colour"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ImageOptions(**options)
+    with pytest.raises(UsageError, match="ImageOptions"):
+        shardkit.ConvertOptions(image={"resize": 3})  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers(pictures: Path, tmp_path: Path) -> None:
+    image = ImageOptions(resize=np.int64(32), max_aspect=np.float64(3))  # type: ignore[arg-type]
+    make(pictures, "wds", tmp_path / "out", image=image)
+    make(pictures, "wds", tmp_path / "same", image=ImageOptions(resize=32, max_aspect=3.0))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
+
+
+def test_what_the_format_cannot_hold_is_refused_before_anything_is_made(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """FFCV decodes JPEG and raw pixels."""
+    for format in ("png", "webp"):
+        with pytest.raises(UsageError, match=f"cannot hold {format}"):
+            make(pictures, "beton", tmp_path / "out", image=ImageOptions(format=format))
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_transform_is_found_in_the_current_folder(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    write(tmp_path / "here", {"steps_in_this_folder.py": STEPS.encode()})
+    monkeypatch.chdir(tmp_path / "here")
+    run(
+        "convert", pictures, "--to", "wds", "-o", tmp_path / "out", "--workers", workers,
+        "--transform", "steps_in_this_folder:step", "--shard-size", "8kB",
+    )  # fmt: skip
+    assert "mean" in shardkit.open(tmp_path / "out").schema
+
+
+def test_pictures_that_are_not_there_are_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no pictures"):
+        shardkit.convert([{"label": 1}], "wds", tmp_path / "out", image=RESIZED)
+    assert not list(tmp_path.iterdir())
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+# The peak of the process itself: `ru_maxrss` begins with that of the process that started it.
+CHILD = """
+import re, sys
+import shardkit
+image = shardkit.ImageOptions(resize=int(sys.argv[3]))
+result = shardkit.convert(sys.argv[1], "wds", sys.argv[2], workers=0, image=image)
+assert result.splits[""].pictures["resized"] == 1
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024)
+"""
+
+
+def huge(path: Path, *, progressive: bool = False) -> None:
+    """A JPEG of 11,600 x 8,700 pixels, 101 million."""
+    path.parent.mkdir()
+    tile = np.asarray(photo(size=(1160, 870)))
+    pixels = np.tile(tile, (10, 10, 1))
+    if progressive:
+        PIL.Image.fromarray(pixels).save(path, "JPEG", quality=90, progressive=True)
+    else:
+        data = simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling="420")
+        path.write_bytes(data)
+
+
+def peak(tmp_path: Path, side: int) -> int:
+    found = subprocess.run(
+        [sys.executable, "-c", CHILD, tmp_path / "in", tmp_path / f"out{side}", str(side)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    size = int(found.stdout)
+    print(f"\na side of {side:,}: {size / 1e6:,.0f} MB")
+    return size
+
+
+@LINUX
+@pytest.mark.large
+@pytest.mark.parametrize(("side", "megabytes"), [(256, 700), (8000, 1000)])
+def test_a_picture_of_100_megapixels_needs_little_memory(
+    tmp_path: Path, side: int, megabytes: int
+) -> None:
+    huge(tmp_path / "in/huge.jpg")
+    assert peak(tmp_path, side) < megabytes * 10**6
+
+
+@LINUX
+@pytest.mark.large
+def test_a_progressive_picture_of_100_megapixels_needs_what_its_coefficients_need(
+    tmp_path: Path,
+) -> None:
+    """libjpeg keeps them all: two bytes for each of 1.5 samples a pixel are 303 MB."""
+    huge(tmp_path / "in/huge.jpg", progressive=True)
+    assert peak(tmp_path, 256) < 700 * 10**6

@@ -1,0 +1,326 @@
+"""Masks share the geometry of their pictures, and keep their values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageOps
+import pytest
+
+from shardkit.errors import SampleError
+from shardkit.options import ImageOptions
+from shardkit.preprocess.images import Shaped
+from shardkit.preprocess.steps import steps_for
+from shardkit.schema import Array, Image, Schema
+from tests.preprocess.test_images import SWAPPED, encoded, exif, opened, photo, pixels_of
+
+BOTH = Schema({"image": Image(), "mask": Image()})
+# A grey wall with rectangles; the mask has the number of each. None is symmetric in any way.
+WALL, COLOURS = (90, 90, 90), {3: (250, 40, 40), 7: (40, 250, 40), 200: (40, 40, 250)}
+PLACES = {3: (10, 8, 60, 40), 7: (80, 20, 110, 72), 200: (0, 60, 50, 80)}
+SIZE = (120, 80)
+
+
+def scene() -> PIL.Image.Image:
+    picture = PIL.Image.new("RGB", SIZE, WALL)
+    for number, place in PLACES.items():
+        picture.paste(COLOURS[number], place)
+    return picture
+
+
+def drawn(mode: str = "L") -> PIL.Image.Image:
+    """The mask of the scene, with its numbers as grey, 16-bit or palette values."""
+    values = np.zeros(SIZE[::-1], np.uint16 if mode == "I;16" else np.uint8)
+    for number, (left, top, right, bottom) in PLACES.items():
+        values[top:bottom, left:right] = number * (300 if mode == "I;16" else 1)
+    made = PIL.Image.fromarray(values)
+    if mode == "P":
+        made.putpalette(PALETTE)
+    return made
+
+
+PALETTE = np.random.default_rng(0).integers(0, 256, 768, np.uint8).tolist()
+
+
+def shaped(
+    picture: bytes, mask: bytes, schema: Schema = BOTH, raw: str = "array", **options: Any
+) -> Shaped:
+    steps = steps_for(schema, ImageOptions(**options), None, raw)
+    assert steps is not None
+    values = dict(zip(schema, (picture, mask), strict=True))
+    return steps({"__key__": "a", **values})
+
+
+def values_of(mask: Any) -> np.ndarray[Any, Any]:
+    return mask if isinstance(mask, np.ndarray) else np.asarray(opened(mask))
+
+
+def assert_lies_on(pixels: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+    """A picture's colours say which number its mask must have, except where edges are mixed."""
+    assert pixels.shape[:2] == values.shape
+    seen = 0
+    for number, colour in {0: WALL, **COLOURS}.items():
+        exactly = (np.abs(pixels.astype(int) - colour) <= 25).all(axis=2)
+        assert (values[exactly] == number).all()
+        seen += int(exactly.sum())
+    assert set(np.unique(values)) <= {0, *PLACES}
+    margin = (pixels == 255).all(axis=2)
+    assert (values[margin] == 0).all()
+    assert seen + margin.sum() > 0.7 * values.size
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("mode", "upscale"),
+    [
+        ("shorter", False), ("shorter", True), ("longer", False), ("exact", False),
+        ("exact", True), ("crop", False), ("crop", True), ("pad", False), ("pad", True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_a_mask_still_lies_on_what_it_was_drawn_on(
+    format: str, mode: str, upscale: bool, orientation: int
+) -> None:
+    options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
+    picture = encoded(scene(), format, exif=exif(orientation), **options)
+    for size in (33, 40, 80, 200):
+        found = shaped(
+            picture, encoded(drawn(), "PNG"), resize=size, resize_mode=mode, upscale=upscale,
+            format="png",
+        )  # fmt: skip
+        assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_turning_alone_turns_the_mask_as_well(format: str, orientation: int) -> None:
+    options = {"lossless": True} if format == "WEBP" else {}
+    picture = encoded(scene(), format, exif=exif(orientation), **options)
+    found = shaped(picture, encoded(drawn(), "PNG"), format="raw")
+    upright = PIL.ImageOps.exif_transpose(opened(encoded(drawn(), "PNG", exif=exif(orientation))))
+    np.testing.assert_array_equal(found.sample["mask"], upright)
+    assert_lies_on(found.sample["image"], found.sample["mask"])
+
+
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_a_mask_may_be_drawn_on_the_upright_picture(orientation: int) -> None:
+    picture = encoded(scene(), "PNG", exif=exif(orientation))
+    upright = PIL.ImageOps.exif_transpose(opened(encoded(drawn(), "PNG", exif=exif(orientation))))
+    for options in ({"resize": 33}, {"format": "raw"}, {"icc": "srgb"}):
+        found = shaped(picture, encoded(upright, "PNG"), **options)
+        assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_may_say_itself_how_it_is_turned(orientation: int) -> None:
+    mask = encoded(drawn(), "PNG", exif=exif(orientation))
+    upright = PIL.ImageOps.exif_transpose(opened(encoded(scene(), "PNG", exif=exif(orientation))))
+    for picture in (upright, scene()):
+        said = exif(1 if picture is upright else orientation)
+        found = shaped(encoded(picture, "PNG", exif=said), mask, resize=33)
+        assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
+        assert not opened(found.sample["mask"]).getexif()
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "I;16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resize": 33},
+        {"resize": 200, "upscale": True},
+        {"resize": 50, "resize_mode": "crop"},
+        {"resize": 100, "resize_mode": "pad"},
+        {"resize": 40, "format": "raw"},
+    ],
+)
+def test_values_are_those_that_were_there(mode: str, options: dict[str, Any]) -> None:
+    before = drawn(mode)
+    for orientation in (1, 3, 6):
+        picture = encoded(scene(), "PNG", exif=exif(orientation))
+        found = shaped(picture, encoded(before, "PNG"), **options).sample["mask"]
+        values = values_of(found)
+        assert values.dtype == np.asarray(before).dtype
+        assert set(np.unique(values)) <= set(np.unique(np.asarray(before)))
+        assert len(np.unique(values)) == 4
+        if mode == "P" and "format" not in options:
+            after = opened(found)
+            assert after.mode == "P"
+            palette = np.array(PALETTE, np.uint8).reshape(-1, 3)
+            np.testing.assert_array_equal(after.convert("RGB"), palette[values])
+
+
+def test_the_nearest_pixel_is_pillows() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, SIZE[::-1], np.uint8)
+    mask = PIL.Image.fromarray(noise)
+    for size in (33, 41, 79):
+        found = shaped(encoded(scene(), "PNG"), encoded(mask, "PNG"), resize=size)
+        small = opened(found.sample["mask"])
+        expected = mask.resize(small.size, PIL.Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(small, expected)
+
+
+def test_masks_of_other_kinds_keep_their_values() -> None:
+    """One bit a pixel, colours that are numbers, and transparency."""
+    black = drawn().point(lambda value: 255 if value else 0).convert("1")
+    colours = scene()
+    clear = scene().convert("RGBA")
+    clear.putalpha(drawn())
+    for mask in (black, colours, clear):
+        found = shaped(encoded(scene(), "PNG"), encoded(mask, "PNG"), resize=33).sample["mask"]
+        assert opened(found).mode == mask.mode
+        expected = mask.resize(opened(found).size, PIL.Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(values_of(found), np.asarray(expected))
+
+
+def test_the_numbers_of_a_palette_with_a_hole_stay() -> None:
+    mask = drawn("P")
+    mask.info["transparency"] = 3
+    found = shaped(encoded(scene(), "PNG"), encoded(mask, "PNG"), resize=33).sample["mask"]
+    np.testing.assert_array_equal(np.unique(values_of(found)), [0, *PLACES])
+
+
+def test_neither_profile_nor_background_nor_quality_is_for_masks() -> None:
+    picture = encoded(scene(), "JPEG", icc_profile=SWAPPED)
+    mask = encoded(drawn(), "PNG", icc_profile=SWAPPED)
+    found = shaped(
+        picture, mask, resize=100, resize_mode="pad", background="#030303", quality=1, format="jpeg"
+    )
+    values = values_of(found.sample["mask"])
+    assert opened(found.sample["mask"]).format == "PNG"
+    assert set(np.unique(values)) == {0, *PLACES}
+    assert (values[:16] == 0).all()
+    assert (values[-16:] == 0).all()
+
+
+def test_a_mask_whose_picture_passes_keeps_its_bytes() -> None:
+    mask = encoded(drawn(), "PNG") + b"behind the end"
+    picture = encoded(scene(), "JPEG")
+    for options in ({"resize": 80}, {"resize": 500}, {"icc": "srgb"}, {"quality": 95}):
+        found = shaped(picture, mask, **options)
+        assert found.sample == {"__key__": "a", "image": picture, "mask": mask}
+        assert found.pictures["passed"] == 1
+
+
+def test_a_mask_whose_picture_stays_where_it_is_keeps_its_bytes() -> None:
+    mask = encoded(drawn(), "PNG")
+    for picture, options in (
+        (encoded(scene(), "JPEG", quality=95), {"quality": 20}),
+        (encoded(scene(), "BMP"), {"format": "png"}),
+        (encoded(scene(), "PNG", icc_profile=SWAPPED), {"icc": "srgb"}),
+    ):
+        found = shaped(picture, mask, **options)
+        assert found.sample["image"] != picture
+        assert found.sample["mask"] == mask
+
+
+def test_a_mask_without_a_pixel_step_keeps_its_bytes() -> None:
+    for orientation in (1, 6):
+        picture = encoded(scene(), "JPEG", exif=exif(orientation))
+        mask = encoded(drawn(), "PNG", exif=exif(3))
+        assert shaped(picture, mask, min_size=10).sample["mask"] == mask
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "I;16"])
+def test_raw_masks_are_arrays(mode: str) -> None:
+    found = shaped(encoded(scene(), "JPEG"), encoded(drawn(mode), "PNG"), format="raw")
+    np.testing.assert_array_equal(found.sample["mask"], np.asarray(drawn(mode)))
+    assert found.sample["mask"].dtype == (np.uint16 if mode == "I;16" else np.uint8)
+    Array().check(found.sample["mask"])
+
+
+def test_a_raw_mask_of_one_bit_is_0_and_1() -> None:
+    black = drawn().point(lambda value: 255 if value else 0).convert("1")
+    found = shaped(encoded(scene(), "JPEG"), encoded(black, "PNG"), format="raw").sample["mask"]
+    np.testing.assert_array_equal(found, np.asarray(drawn()) > 0)
+    assert found.dtype == np.uint8
+
+
+@pytest.mark.parametrize("mode", ["L", "P"])
+def test_where_only_raw_pixels_are_without_loss_masks_are_those(mode: str) -> None:
+    """As in .beton, which would make a JPEG of a PNG."""
+    for options in ({"resize": 40}, {"resize": 500}, {"format": "raw"}, {"format": "jpeg"}):
+        mask = encoded(drawn(mode), "PNG")
+        found = shaped(encoded(scene(), "PNG"), mask, raw="ppm", **options).sample["mask"]
+        small = drawn().resize(opened(found).size, PIL.Image.Resampling.NEAREST)
+        assert opened(found).format == "PPM"
+        np.testing.assert_array_equal(values_of(found), np.asarray(small.convert("RGB")))
+
+
+def test_a_mask_of_values_that_have_no_place_there_is_an_error_of_its_sample() -> None:
+    mask = encoded(drawn("I;16"), "PNG")
+    for options in ({"resize": 40}, {"format": "raw"}, {"resize": 500}):
+        with pytest.raises(SampleError) as error:
+            shaped(encoded(scene(), "PNG"), mask, raw="ppm", **options)
+        assert error.value.where == {"key": "a", "field": "mask"}
+
+
+@pytest.mark.parametrize("size", [(60, 40), (80, 120), (121, 80), (1, 1)])
+def test_a_mask_of_another_size_is_an_error_of_its_sample(size: tuple[int, int]) -> None:
+    mask = encoded(PIL.Image.new("L", size), "PNG")
+    for options in ({"resize": 33}, {"format": "raw"}):
+        with pytest.raises(SampleError) as error:
+            shaped(encoded(scene(), "JPEG"), mask, **options)
+        assert error.value.where == {"key": "a", "field": "mask"}
+        assert f"{size[0]} x {size[1]}" in str(error.value.found)
+        assert "120 x 80" in str(error.value.found)
+
+
+def test_a_damaged_mask_is_an_error_of_its_sample() -> None:
+    whole = encoded(drawn(), "PNG")
+    flipped = whole.replace(whole[60:61], bytes([whole[60] ^ 1]), 1)
+    for mask in (whole[: len(whole) // 2], b"text", b"", flipped):
+        with pytest.raises(SampleError) as error:
+            shaped(encoded(scene(), "JPEG"), mask, resize=33)
+        assert error.value.where == {"key": "a", "field": "mask"}
+
+
+def test_every_mask_follows_the_picture_of_its_name() -> None:
+    schema = Schema({"depth": Image(), "depth_mask": Image(), "image": Image(), "mask": Image()})
+    wide, tall = scene(), scene().transpose(PIL.Image.Transpose.ROTATE_90)
+    sample = {
+        "__key__": "a",
+        "depth": encoded(tall, "PNG"),
+        "depth_mask": encoded(drawn().transpose(PIL.Image.Transpose.ROTATE_90), "PNG"),
+        "image": encoded(wide, "PNG"),
+        "mask": encoded(drawn(), "PNG"),
+    }
+    steps = steps_for(schema, ImageOptions(resize=40), None, "array")
+    assert steps is not None
+    found = steps(sample)
+    assert list(found.sample) == list(sample)
+    assert found.pictures["resized"] == 2  # masks are not counted
+    for picture, mask in (("depth", "depth_mask"), ("image", "mask")):
+        assert_lies_on(pixels_of(found.sample[picture]), values_of(found.sample[mask]))
+    assert opened(found.sample["depth_mask"]).size == (40, 60)
+    assert len(steps.notes()) == 2
+    assert "'depth_mask' is taken for the mask of 'depth'" in steps.notes()[0]
+
+
+def test_a_mask_of_no_picture_of_its_name_follows_the_first_and_a_name_alone_is_a_picture() -> None:
+    found = shaped(
+        encoded(scene(), "PNG"),
+        encoded(drawn(), "PNG"),
+        Schema({"photo": Image(), "cat_mask": Image()}),
+        resize=40,
+    )
+    assert_lies_on(pixels_of(found.sample["photo"]), values_of(found.sample["cat_mask"]))
+    alone = steps_for(Schema({"mask": Image()}), ImageOptions(resize=40), None, "array")
+    assert alone is not None
+    assert alone({"__key__": "a", "mask": encoded(scene(), "PNG")}).pictures["resized"] == 1
+
+
+def test_a_sample_may_lack_its_mask_or_the_picture_of_it() -> None:
+    schema = Schema({"image": Image(optional=True), "mask": Image(optional=True)})
+    steps = steps_for(schema, ImageOptions(resize=40), None, "array")
+    assert steps is not None
+    picture, mask = encoded(scene(), "PNG"), encoded(drawn(), "PNG")
+    assert list(steps({"__key__": "a", "image": picture}).sample) == ["__key__", "image"]
+    assert steps({"__key__": "a", "mask": mask}).sample == {"__key__": "a", "mask": mask}
+
+
+def test_masks_are_not_pictures_to_filters() -> None:
+    mask = encoded(PIL.Image.new("L", (3, 2)), "PNG")
+    found = shaped(encoded(photo(), "PNG"), mask, min_size=50)
+    assert found.sample["mask"] == mask
