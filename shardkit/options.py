@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import re
@@ -53,8 +54,10 @@ class ImageOptions:
         if self.quality is not None and self.quality > 100:
             raise UsageError("quality goes from 1 to 100", found=str(self.quality))
         aspect = self.max_aspect
-        if aspect is not None and (not isinstance(aspect, numbers.Real) or not aspect >= 1):
-            raise UsageError("max_aspect must be a number from 1 up", found=repr(aspect))
+        if aspect is not None:
+            if not isinstance(aspect, numbers.Real) or not 1 <= aspect < math.inf:
+                raise UsageError("max_aspect must be a number from 1 up", found=repr(aspect))
+            object.__setattr__(self, "max_aspect", float(aspect))
         _check_choice(self, "resize_mode", RESIZE_MODES)
         _check_choice(self, "format", IMAGE_FORMATS)
         _check_choice(self, "chroma", (None, *CHROMA))
@@ -150,8 +153,12 @@ class ConvertOptions:
 def _check_numbers(options: Any, **least: int) -> None:
     for name, lowest in least.items():
         value = getattr(options, name)
-        if value is not None and (not isinstance(value, numbers.Integral) or value < lowest):
+        if value is None:
+            continue
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or value < lowest:
             raise UsageError(f"{name} must be a whole number from {lowest} up", found=repr(value))
+        object.__setattr__(options, name, int(value))  # also if it is one of numpy's
 
 
 def _check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
@@ -168,7 +175,9 @@ def _colour(text: str) -> str:
     try:
         return "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(text)[:3])
     except (ValueError, AttributeError, TypeError):
-        raise UsageError("this is no colour", found=repr(text), expected="white, #808080") from None
+        raise UsageError(
+            "background must be a colour", found=repr(text), expected="such as white or #808080"
+        ) from None
 
 
 def parse_size(text: int | str) -> int:

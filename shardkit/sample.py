@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 Sample = dict[str, Any]
@@ -23,6 +23,11 @@ class JsonText(str):
         if isinstance(value, JsonText):
             return value
         return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:
+    """A sample with fields renamed as `names` says (old: new)."""
+    return {names.get(name, name): value for name, value in sample.items()} if names else sample
 
 
 def key_of(stem: str) -> str:

@@ -21,7 +21,7 @@ class ProfileError(ValueError):
 
 @functools.lru_cache(maxsize=64)
 def to_srgb(profile: bytes, colour: str) -> Any:
-    """A transform of pixels ("RGB", "GRAY" or "CMYK") to sRGB; None where nothing would change.
+    """How pixels ("RGB", "GRAY" or "CMYK") become sRGB, for `converted`; None if nothing changes.
 
     Intent: perceptual, as browsers do it. Raises ProfileError.
     """
@@ -33,24 +33,36 @@ def to_srgb(profile: bytes, colour: str) -> Any:
         if opened.profile.xcolor_space.strip() != colour:
             raise ProfileError(f"a profile of {opened.profile.xcolor_space} on {colour} pixels")
         target = ImageCms.createProfile("sRGB")
-        made = ImageCms.buildTransform(opened, target, mode, "RGB", ImageCms.Intent.PERCEPTUAL)
+        # The fast way is coarse in dark greys; for a table of 256 values the slow one will do.
+        flags = ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE
+        intent = ImageCms.Intent.PERCEPTUAL
+        made = ImageCms.buildTransform(opened, target, mode, "RGB", intent, flags)
     except (ImageCms.PyCMSError, OSError, ValueError) as error:
         raise ProfileError(str(error)) from None
     if mode == "CMYK":
         return made
     levels = np.arange(256, dtype=np.uint8)
     if mode == "L":
-        probe, expected = levels[None], np.repeat(levels[None, :, None], 3, axis=2)
-    else:
-        cube = np.stack(np.meshgrid(levels[::15], levels[::15], levels[::15]), axis=-1)
-        probe = expected = cube.reshape(1, -1, 3)
+        table = np.array(ImageCms.applyTransform(Image.fromarray(levels[None]), made))[0]
+        return None if _is_same(table, levels[:, None]) else table
+    cube = np.stack(np.meshgrid(levels[::15], levels[::15], levels[::15]), axis=-1)
+    probe = cube.reshape(1, -1, 3)
     found = np.asarray(ImageCms.applyTransform(Image.fromarray(probe), made))
-    same = np.abs(found.astype(int) - expected).max() <= _SAME
-    return None if same else made
+    return None if _is_same(found, probe) else made
+
+
+def _is_same(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8]) -> bool:
+    return bool(np.abs(found.astype(int) - expected).max() <= _SAME)
 
 
 def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.uint8]:
-    """Pixels of the transform's kind, (height, width[, 3 or 4]), as sRGB, (height, width, 3)."""
+    """Pixels of the transform's kind, (height, width[, 3 or 4]), as sRGB, (height, width, 3).
+
+    `transform` is what `to_srgb` gave: for grey a table of colours, else LittleCMS's own.
+    """
+    if isinstance(transform, np.ndarray):
+        table: npt.NDArray[np.uint8] = transform
+        return table[pixels]
     from PIL import Image, ImageCms
 
     picture = cmyk(pixels) if pixels.shape[2:] == (4,) else Image.fromarray(pixels)

@@ -1,7 +1,7 @@
 """Whether an encoded picture decodes to its end, strictly: what a decoder forgives is damage here.
 
-JPEG goes through simplejpeg, whose strict mode turns libjpeg's warnings into errors. OpenCV fills
-up what is missing without a word, so all else goes through Pillow.
+JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the picture is lost.
+OpenCV fills up what is missing without a word, so all else goes through Pillow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
+from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError, opened, probe
+from shardkit.codecs.jpeg import decode_jpeg
 from shardkit.options import MAX_PIXELS
 
 
@@ -31,15 +33,12 @@ def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
         raise TooLargeError
     if format != "jpeg":
         return _pillow(data, format)
-    import simplejpeg
-
     try:
-        simplejpeg.decode_jpeg(data, strict=True)
-    except ValueError as error:
-        if "nsupported" in str(error) or str(error).startswith("tjDecompressHeader"):
-            return _pillow(data, format)  # it knows kinds of JPEG that simplejpeg does not take
+        if decode_jpeg(data, read_header(data).colour) is not None:
+            return None
+    except NotAnImageError as error:
         return str(error)
-    return None
+    return _pillow(data, format)
 
 
 def _pillow(data: bytes, format: str) -> str | None:

@@ -8,6 +8,7 @@ specification, RFC 9649 (WebP), Exif 2.3, ICC.1 annex B (profiles in files).
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -50,8 +51,9 @@ def read_header(data: bytes) -> Header:
         if format == "jpeg":
             header = _jpeg(data)
         else:
-            info = probe(data)
-            header = Header(*info, **{"png": _png, "webp": _webp}.get(info.format, _other)(data))
+            about = probe(data)._asdict()
+            read = {"png": _png, "webp": _webp, "ppm": _ppm}.get(about["format"], _other)
+            header = Header(**{**about, **read(data)})
     except (struct.error, IndexError):
         raise NotAnImageError(f"a {format} file that ends inside its header") from None
     if not (header.width and header.height):
@@ -141,8 +143,6 @@ def _png(data: bytes) -> dict[str, Any]:
     if colours & 4:
         found["oddity"] = "transparent"
     for name, start, size in _png_chunks(data):
-        if name == b"IDAT":
-            break
         if name == b"tRNS":
             found["oddity"] = "transparent"
         elif name == b"acTL":
@@ -188,6 +188,8 @@ def _webp(data: bytes) -> dict[str, Any]:
                 found["oddity"] = "transparent"
         elif name == b"ICCP":
             found["profile"] = data[start : start + size]
+        elif name == b"ANMF":  # a frame: the chunk in it says how it is packed
+            found["lossless"] |= data.startswith(b"VP8L", start + 16)
         elif name == b"EXIF":
             found["orientation"] = _exif_orientation(
                 data[start : start + size].removeprefix(b"Exif\0\0")
@@ -203,6 +205,19 @@ def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         at += 8 + size + size % 2
 
 
+# --- PPM -----------------------------------------------------------------------------------------
+
+_MAXIMUM = re.compile(
+    rb"P[56]" + rb"(?:\s|#[^\r\n]*[\r\n])+\d+" * 2 + rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)"
+)
+
+
+def _ppm(data: bytes) -> dict[str, Any]:
+    maximum = _MAXIMUM.match(data)
+    many = maximum is not None and int(maximum[1]) > 255
+    return {**_other(data), **({"oddity": "16-bit"} if many else {})}
+
+
 # --- what Pillow reads ---------------------------------------------------------------------------
 
 
@@ -215,20 +230,27 @@ def _other(data: bytes) -> dict[str, Any]:
 
 
 def _described(picture: Any) -> dict[str, Any]:
-    mode = picture.mode
-    colour = "CMYK" if mode == "CMYK" else "GRAY" if mode[0] in "1LIF" else "RGB"
-    oddity = "cmyk" if mode == "CMYK" else ""
-    if mode.startswith(("I", "F")):
-        oddity = "16-bit" if mode.startswith("I") else "floating-point"
+    mode, tiff = picture.mode, picture.format == "TIFF"
+    colour = "CMYK" if mode == "CMYK" else "GRAY" if mode in _GREY else "RGB"
+    oddity = "cmyk" if mode == "CMYK" else "floating-point" if mode == "F" else ""
+    if mode.startswith("I") or (tiff and max(picture.tag_v2.get(_BITS, (8,))) > 8):
+        oddity = oddity or "16-bit"
     if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
         oddity = "transparent"
     if getattr(picture, "is_animated", False):
         oddity = "animated"
-    # Pillow turns a TIFF on loading, and says its turned size here already.
-    if picture.format == "TIFF" and picture.getexif().get(0x0112, 1) != 1:
-        oddity = oddity or "rotated"
-    return {
-        "oddity": oddity,
-        "profile": picture.info.get("icc_profile"),
-        "colour": colour,
-    }
+    found: dict[str, Any] = {"oddity": oddity, "colour": colour}
+    profile = picture.info.get("icc_profile")
+    if profile is not None:
+        found["profile"] = profile if isinstance(profile, bytes) else b""
+    orientation = picture.getexif().get(_ORIENTATION_TAG, 1) if tiff else 1
+    if orientation in range(2, 9):
+        found["orientation"] = orientation
+        if orientation >= 5:  # Pillow gives the size as if it were turned already
+            found["height"], found["width"] = picture.size
+    return found
+
+
+_GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}
+_BITS = 258  # tags of TIFF
+_ORIENTATION_TAG = 0x0112

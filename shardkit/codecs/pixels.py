@@ -16,6 +16,7 @@ import math
 import re
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, DecodeError, NotAnImageError, check_end, opened
+from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,8 +37,7 @@ WHITE = (255, 255, 255)
 # the result is within 40 dB of Pillow's (tests/benchmarks/quality.py).
 _LEFT = 3
 _SIDES = {"jpeg": 65500, "webp": 16383}  # the longest that a format takes
-# Warnings of libjpeg after which all of the picture is there.
-_HARMLESS = ("extraneous bytes before marker", "Invalid SOS parameters", "unknown JFIF revision")
+_PNG_START = 33  # bytes before a profile: the mark of the file, and IHDR
 
 
 # --- PPM -----------------------------------------------------------------------------------------
@@ -88,12 +89,15 @@ def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 class Decoded(NamedTuple):
-    """Pixels, (height, width, 3) RGB, not turned yet; `extent` is the width and height of the
-    picture in these pixels, which may end in a part of one where it was decoded at a smaller size.
+    """Pixels, (height, width, 3) RGB, not turned yet.
+
+    `extent` is the width and height of the picture in these pixels, which may end in a part of one
+    where it was decoded at a smaller size. `to_srgb` is what is left to be done with `converted`.
     """
 
     pixels: Pixels
     extent: tuple[float, float]
+    to_srgb: Any = None
 
 
 def to_rgb(data: bytes) -> Pixels:
@@ -106,8 +110,8 @@ def to_rgb(data: bytes) -> Pixels:
     if header.profile is not None:
         with contextlib.suppress(ProfileError):
             transform = to_srgb(header.profile, header.colour)
-    pixels = decode(data, header, transform=transform).pixels
-    if transform is not None and header.colour == "RGB":
+    pixels, _, transform = decode(data, header, transform=transform)
+    if transform is not None:
         pixels = converted(pixels, transform)
     return upright(pixels, header.orientation)
 
@@ -123,24 +127,24 @@ def decode(
     """Decode the first frame. `header` is what `read_header` says of `data`.
 
     `least` is the width and height that the picture is to be resized to: a JPEG of many times that
-    size is decoded at a smaller one. A `transform` of `color.to_srgb` is applied to grey and CMYK;
-    RGB pixels are left to the caller, who may have fewer of them later.
+    size is decoded at a smaller one. A `transform` of `color.to_srgb` is applied here, or left to
+    the caller, who may have fewer pixels later.
 
     Raises NotAnImageError that says what is wrong, and never gives a part of a picture.
     """
     check_end(data, header.format)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
-        reduced = _reduction(header, least)
-        pixels = _by_turbo(data, header, reduced, transform)
-        if pixels is not None:
-            return Decoded(pixels, (header.width / reduced, header.height / reduced))
+        decoded = _by_turbo(data, header, _reduction(header, least), transform)
+        if decoded is not None:
+            return decoded
     ppm = ppm_header(data)
     if ppm is not None:
         rows = np.frombuffer(data, np.uint8, ppm.stop - ppm.start, ppm.start)
         pixels = rows.reshape(ppm.height, ppm.width, 3).copy()
     else:
-        pixels = _by_pillow(data, background, transform)
-    return Decoded(pixels, (pixels.shape[1], pixels.shape[0]))
+        with loaded(data, header) as picture:
+            pixels = _as_rgb(picture, header.colour, background, transform)
+    return Decoded(pixels, (header.width, header.height))
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
@@ -154,6 +158,22 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
+def turned(picture: Any, orientation: int) -> Any:
+    """A Pillow image turned as EXIF's orientation says."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return picture.transpose(turns[orientation]) if orientation in turns else picture
+
+
 def _reduction(header: Header, least: tuple[int, int] | None) -> int:
     """8, 4, 2 or 1: by what a JPEG is made smaller while it is decoded."""
     if least is None:
@@ -162,31 +182,19 @@ def _reduction(header: Header, least: tuple[int, int] | None) -> int:
     return next((part for part in (8, 4, 2) if scale >= part * _LEFT), 1)
 
 
-def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Pixels | None:
+def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Decoded | None:
     """By libjpeg-turbo; None for a kind of JPEG that it leaves to others."""
-    import simplejpeg
-
-    kind = "RGB"
-    if header.oddity == "cmyk" or (transform is not None and header.colour == "GRAY"):
-        kind = header.colour
-    sides = {
-        "min_height": math.ceil(header.height / reduced),
-        "min_width": math.ceil(header.width / reduced),
-    }
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, kind, **sides)
-    except ValueError as error:
-        words = str(error)
-        if "nsupported" in words or words.startswith("tjDecompressHeader"):
-            return None
-        if not any(harmless in words for harmless in _HARMLESS):
-            raise DecodeError(f"a damaged jpeg file: {words}") from None
-        pixels = simplejpeg.decode_jpeg(data, kind, strict=False, **sides)
+    colour = header.colour
+    kind = colour if colour == "CMYK" or (colour == "GRAY" and transform is not None) else "RGB"
+    extent = (header.width / reduced, header.height / reduced)
+    pixels = decode_jpeg(data, kind, math.ceil(extent[0]), math.ceil(extent[1]))
+    if pixels is None:
+        return None
     if kind == "GRAY":
-        return converted(pixels[:, :, 0], transform)
+        return Decoded(converted(pixels[:, :, 0], transform), extent)
     if kind == "CMYK":  # Adobe stores ink inverted, and so do all others since
-        return _from_cmyk(255 - pixels, transform)
-    return pixels
+        return Decoded(_from_cmyk(255 - pixels, transform), extent)
+    return Decoded(pixels, extent, transform)
 
 
 def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
@@ -195,38 +203,53 @@ def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
     return np.array(cmyk(pixels).convert("RGB"))
 
 
-def _by_pillow(data: bytes, background: Colour, transform: Any) -> Pixels:
+@contextlib.contextmanager
+def loaded(data: bytes, header: Header) -> Iterator[Any]:
+    """The first frame as a Pillow image, not turned yet. Raises NotAnImageError."""
     try:
-        if data.startswith(b"\x89PNG"):  # the checksums of its chunks, which decoding passes over
+        if header.format == "png":  # the checksums of its chunks, which decoding passes over
             with opened(data) as picture:
                 picture.verify()
         with opened(data) as picture:
-            picture.load()  # the first frame
-            return _as_rgb(picture, background, transform)
+            picture.load()
+            # Pillow turns a TIFF itself. Turning it back costs little, and rotated TIFFs are rare.
+            back = {6: 8, 8: 6}.get(header.orientation, header.orientation)
+            yield turned(picture, back) if header.format == "tiff" else picture
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
         raise DecodeError(f"a damaged picture: {error}") from None
 
 
-def _as_rgb(picture: Any, background: Colour, transform: Any) -> Pixels:
+def _as_rgb(picture: Any, colour: str, background: Colour, transform: Any) -> Pixels:
     import PIL.Image
 
+    alpha = None
     if picture.mode == "F":
         raise DecodeError("floating-point pixels, of which no value is known to be white")
-    if picture.mode.startswith("I"):
-        # "I" is how Pillow says 16 bits where it has no mode of that size for the file's format.
-        grey = (np.asarray(picture).clip(0, 0xFFFF) >> 8).astype(np.uint8)
-        picture = PIL.Image.fromarray(grey)
     if picture.mode == "CMYK":
         return _from_cmyk(np.asarray(picture), transform)
-    if picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+    if picture.mode.startswith("I"):
+        # "I" is how Pillow says 16 bits where it has no mode of that size for the file's format.
+        values = np.asarray(picture).clip(0, 0xFFFF)
+        if isinstance(picture.info.get("transparency"), int):
+            alpha = PIL.Image.fromarray(values != picture.info["transparency"]).convert("L")
+        picture = PIL.Image.fromarray((values >> 8).astype(np.uint8))
+    elif picture.mode in _ALPHA or "transparency" in picture.info:
         picture = picture.convert("RGBA")
-        under = PIL.Image.new("RGBA", picture.size, background)
-        picture = PIL.Image.alpha_composite(under, picture)
-    elif picture.mode in ("L", "1") and transform is not None:
-        return converted(np.asarray(picture.convert("L")), transform)
-    return np.array(picture.convert("RGB"))
+        alpha = picture.getchannel("A")
+    if transform is None:
+        pixels = np.array(picture.convert("RGB"))
+    else:
+        mode = "L" if colour == "GRAY" else "RGB"
+        pixels = converted(np.asarray(picture.convert(mode)), transform)
+    if alpha is None:
+        return pixels
+    under = PIL.Image.new("RGB", picture.size, background)
+    return np.array(PIL.Image.composite(PIL.Image.fromarray(pixels), under, alpha))
+
+
+_ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
 # --- encoding ------------------------------------------------------------------------------------
@@ -253,33 +276,12 @@ def encode(
             f"a side of {side:,} pixels, where {format} has at most {_SIDES[format]:,}"
         )
     if format == "jpeg":
-        return _to_jpeg(pixels, quality, chroma, profile)
+        return encode_jpeg(pixels, quality, chroma, profile)
     if format == "png":
         return _to_png(pixels, profile)
     if format == "webp":
         return _to_webp(pixels, quality, lossless, profile)
     return to_ppm(pixels)
-
-
-def _to_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:
-    import simplejpeg
-
-    data: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=chroma
-    )
-    if profile is None:
-        return data
-    parts = [profile[at : at + _PROFILE_PART] for at in range(0, len(profile), _PROFILE_PART)]
-    segments = [
-        b"\xff\xe2%sICC_PROFILE\0%c%c%s" % (struct.pack(">H", 16 + len(p)), n, len(parts), p)
-        for n, p in enumerate(parts, 1)
-    ]
-    return b"".join([data[:_JPEG_START], *segments, data[_JPEG_START:]])
-
-
-_JPEG_START = 20  # bytes before a profile: the mark of the file, and JFIF's segment
-_PNG_START = 33  # the same: the mark, and IHDR
-_PROFILE_PART = 65519  # bytes at most in one segment
 
 
 def _to_png(pixels: Pixels, profile: bytes | None) -> bytes:

@@ -290,7 +290,7 @@ def _check_place(out: Path, single: bool) -> None:
             fix="move it away, or give another name with -o",
         )
     if single and not out.exists() and not Partial(out).exists():
-        for name in (manifests.NAME, manifests.ERRORS, manifests.KEYS):
+        for name in (manifests.NAME, manifests.ERRORS, manifests.FILTERED, manifests.KEYS):
             if manifests.beside(out, name).exists():
                 raise OutputError(
                     "a file stands where one that belongs to the output must go",
@@ -348,7 +348,14 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         before, now = old.get(name), new.get(name)
         if before == now:
             continue
-        if isinstance(before, dict) and isinstance(now, dict) and name not in ("source", "times"):
+        if name == "transform" and isinstance(before, dict) and isinstance(now, dict):
+            same = before["name"] == now["name"]
+            words.append(
+                f"the code of the transform {now['name']} has changed"
+                if same
+                else f"the transform was {before['name']}, is {now['name']}"
+            )
+        elif isinstance(before, dict) and isinstance(now, dict) and name not in ("source", "times"):
             words.append(differences(before, now))
         elif name in ("source", "times"):
             words.append("the source has changed")

@@ -20,6 +20,7 @@ from shardkit.options import ConvertOptions, parse_split
 from shardkit.order import permutation
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.transform import Transform, load_transform
+from shardkit.sample import renamed
 from shardkit.schema import Image, Schema
 from shardkit.sources.base import Source
 from shardkit.version import __version__
@@ -162,7 +163,7 @@ def make_plan(
         payload = part.source.sizes()[part.order]
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
         encodes = one_shard and _encodes(part, format)
-        stored = payload if one_shard else _stored(part, payload)
+        stored = payload if one_shard else _stored(part, payload, options.rename)
         bounds = format.bound(stored, len(part.schema))
         for start, stop in _cuts(bounds, *limits, encodes=encodes):
             tasks.append(Task(len(tasks), part, start, stop))
@@ -212,7 +213,9 @@ def _probes(part: Part) -> list[int]:
     return chosen
 
 
-def _stored(part: Part, payload: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _stored(
+    part: Part, payload: npt.NDArray[np.int64], rename: dict[str, str]
+) -> npt.NDArray[np.int64]:
     """Payload bytes after the steps: about what a few samples tell, and somewhat more."""
     if part.steps is None or not len(payload):
         return payload
@@ -221,9 +224,9 @@ def _stored(part: Part, payload: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
     for index in _probes(part):
         try:
             shaped = part.steps(part.source[index])
+            stats.add(part.schema.check(renamed(shaped.sample, rename)))
         except (SampleError, Filtered):
             continue
-        stats.add(shaped.sample)
         read += int(sizes[index])
     stats.flush()
     written = sum(field.bytes for field in stats.fields.values())

@@ -25,7 +25,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.manifest import ERRORS, FILTERED, KEYS
 from shardkit.preprocess.filtered import Filtered
-from shardkit.sample import Sample
+from shardkit.sample import Sample, renamed
 from shardkit.schema import Schema
 from shardkit.sources.base import Source
 
@@ -117,7 +117,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
             name = work.source.name(index)
             try:
                 sample = _sample(read)
-                size = shards.write(_renamed(sample, work))
+                size = shards.write(_checked(sample, work))
             except Filtered as dropped:
                 lists[FILTERED].append(_line({"source": name, **dropped.to_json()}))
                 shards.stats.filtered[dropped.reason] += 1
@@ -176,9 +176,9 @@ def _count(read: Read, stats: Stats) -> None:
         stats.reasons.update(read.reasons)
 
 
-def _renamed(sample: Sample, work: Work) -> Sample:
-    if work.rename:
-        sample = {work.rename.get(name, name): value for name, value in sample.items()}
+def _checked(sample: Sample, work: Work) -> Sample:
+    """A sample with its new names; checked, if it is what a user's function made."""
+    sample = renamed(sample, work.rename)
     transformed = work.steps is not None and work.steps.transform is not None
     return work.schema.check(sample) if transformed else sample
 
@@ -195,7 +195,7 @@ def read_in_order(
     ahead = busy = 2 * threads if threads > 1 else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
-        chunks = _chunks(source.sizes(), _CHUNK_SAMPLES if steps is None else _CHUNK_STEPS)
+        chunks = _chunks(source.sizes(), _chunk_samples(steps))
         try:
             while True:
                 for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
@@ -212,6 +212,13 @@ def read_in_order(
                 yield from enumerate(chunk.samples, number)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _chunk_samples(steps: ImageSteps | None) -> int:
+    """How many samples are read together: few, where each is a lot of work or of memory."""
+    if steps is None:
+        return _CHUNK_SAMPLES
+    return 1 if steps.options.format == "raw" else _CHUNK_STEPS
 
 
 def _read(source: Source, steps: ImageSteps | None, first: int, last: int) -> _Chunk:

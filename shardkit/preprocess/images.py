@@ -63,8 +63,12 @@ class ImageSteps:
             shaped.sample[name] = self._stored(shaped, name, picture)
         for name in drawn:
             picture = found[self.masks[name]]
-            if self._is_anew(picture):
-                shaped.sample[name] = self._mask_stored(self._mask(sample, name, picture))
+            with _About(sample, name):
+                if self._is_anew(picture):
+                    mask = self._mask(sample, name, picture)
+                    shaped.sample[name] = self._mask_stored(mask)
+                else:
+                    self._steps.check(sample[name])
         return shaped
 
     def notes(self) -> list[str]:
@@ -104,8 +108,7 @@ class ImageSteps:
 
     def _mask(self, sample: Sample, name: str, picture: Picture) -> Any:
         """The mask of a picture, as a Pillow image that lies on the picture's new pixels."""
-        with _About(sample, name):
-            return masks.mask_of(sample[name], picture.header, picture.geometry)
+        return masks.mask_of(sample[name], picture.header, picture.geometry)
 
     def _is_anew(self, picture: Picture) -> bool:
         """Whether the mask of a picture cannot be stored as it is."""
@@ -123,7 +126,10 @@ class ImageSteps:
         for name, picture in found.items():
             with _About(sample, name):
                 given[name] = _read_only(self._steps.made(picture))
-        on_picture = {name: self._mask(sample, name, found[self.masks[name]]) for name in drawn}
+        on_picture = {}
+        for name in drawn:
+            with _About(sample, name):
+                on_picture[name] = self._mask(sample, name, found[self.masks[name]])
         for name, mask in on_picture.items():
             given[name] = _read_only(masks.values_of(mask))
         with _one_transform:
@@ -140,11 +146,12 @@ class ImageSteps:
                 made[name] = self._stored(shaped, name, picture, pixels)
         for name, mask in on_picture.items():
             values, picture = made.get(name), found[self.masks[name]]
-            if values is not given[name] and isinstance(values, np.ndarray):
-                with _About(sample, name):
+            with _About(sample, name):
+                if values is given[name]:
+                    anew = self._is_anew(picture)
+                    made[name] = self._mask_stored(mask) if anew else sample[name]
+                elif isinstance(values, np.ndarray):
                     made[name] = self._mask_stored(masks.with_values(mask, values))
-            elif values is given[name]:
-                made[name] = self._mask_stored(mask) if self._is_anew(picture) else sample[name]
         return shaped
 
 

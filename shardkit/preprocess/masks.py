@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import DecodeError, NotAnImageError, check_end, opened
-from shardkit.codecs.pixels import to_ppm
+from shardkit.codecs.image import NotAnImageError, check_end
+from shardkit.codecs.pixels import loaded, to_ppm, turned
 from shardkit.preprocess.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -46,29 +46,8 @@ def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
         raise MaskError(
             f"a mask of {size[0]} x {size[1]} pixels on a picture of {stored[0]} x {stored[1]}"
         )
-    try:
-        with opened(data) as mask:
-            mask.load()
-            return _placed(_turned(mask, orientation), geometry)
-    except NotAnImageError:
-        raise
-    except Exception as error:  # its decoders raise whatever damage leads them to
-        raise DecodeError(f"a damaged picture: {error}") from None
-
-
-def _turned(mask: Any, orientation: int) -> Any:
-    from PIL.Image import Transpose
-
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return mask.transpose(turns[orientation]) if orientation in turns else mask.copy()
+    with loaded(data, header) as mask:
+        return _placed(turned(mask, orientation).copy(), geometry)
 
 
 def _placed(mask: Any, geometry: Geometry) -> Any:

@@ -98,7 +98,7 @@ class PictureSteps:
         options, header = self.options, read_header(data)
         check_end(data, header.format)
         placed = geometry(*header.upright, options)
-        format = options.format
+        format = options.format if options.format != "raw" else "ppm"
         if format == "keep":
             writable, other = _WRITABLE[self.raw]
             format = header.format if header.format in writable else other
@@ -109,8 +109,10 @@ class PictureSteps:
             reasons.append(_ODD.get(header.oddity, header.oddity))
         if header.orientation != 1:
             reasons.append("rotated")
-        if options.format not in ("keep", header.format):
+        if options.format != "keep" and (header.format != format or self.as_array):
             reasons.append(f"{header.format} to {options.format}")
+        elif options.format == "raw" and header.colour == "GRAY":
+            reasons.append("grey to raw")
         transform, about_it = self._profile(header)
         if about_it and (options.icc != "keep" or (reasons and header.colour != "RGB")):
             reasons.append(about_it)
@@ -133,14 +135,23 @@ class PictureSteps:
         """
         again = not picture.reasons and self.pixels and self._is_finer(picture.header)
         if not (picture.reasons or again):
-            if self.options.check == "decode" and pixels is None:
-                _decode_all(picture, self.options)
+            if pixels is None:
+                self.check(picture.data, picture.header)
             return Stored(picture.data, "passed")
         value = self._value(picture, self.made(picture) if pixels is None else pixels)
         if again:
             smaller = len(value) < len(picture.data)
             return Stored(value, "recompressed") if smaller else Stored(picture.data, "kept")
         return Stored(value, "resized" if RESIZED in picture.reasons else "encoded")
+
+    def check(self, data: bytes, header: Header | None = None) -> None:
+        """Decode a picture or a mask that passes to its end, if that is asked for."""
+        if self.options.check != "decode":
+            return
+        with _guarded(header or read_header(data), self.options):
+            words = damage(data, self.options.max_pixels or MAX_PIXELS)
+        if words is not None:
+            raise DecodeError(words)
 
     def _is_finer(self, header: Header) -> bool:
         """Whether a picture that could pass has more quality than was asked for."""
@@ -158,7 +169,7 @@ class PictureSteps:
         with _guarded(header, self.options):
             if placed.width * placed.height > MAX_PIXELS:
                 raise TooManyPixelsError(f"{placed.width:,} x {placed.height:,} after resizing")
-            pixels, extent = decode(
+            pixels, extent, transform = decode(
                 picture.data,
                 header,
                 least=size if placed.changes(*header.upright) else None,
@@ -168,8 +179,8 @@ class PictureSteps:
             if (pixels.shape[1], pixels.shape[0]) != size:
                 pixels = resize(pixels, *size, extent)
             pixels = upright(pixels, header.orientation)
-            if picture.to_srgb is not None and header.colour == "RGB":
-                pixels = converted(pixels, picture.to_srgb)
+            if transform is not None:
+                pixels = converted(pixels, transform)
             return _on_canvas(pixels, placed, self._background)
 
     def _value(self, picture: Picture, pixels: Pixels) -> Any:
@@ -180,7 +191,7 @@ class PictureSteps:
         keeps = options.icc == "keep" and header.colour == "RGB"
         return encode(
             pixels,
-            "ppm" if options.format == "raw" else picture.format,
+            picture.format,
             quality=options.quality or IMAGE_DEFAULTS["quality"],
             chroma=options.chroma or IMAGE_DEFAULTS["chroma"],
             lossless=options.format == "keep" and header.lossless,
@@ -212,14 +223,6 @@ def _guarded(header: Header, options: ImageOptions) -> Any:
         raise TooManyPixelsError(f"{header.width:,} x {header.height:,}, which is {count:,} pixels")
     with _one_large if count > _LARGE else contextlib.nullcontext():
         yield
-
-
-def _decode_all(picture: Picture, options: ImageOptions) -> None:
-    """Raise NotAnImageError for a picture that does not decode to its end."""
-    with _guarded(picture.header, options):
-        words = damage(picture.data, options.max_pixels or MAX_PIXELS)
-        if words is not None:
-            raise DecodeError(words)
 
 
 def _on_canvas(pixels: Pixels, placed: Geometry, background: Colour) -> Pixels:

@@ -145,7 +145,8 @@ class _Comparison:
         return self._steps(source)
 
     def _steps(self, source: Source) -> ImageSteps | None:
-        if self._manifest is None or self._options.get("transform"):
+        pictures = any(isinstance(kind, Image) for kind in source.schema.values())
+        if self._manifest is None or not pictures or self._options.get("transform"):
             return None
         from shardkit.preprocess.steps import steps_for
 

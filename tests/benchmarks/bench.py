@@ -7,9 +7,10 @@
     python tests/benchmarks/bench.py images  --data ORIGINALS --work FOLDER [--peers ENV]
     python tests/benchmarks/bench.py start   --data PHOTOS --work FOLDER
 
-PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are; ENV is what make_peers.sh made, and without it the libraries that we
-do not depend on are left out. `--formats wds,lmdb` looks at these alone. Each round runs every
-contender once, in another order. Prints one JSON object.
+PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are; ENV is what make_peers.sh
+made, and without it the libraries that we do not depend on are left out. `--formats wds,lmdb` looks
+at these alone. Each round runs every contender once, in another order.
+Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     python contender.py resize litdata    PHOTOS STORE
 
 `read` goes through every sample in random order and hashes every value with xxh3, so that nobody
-can skip the bytes: one epoch to warm up, one that counts; so with `verify`. `resize` makes the shorter
-side 256 pixels and encodes JPEG of quality 90, in two processes. Prints {"seconds": ...,
+can skip the bytes: one epoch to warm up, one that counts; so with `verify`. `resize` makes the
+shorter side 256 pixels and encodes JPEG of quality 90, in two processes. Prints {"seconds": ...,
 "samples": ...}.
 """
 

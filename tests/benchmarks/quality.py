@@ -47,7 +47,7 @@ def by_pillow(pixels: Pixels, width: int, height: int, filter: str = "BILINEAR")
 
 
 def by_us(data: bytes, header: Header, width: int, height: int) -> Pixels:
-    pixels, extent = decode(data, header, least=(width, height))
+    pixels, extent, _ = decode(data, header, least=(width, height))
     return resize(pixels, width, height, extent)
 
 

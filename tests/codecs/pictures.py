@@ -119,13 +119,16 @@ def cmyk_profile() -> bytes:
     return _profile(b"CMYK", {b"A2B0": table}, kind=b"prtr", space=b"Lab ")
 
 
-def by_littlecms(picture: PIL.Image.Image, profile: bytes) -> Pixels:
+def by_littlecms(
+    picture: PIL.Image.Image, profile: bytes, flags: ImageCms.Flags = ImageCms.Flags.NONE
+) -> Pixels:
     """A picture's pixels in sRGB, as Pillow's users get them."""
     made = ImageCms.profileToProfile(
         picture,
         ImageCms.ImageCmsProfile(io.BytesIO(profile)),
         ImageCms.createProfile("sRGB"),
         outputMode="RGB",
+        flags=flags,
     )
     assert made is not None
     return np.array(made)

@@ -106,23 +106,12 @@ def test_a_turned_picture_is_upright_with_its_sides_exchanged() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_orientation_is_that_of_exif_and_the_size_is_not_turned(
     format: str, orientation: int
 ) -> None:
     header = read_header(encoded(RGB, format, exif=exif(orientation)))
     assert (header.width, header.height, header.orientation) == (*SIZE, orientation)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_tiff_is_turned_by_pillow_and_so_is_its_size(orientation: int) -> None:
-    data = encoded(RGB, "TIFF", exif=exif(orientation))
-    header = read_header(data)
-    assert header.oddity == ("rotated" if orientation != 1 else "")
-    assert header.orientation == 1
-    with opened(data) as picture:
-        picture.load()
-        assert (header.width, header.height) == picture.size
 
 
 def test_a_big_endian_orientation_and_a_damaged_one() -> None:

@@ -176,7 +176,7 @@ def test_what_was_decoded_can_be_resized_in_place(
     data = encoded(picture, format, **({"icc_profile": profile} if profile else {}))
     header = read_header(data)
     transform = None if profile is None else to_srgb(profile, header.colour)
-    pixels, extent = decode(data, header, least=(30, 20), transform=transform)
+    pixels, extent, _ = decode(data, header, least=(30, 20), transform=transform)
     assert resize(pixels, 30, 20, extent).shape == (20, 30, 3)
 
 

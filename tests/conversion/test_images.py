@@ -866,7 +866,7 @@ def test_a_plan_shows_the_steps_and_does_nothing(pictures: Path, tmp_path: Path)
         ("--quality 101", 2, "quality goes from 1 to 100"),
         ("--quality 0", 2, "quality must be"),
         ("--chroma 411", 2, "'411' is not one of"),
-        ("--background nocolour", 2, "this is no colour"),
+        ("--background nocolour", 2, "background must be a colour"),
         ("--image-format raw --icc keep", 2, "no place for a colour profile"),
         ("--image-format gif", 2, "'gif' is not one of"),
         ("--max-aspect 0.5", 2, "max_aspect must be"),
@@ -899,7 +899,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         ({"icc": "drop"}, "icc must be"),
         ({"check": "none"}, "check must be"),
         ({"max_pixels": 0}, "max_pixels must be"),
-        ({"background": 7}, "no colour"),
+        ({"background": 7}, "background"),
     ):
         with pytest.raises(UsageError, match=message):
             ImageOptions(**options)

@@ -1,0 +1,81 @@
+"""JPEG by libjpeg-turbo: what it only warns of is damage, unless nothing of the picture is lost."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import simplejpeg
+
+from shardkit.codecs.image import DecodeError, jpeg_segments
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+
+_END = b"\xff\xd9"
+_START = 20  # bytes before a profile: the mark of the file, and JFIF's segment
+_PROFILE_PART = 65519  # bytes at most of a profile in one segment, of which there are 255
+_SEQUENTIAL = (0xC0, 0xC1)
+_TRIES = 4
+
+
+def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixels | None:
+    """Pixels, (height, width, channels), of kind "RGB", "GRAY" or "CMYK"; None for a kind of JPEG
+    that this library does not read.
+
+    Decoded at the smallest size that it can and that has `width` and `height`. Raises DecodeError.
+    """
+    for _ in range(_TRIES):
+        try:
+            pixels: Pixels = simplejpeg.decode_jpeg(data, kind, min_height=height, min_width=width)
+            return pixels
+        except ValueError as error:
+            words = str(error)
+        if "nsupported" in words or words.startswith("tjDecompressHeader"):
+            return None
+        mended = _mended(data, words)
+        if mended == data:
+            break
+        data = mended
+    raise DecodeError(f"a damaged jpeg file: {words}")
+
+
+def _mended(data: bytes, warning: str) -> bytes:
+    """The bytes without what a warning is of, if the picture does not depend on it.
+
+    Then whatever else is wrong shows in another try: the library gives only its first warning.
+    """
+    if "extraneous bytes before marker 0xd9" in warning:  # a scan that went wrong leaves some too
+        pixels, end, _ = data.rpartition(_END)
+        return pixels.rstrip(b"\0") + end
+    changed = bytearray(data)
+    frame = 0
+    for marker, start, _ in jpeg_segments(data):
+        if marker in _SEQUENTIAL:
+            frame = marker
+        if marker == 0xE0 and "JFIF revision" in warning and data.startswith(b"JFIF\0", start):
+            changed[start + 5] = 1
+        elif marker == 0xDA and "SOS parameters" in warning and frame:
+            at = start + 1 + 2 * data[start]  # behind the components: fixed in such files
+            changed[at : at + 3] = b"\0\x3f\0"
+    return bytes(changed)
+
+
+def encode_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:
+    """Pixels, (height, width, 3) RGB, as a JPEG. Raises ValueError for too long a profile."""
+    data: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=chroma
+    )
+    if profile is None:
+        return data
+    parts = [profile[at : at + _PROFILE_PART] for at in range(0, len(profile), _PROFILE_PART)]
+    if len(parts) > 255:
+        raise ValueError(f"a colour profile of {len(profile):,} bytes, which no jpeg can hold")
+    segments = [
+        b"\xff\xe2%sICC_PROFILE\0%c%c%s" % (struct.pack(">H", 16 + len(p)), n, len(parts), p)
+        for n, p in enumerate(parts, 1)
+    ]
+    return b"".join([data[:_START], *segments, data[_START:]])
