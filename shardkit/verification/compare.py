@@ -135,8 +135,8 @@ class _Comparison:
     def begin(self, source: Source) -> ImageSteps | None:
         """Compare fields and classes; returns the steps that make the dataset's pictures again."""
         self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
-        theirs = {self._names.get(name, name) for name in source.schema}
-        self._common = self._schema.keys() & theirs
+        theirs = [self._names.get(name, name) for name in source.schema]
+        self._common = self._schema.keys() & set(theirs)
         if self._options.get("transform"):
             self._note("made with a transform, which verify does not run: only keys are compared")
             self._common = set()

@@ -311,12 +311,10 @@ def test_a_refused_sample_counts_no_picture(path: Path) -> None:
 
 def test_a_cut_picture_is_named(path: Path) -> None:
     writer = BETON.create(path, Schema({"image": Image()}))
-    for value in (encoded("JPEG")[:-20], encoded("PPM")[:-1]):
+    for value in (encoded("JPEG")[:-20], encoded("PPM")[:-1], encoded("PNG")[:-60]):
         with pytest.raises(SampleError, match="the picture is cut") as error:
             writer.write({"__key__": "a", "image": value})
         assert error.value.where == {"key": "a", "field": "image"}
-    with pytest.raises(SampleError, match="no picture"):
-        writer.write({"__key__": "a", "image": encoded("PNG")[:-60]})
     writer.close()
 
 
