@@ -33,8 +33,6 @@ _EDGES = 2.5
 _NOISE = 1.5
 _ROWS = 32  # of which one tells how large the steps are
 
-cv2.setNumThreads(1)  # workers share the cores already; threads of its own would only be in the way
-
 
 def resize(
     pixels: Pixels, width: int, height: int, extent: tuple[float, float] | None = None
@@ -58,7 +56,7 @@ def resize(
         return _interpolated(pixels, x, y, cv2.INTER_LINEAR)
     fits = [(_fit(round(x * _STEPS), i), _fit(round(y * _STEPS), i)) for i in _KERNELS]
     fit_x, fit_y = min(fits, key=lambda pair: pair[0].error + pair[1].error)
-    if (fit_x.error + fit_y.error) * _steps(pixels) > _NOISE:
+    if (fit_x.error + fit_y.error) * _contrast(pixels) > _NOISE:
         return _by_pillow(pixels, (width, height), (0, 0, across, down))
     edges = _edges(pixels, (width, height), (across, down)) if max(x, y) >= _EDGES else []
     if not (pixels.flags.writeable and pixels.flags.c_contiguous):
@@ -127,7 +125,7 @@ def _edges(
     ]
 
 
-def _steps(pixels: Pixels) -> float:
+def _contrast(pixels: Pixels) -> float:
     """The mean squared difference of neighbours, across plus down, of some rows."""
     some, below = pixels[:-1:_ROWS], pixels[1::_ROWS]
     if not some.size or pixels.shape[1] < 2:

@@ -253,7 +253,7 @@ def _not_picklable(error: Exception) -> WorkerError:
     return WorkerError(
         "the source cannot be sent to worker processes",
         found=f"{type(error).__name__}: {error}",
-        fix="use workers=0, or define the source's class in a module that can be imported",
+        fix="use workers=0, or define your class or function in a module that can be imported",
     )
 
 
@@ -266,6 +266,8 @@ def serve() -> None:
 
     for module in pickle.load(sys.stdin.buffer):
         importlib.import_module(module)
+    if "cv2" in sys.modules:  # workers share the cores: threads of its own would be in the way
+        sys.modules["cv2"].setNumThreads(1)
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the user's code prints must not run into the channel
     warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning
