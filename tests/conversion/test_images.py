@@ -298,16 +298,20 @@ def kill_at_random(tmp_path: Path, rounds: int, seed: int) -> dict[str, int]:
     files["class1/small.jpg"] = encoded(photo(size=(80, 50)), "JPEG")
     source = write(tmp_path / "in", files)
     whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
+    process = start(source, whole)
+    wait_for(has_begun(process, tmp_path / "whole.partial"))
     began = time.monotonic()
-    assert finish(start(source, whole)) == (0, "")
-    seconds = time.monotonic() - began
+    assert finish(process) == (0, "")
+    seconds = time.monotonic() - began  # of the work alone: starting takes as long, and varies
     reference = files_of(whole)
     assert {"errors.jsonl", "filtered.jsonl"} <= reference.keys()
     dice = random.Random(seed)
     seen = {"before work": 0, "in work": 0, "after": 0}
     for _ in range(rounds):
         process = start(source, out)
-        time.sleep(dice.uniform(0.25, 0.8) * seconds)
+        if dice.random() < 0.9:
+            wait_for(has_begun(process, partial))
+        time.sleep(dice.uniform(0, 0.9) * seconds)
         workers = workers_of(process)
         one_worker = bool(workers) and dice.random() < 0.4
         try:
@@ -325,6 +329,11 @@ def kill_at_random(tmp_path: Path, rounds: int, seed: int) -> dict[str, int]:
         assert not partial.exists()
         shutil.rmtree(out)
     return seen
+
+
+def has_begun(process: subprocess.Popen[bytes], partial: Path) -> Callable[[], bool]:
+    """Whether there is a first task, or all is over."""
+    return lambda: any(partial.glob("tasks/*")) or process.poll() is not None
 
 
 def is_alive(pid: int) -> bool:
