@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardkit.cli import print_json
-from shardkit.cli.tables import counted, print_table, size, spread
+from shardkit.cli.tables import counted, print_table, size, spread, tally
 from shardkit.manifest import FieldStats
 
 _CLASSES = 20  # that are printed; --json has all
@@ -42,8 +42,7 @@ def _show(report: dict[str, Any]) -> None:
     if report["errors"]:
         rows.append(("dropped", f"{report['errors']:,} bad samples, listed in errors.jsonl"))
     if report["filtered"]:
-        reasons = ", ".join(f"{count:,} {why}" for why, count in report["filtered"].items())
-        rows.append(("left out", f"{reasons}; listed in filtered.jsonl"))
+        rows.append(("left out", f"{tally(report['filtered'])}; listed in filtered.jsonl"))
     print_table(str(report["path"]), rows)
     print_table("Fields", [_field_row(*item) for item in report["fields"].items()])
     if report["classes"]:

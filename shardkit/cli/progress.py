@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardkit.cli.tables import console, counted, print_table, size, spread
+from shardkit.cli.tables import console, counted, print_table, size, spread, tally
 from shardkit.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -195,13 +195,13 @@ def show_result(result: ConvertResult) -> None:
         if split.errors:
             rows.append(("  dropped", f"{split.errors:,}, listed in {split.errors_list}"))
         if split.filtered:
-            reasons = ", ".join(f"{count:,} {why}" for why, count in split.filtered.items())
-            rows.append(("  left out", f"{reasons}; listed in {split.filtered_list}"))
+            words = f"{tally(split.filtered)}; listed in {split.filtered_list}"
+            rows.append(("  left out", words))
         if split.pictures:
             rows += _pictures(split)
         if split.encoded:
-            reasons = ", ".join(f"{count:,} {why}" for why, count in split.encoded.items())
-            rows.append(("  encoded", f"pictures that {result.format} cannot hold: {reasons}"))
+            words = f"pictures that {result.format} cannot hold: {tally(split.encoded)}"
+            rows.append(("  encoded", words))
     rows += _passed_over(result.ignored)
     if not result.already_complete:
         speed = size(int(result.source_bytes / max(result.seconds, 0.001)))
@@ -213,12 +213,11 @@ def show_result(result: ConvertResult) -> None:
 
 def _pictures(split: SplitResult) -> list[tuple[str, str]]:
     """What the steps did to pictures."""
-    done = [f"{split.pictures[n]:,} {words}" for n, words in _DONE.items() if n in split.pictures]
+    done = {words: split.pictures[n] for n, words in _DONE.items() if n in split.pictures}
     before, after = (size(split.pictures.get(f"bytes {way}", 0)) for way in ("in", "out"))
-    rows = [("  pictures", f"{', '.join(done) or 'none'}; {before} in, {after} out")]
+    rows = [("  pictures", f"{tally(done) or 'none'}; {before} in, {after} out")]
     if split.reasons:
-        reasons = ", ".join(f"{count:,} {why}" for why, count in split.reasons.items())
-        rows.append(("  changed", reasons))
+        rows.append(("  changed", tally(split.reasons)))
     return rows
 
 
@@ -234,7 +233,7 @@ _DONE = {
 def _passed_over(ignored: dict[str, int]) -> list[tuple[str, str]]:
     if not ignored:
         return []
-    return [("passed over", ", ".join(f"{count:,} {what}" for what, count in ignored.items()))]
+    return [("passed over", tally(ignored))]
 
 
 def _say(words: str) -> None:

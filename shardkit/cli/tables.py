@@ -59,3 +59,8 @@ def counted(number: int, noun: str) -> str:
     """
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def tally(counts: dict[str, int]) -> str:
+    """Counts of things, in a row: "3 rotated, 1 cmyk"."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())

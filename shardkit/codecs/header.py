@@ -207,9 +207,8 @@ def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 # --- PPM -----------------------------------------------------------------------------------------
 
-_MAXIMUM = re.compile(
-    rb"P[56]" + rb"(?:\s|#[^\r\n]*[\r\n])+\d+" * 2 + rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)"
-)
+PPM_SPACE = rb"(?:\s|#[^\r\n]*[\r\n])+"  # between the words of a header: comments are space
+_MAXIMUM = re.compile(rb"P[56]" + (PPM_SPACE + rb"\d+") * 2 + PPM_SPACE + rb"(\d+)")
 
 
 def _ppm(data: bytes) -> dict[str, Any]:
@@ -235,7 +234,7 @@ def _described(picture: Any) -> dict[str, Any]:
     oddity = "cmyk" if mode == "CMYK" else "floating-point" if mode == "F" else ""
     if mode.startswith("I") or (tiff and max(picture.tag_v2.get(_BITS, (8,))) > 8):
         oddity = oddity or "16-bit"
-    if mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
+    if mode in ALPHA_MODES or "transparency" in picture.info:
         oddity = "transparent"
     if getattr(picture, "is_animated", False):
         oddity = "animated"
@@ -251,6 +250,7 @@ def _described(picture: Any) -> dict[str, Any]:
     return found
 
 
+ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")  # of Pillow's images
 _GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}
 _BITS = 258  # tags of TIFF
 _ORIENTATION_TAG = 0x0112

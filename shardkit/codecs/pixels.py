@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
-from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, read_header
 from shardkit.codecs.image import CutError, DecodeError, NotAnImageError, check_end, opened
 from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg
 
@@ -42,9 +42,7 @@ _PNG_START = 33  # bytes before a profile: the mark of the file, and IHDR
 
 # --- PPM -----------------------------------------------------------------------------------------
 
-_PPM = re.compile(
-    rb"P6" + rb"(?:\s|#[^\r\n]*[\r\n])+(\d{1,9})" * 2 + rb"(?:\s|#[^\r\n]*[\r\n])+255\s"
-)
+_PPM = re.compile(rb"P6" + (PPM_SPACE + rb"(\d{1,9})") * 2 + PPM_SPACE + rb"255\s")
 _PPM_HEADER = 1 << 12  # bytes at most: comments are the only long part
 
 
@@ -235,7 +233,7 @@ def _as_rgb(picture: Any, colour: str, background: Colour, transform: Any) -> Pi
         if isinstance(picture.info.get("transparency"), int):
             alpha = PIL.Image.fromarray(values != picture.info["transparency"]).convert("L")
         picture = PIL.Image.fromarray((values >> 8).astype(np.uint8))
-    elif picture.mode in _ALPHA or "transparency" in picture.info:
+    elif picture.mode in ALPHA_MODES or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         alpha = picture.getchannel("A")
     if transform is None:
@@ -247,9 +245,6 @@ def _as_rgb(picture: Any, colour: str, background: Colour, transform: Any) -> Pi
         return pixels
     under = PIL.Image.new("RGB", picture.size, background)
     return np.array(PIL.Image.composite(PIL.Image.fromarray(pixels), under, alpha))
-
-
-_ALPHA = ("RGBA", "RGBa", "LA", "La", "PA")
 
 
 # --- encoding ------------------------------------------------------------------------------------

@@ -46,11 +46,8 @@ def geometry(width: int, height: int, options: ImageOptions) -> Geometry:
     if side is None:
         return Geometry(width, height, (width, height))
     if mode == "exact":
-        if not options.upscale:
-            return Geometry(
-                min(side, width), min(side, height), (min(side, width), min(side, height))
-            )
-        return Geometry(side, side, (side, side))
+        size = (side, side) if options.upscale else (min(side, width), min(side, height))
+        return Geometry(*size, size)
     which = max if mode in ("longer", "pad") else min
     old = which(width, height)
     if old > side or options.upscale:
