@@ -8,11 +8,26 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from shardkit.errors import FormatError
+from shardkit.formats import FORMATS, get_format
+from shardkit.schema import Image, Schema
 from shardkit.testing import picture
 
 # Time never decides a test: a loaded machine is no failure.
 settings.register_profile("shardkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shardkit")
+
+
+def _holds_pictures(format: str) -> bool:
+    try:
+        get_format(format).layout(Schema({"image": Image()}))
+    except FormatError:
+        return False
+    return True
+
+
+# All but those that hold tokens and nothing else.
+PICTURE_FORMATS = [name for name in sorted(FORMATS) if _holds_pictures(name)]
 
 
 def write_pictures(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:

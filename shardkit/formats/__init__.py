@@ -58,6 +58,12 @@ FORMATS: dict[str, Row] = {
         "FFCV's files, one by default",
         one_shard=True,
     ),
+    "megatron": Row(
+        "shardkit.formats.megatron",
+        (".bin",),
+        "Megatron-LM's tokens: a .bin with its .idx, one pair by default",
+        one_shard=True,
+    ),
 }
 
 
@@ -91,6 +97,9 @@ def format_of(path: Path) -> str | None:
 def unknown_format(path: Path) -> FormatError:
     """The error for a path that none of the formats claims."""
     suffixes = sorted({suffix for row in FORMATS.values() for suffix in row.suffixes})
+    pair = path.with_suffix(".bin")
+    if path.suffix == ".idx" and pair.is_file():
+        return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")
     return FormatError(
         "this is no dataset or shard that shardkit knows",
         path=path,

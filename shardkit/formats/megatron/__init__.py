@@ -1,0 +1,74 @@
+"""Megatron-LM's indexed datasets: tokens in a `.bin`, where they stand in a `.idx` beside it.
+
+layout.py    the bytes of a `.idx`, the types of tokens, which schema fits
+index.py     a `.idx`, mapped and checked
+keys.py      a third file of our own, with the keys of the samples
+reader.py    random access by document
+writer.py    the three files in one pass; one shard of several
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.formats.base import Format
+from shardkit.formats.megatron.layout import field_of, index_size, stored_dtype
+from shardkit.formats.megatron.reader import MegatronReader
+from shardkit.formats.megatron.writer import MegatronWriter, join
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class Megatron(Format):
+    name = "megatron"
+    abilities = (
+        "write: one field of tokens, a document a sample, one pair of .bin and .idx by default",
+        "write: uint16 or int32 as Megatron's tools do, other whole numbers too; never cut to fit",
+        "read at random: any .bin with its .idx, the sequences of a document as one sample",
+    )
+
+    def open(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
+        return MegatronReader(path, layout)
+
+    def create(
+        self,
+        path: Path,
+        schema: Schema,
+        max_bytes: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> MegatronWriter:
+        return MegatronWriter(path, schema, max_bytes)
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        join(path, parts, schema)
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        _, kind = field_of(schema)
+        stored_dtype(kind)
+        return {"schema": schema.to_json(), "keys": True}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        return payload + index_size(1) - index_size(0)
+
+    def notes(self, schema: Schema) -> list[str]:
+        _, kind = field_of(schema)
+        given, stored = np.dtype(kind.dtype).name, stored_dtype(kind).name
+        if given == stored:
+            return []
+        refused = "; those too large for it are refused" if given in ("uint32", "uint64") else ""
+        return [f"tokens of {given} are stored as {stored}, as Megatron has them{refused}"]
+
+
+FORMAT = Megatron()

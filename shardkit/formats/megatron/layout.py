@@ -1,0 +1,133 @@
+"""The bytes of a `.idx`, the types of tokens, and which schema a `.bin` can hold.
+
+Facts: `core/datasets/indexed_dataset.py` of Megatron-LM. The three arrays follow the header of 34
+bytes at once, so they are not aligned.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import FormatError
+from shardkit.schema import Array, Image, Schema, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAGIC = b"MMIDIDX\0\0"
+VERSION = 1
+# Magic, version, code of the tokens' type, sequences, entries of the document index.
+HEADER = struct.Struct("<9sQBQQ")
+LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+MAX_TOKENS = 2**31 - 1  # of a sequence: its length is an int32
+
+# The codes of numpy's types; a file of floats can be read, not written.
+DTYPES = {
+    code: np.dtype(name)
+    for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), 1)
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+# What tokens of a type are stored as: in uint16 or int32, as Megatron's own tools do, where their
+# range does not ask for another.
+_STORED = {
+    "u1": "<u2", "u2": "<u2", "u4": "<i4", "u8": "<i8",
+    "i1": "i1", "i2": "<i2", "i4": "<i4", "i8": "<i8",
+}  # fmt: skip
+
+_CHUNK = 1 << 14  # numbers at a time: few enough to stay in the processor's cache
+
+
+def index_path(path: Path) -> Path:
+    """The `.idx` of a `.bin`."""
+    return path.with_suffix(".idx")
+
+
+def keys_path(path: Path) -> Path:
+    """The file with the keys of the samples in a `.bin`."""
+    return path.with_suffix(".keys")
+
+
+def index_size(samples: int) -> int:
+    """Bytes of the `.idx` of so many documents of one sequence each."""
+    return HEADER.size + samples * (LENGTH.itemsize + POINTER.itemsize) + (samples + 1) * 8
+
+
+def field_of(schema: Schema) -> tuple[str, Array]:
+    """The only field, of tokens; raises FormatError for any other schema."""
+    if len(schema) == 1:
+        ((name, kind),) = schema.items()
+        if isinstance(kind, Array) and kind.dtype and _is_flat(kind) and not kind.optional:
+            return name, kind
+    raise FormatError(
+        "a Megatron file holds one field, of whole numbers in a row, and nothing else",
+        expected="one field such as Array('uint16', (None,))",
+        found=", ".join(f"{name}: {kind}" for name, kind in schema.items()) or "no field",
+        fix=_fix(schema),
+    )
+
+
+def _is_flat(kind: Array) -> bool:
+    return kind.shape is None or len(kind.shape) == 1
+
+
+def _fix(schema: Schema) -> str:
+    if "doc_ends" in schema:
+        return "tokenize without --seq-len: Megatron packs documents into sequences by itself"
+    if any(isinstance(kind, Image) for kind in schema.values()):
+        return "store pictures as wds, lmdb, arrow, parquet, hf or beton"
+    if any(isinstance(kind, Text) for kind in schema.values()):
+        return "give --tokenizer, which makes tokens of text"
+    return "write the tokens alone, or all fields to another format"
+
+
+def stored_dtype(kind: Array) -> np.dtype[Any]:
+    """The type of the tokens in the file; raises FormatError for what are no whole numbers."""
+    dtype = np.dtype(kind.dtype)
+    stored = _STORED.get(f"{dtype.kind}{dtype.itemsize}")
+    if stored is None:
+        raise FormatError(
+            "a Megatron file holds whole numbers only",
+            expected="a dtype of uint8 to uint64 or int8 to int64",
+            found=str(kind),
+        )
+    return np.dtype(stored)
+
+
+def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise ValueError for a number that another type cannot hold. Megatron itself casts anyhow."""
+    if not len(values) or np.can_cast(values.dtype, dtype):
+        return
+    limits = np.iinfo(dtype)
+    for value in (int(values.min()), int(values.max())):
+        if not limits.min <= value <= limits.max:
+            raise ValueError(f"{value} is outside of {limits.min} to {limits.max} ({dtype})")
+
+
+def chunks(count: int) -> Iterator[tuple[int, int]]:
+    """0 to `count` in pieces that fit the processor's cache: first and stop of each."""
+    for first in range(0, count, _CHUNK):
+        yield first, min(first + _CHUNK, count)
+
+
+def sums_before(sizes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.int64]]:
+    """For chunks of sizes: the sum of all that come before each."""
+    total = 0
+    for chunk in sizes:
+        ends = np.cumsum(chunk, dtype=np.int64) + total
+        yield ends - chunk
+        total = int(ends[-1])
+
+
+def mapped(path: Path) -> mmap.mmap | bytes:
+    """The bytes of a file, which is not read whole."""
+    with storage.explained("open", path), open(path, "rb") as file:
+        if not file.seek(0, 2):  # an empty file cannot be mapped
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

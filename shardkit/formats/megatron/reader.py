@@ -1,0 +1,108 @@
+"""Reads Megatron's files at random: a sample is a document, its sequences one after the other."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import DamagedError, SampleError
+from shardkit.formats.base import ShardReader
+from shardkit.formats.megatron.index import Index
+from shardkit.formats.megatron.keys import Keys
+from shardkit.formats.megatron.layout import (
+    check_range,
+    field_of,
+    keys_path,
+    mapped,
+    stored_dtype,
+)
+from shardkit.sample import Sample, key_of
+from shardkit.schema import Array, Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class MegatronReader(ShardReader):
+    """A `.bin` with its `.idx`. Values are copies; both files are mapped, never read whole."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        self._path = path
+        self._data: mmap.mmap | bytes | None = mapped(path)
+        self._index = Index(path, len(self._data))
+        stored = self._index.dtype
+        if layout is None:
+            schema = Schema({"tokens": Array(stored.str, (None,))})
+            layout = {"schema": schema.to_json(), "keys": keys_path(path).exists()}
+        self.layout = layout
+        self.schema = Schema.from_json(layout["schema"])
+        self._field, kind = field_of(self.schema)
+        self._dtype = np.dtype(kind.dtype)
+        self._tokens = kind.shape[0] if kind.shape else None
+        if stored != self._dtype and stored != stored_dtype(kind):
+            raise DamagedError(
+                "the tokens are of another type than the manifest says",
+                path=self._index.path,
+                offset=17,
+                expected=f"{stored_dtype(kind)} for {kind}",
+                found=str(stored),
+            )
+        self._keys = Keys(path, len(self)) if layout["keys"] else None
+        self._prefix = key_of(path.stem)
+
+    def __len__(self) -> int:
+        return self._index.documents
+
+    def __getitem__(self, position: int) -> Sample:
+        return self.read_fields(position, (self._field,))
+
+    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
+        """The sample, or its key alone: then its tokens are not touched."""
+        data = self._data
+        if data is None:
+            raise ValueError(f"{self._path} is closed")
+        if not 0 <= position < len(self):
+            raise IndexError(f"{self._path} has {len(self)} samples, not a position {position}")
+        sample: Sample = {}
+        path, field = self._path, "__key__"
+        try:
+            sample[field] = self._key(position)
+            if self._field in fields:
+                field = self._field
+                sample[field] = self._value(data, position)
+        except ValueError as error:
+            if field == "__key__":
+                path = keys_path(path)
+            raise SampleError(
+                f"a value is damaged: {error}",
+                path=path,
+                position=position,
+                key=sample.get("__key__"),
+                field=field,
+            ) from None
+        return sample
+
+    def _key(self, position: int) -> str:
+        return f"{self._prefix}/{position:09d}" if self._keys is None else self._keys[position]
+
+    def _value(self, data: mmap.mmap | bytes, position: int) -> npt.NDArray[Any]:
+        stored = b"".join([data[start:stop] for start, stop in self._index.spans(position)])
+        tokens = np.frombuffer(stored, self._index.dtype)
+        if self._tokens not in (None, len(tokens)):
+            raise ValueError(f"it has {len(tokens)} tokens, not {self._tokens}")
+        check_range(tokens, self._dtype)
+        return tokens.astype(self._dtype)
+
+    def sizes(self, field: str) -> npt.NDArray[np.int64]:
+        """Stored bytes of the tokens of every sample."""
+        return self._index.sizes()
+
+    def close(self) -> None:
+        self._data = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MegatronReader, (self._path, self.layout)

@@ -1,0 +1,187 @@
+"""Writes tokens as they come, and beside them the index and the keys of the samples."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import DamagedError, SampleError
+from shardkit.formats.base import ShardWriter
+from shardkit.formats.megatron.index import Index
+from shardkit.formats.megatron.keys import Keys, write_bounds
+from shardkit.formats.megatron.layout import (
+    CODES,
+    HEADER,
+    MAGIC,
+    MAX_TOKENS,
+    VERSION,
+    check_range,
+    chunks,
+    field_of,
+    index_path,
+    index_size,
+    keys_path,
+    stored_dtype,
+    sums_before,
+)
+from shardkit.sample import Sample
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Chunks = Iterator[npt.NDArray[Any]]
+
+# Bytes gathered before a write: few enough to be in the processor's cache still.
+_BUFFER = 1 << 18
+
+
+class MegatronWriter(ShardWriter):
+    """Memory grows by eight bytes with every sample: their lengths are written last."""
+
+    def __init__(self, path: Path, schema: Schema, max_bytes: int | None) -> None:
+        self._path = path
+        self._field, kind = field_of(schema)
+        self._dtype = stored_dtype(kind)
+        self._max_bytes = max_bytes
+        self._lengths = array("i")  # tokens of each sample
+        self._key_sizes = array("I")
+        self._size = self._keys_size = 0  # of the two files, with what is still in the buffers
+        self._buffer: list[bytes] = []
+        self._keys_buffer: list[bytes] = []
+        self._buffered = 0
+        self._closed = False
+        self._file = storage.create(path)
+        self._keys_file = storage.create(keys_path(path))
+
+    def write(self, sample: Sample) -> bool:
+        key = _encoded_key(sample["__key__"])
+        tokens = self._checked(sample)
+        size = self._size + tokens.nbytes
+        total = size + index_size(len(self._lengths) + 1)
+        if self._max_bytes is not None and self._lengths and total > self._max_bytes:
+            return False
+        self._lengths.append(len(tokens))
+        self._key_sizes.append(len(key))
+        self._buffer.append(tokens.tobytes())
+        self._keys_buffer.append(key)
+        self._buffered += tokens.nbytes + len(key)
+        self._size = size
+        self._keys_size += len(key)
+        if self._buffered >= _BUFFER:
+            self._flush()
+        return True
+
+    def _checked(self, sample: Sample) -> npt.NDArray[Any]:
+        """The tokens as they are stored."""
+        tokens: npt.NDArray[Any] = sample[self._field]
+        expected = None
+        if tokens.ndim != 1:
+            what, expected = "tokens stand in a row", "an array of one dimension"
+        elif len(tokens) > MAX_TOKENS:
+            what, expected = "a document is too long", f"at most {MAX_TOKENS:,} tokens"
+        else:
+            try:
+                check_range(tokens, self._dtype)
+            except ValueError as error:
+                what = f"a token does not fit the type that Megatron has for it: {error}"
+            else:
+                return tokens.astype(self._dtype, copy=False)
+        raise SampleError(
+            what,
+            key=sample["__key__"],
+            field=self._field,
+            expected=expected,
+            found=f"an array of {tokens.dtype} {tokens.shape}",
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with self._file, self._keys_file:
+            self._flush()
+            sizes = np.asarray(self._key_sizes)
+            write_bounds(self._keys_file, _cut(sizes), len(sizes), self._keys_size)
+        lengths = np.asarray(self._lengths)
+        _write_index(self._path, self._dtype, len(lengths), lambda: _cut(lengths))
+
+    def _flush(self) -> None:
+        tokens, self._buffer = self._buffer, []
+        keys, self._keys_buffer = self._keys_buffer, []
+        self._buffered = 0
+        storage.write(self._file, tokens)
+        storage.write(self._keys_file, keys)
+
+
+def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
+    """One shard of several: tokens and keys one after the other, then the numbers of all parts."""
+    _, kind = field_of(schema)
+    dtype = stored_dtype(kind)
+    with storage.create(path) as file:
+        for part in parts:
+            storage.append(file, part, part.stat().st_size)
+    samples, keys_size = 0, 0
+    with storage.create(keys_path(path)) as file:
+        for part in parts:
+            index = _index_of(part, dtype)
+            keys = Keys(part, index.documents)
+            samples += index.documents
+            keys_size += storage.append(file, keys_path(part), keys.size)
+        write_bounds(file, _key_sizes(parts, dtype), samples, keys_size)
+    _write_index(path, dtype, samples, lambda: _lengths(parts, dtype))
+
+
+def _index_of(part: Path, dtype: np.dtype[Any]) -> Index:
+    """The index of a part. It is opened anew for each step: a process has few open files."""
+    size = part.stat().st_size
+    index = Index(part, size)
+    if index.dtype != dtype or index.documents != index.sequences:
+        raise DamagedError("a part has other tokens than the whole", path=index.path)
+    return index
+
+
+def _lengths(parts: Sequence[Path], dtype: np.dtype[Any]) -> _Chunks:
+    for part in parts:
+        index = _index_of(part, dtype)
+        for first, stop in chunks(index.sequences):
+            yield index.lengths(first, stop)
+
+
+def _key_sizes(parts: Sequence[Path], dtype: np.dtype[Any]) -> _Chunks:
+    for part in parts:
+        keys = Keys(part, _index_of(part, dtype).documents)
+        for first, stop in chunks(keys.samples):
+            yield keys.sizes(first, stop)
+
+
+def _cut(values: npt.NDArray[Any]) -> _Chunks:
+    for first, stop in chunks(len(values)):
+        yield values[first:stop]
+
+
+def _write_index(
+    path: Path, dtype: np.dtype[Any], samples: int, lengths: Callable[[], _Chunks]
+) -> None:
+    """The `.idx` of documents of one sequence each, side by side in the `.bin`."""
+    with storage.create(index_path(path)) as file:
+        header = HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)
+        storage.write(file, [header])
+        for chunk in lengths():
+            storage.write(file, [chunk.astype("<i4").tobytes()])
+        for starts in sums_before(lengths()):
+            storage.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
+        for first, stop in chunks(samples + 1):
+            storage.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
+
+
+def _encoded_key(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None

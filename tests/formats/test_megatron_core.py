@@ -1,0 +1,119 @@
+"""Megatron's own library reads what we write, and we read what it writes; skipped without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.formats import get_format
+from shardkit.formats.base import Joins
+from shardkit.schema import Array, Schema
+from shardkit.testing import write_shard
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
+)
+
+MEGATRON = get_format("megatron")
+
+# For every prefix: all documents' sequences, mapped and not. Copies, as its arrays are views.
+READ = """
+import json, sys
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+found = {}
+for prefix in sys.argv[1:]:
+    for mapped in (True, False):
+        data = IndexedDataset(prefix, mmap=mapped)
+        ends = data.document_indices.tolist()
+        documents = [[data[n].tolist() for n in range(a, b)] for a, b in zip(ends, ends[1:])]
+        found[f"{prefix} {mapped}"] = [data.index.dtype.__name__, documents]
+json.dump(found, sys.stdout)
+"""
+
+# Documents of several sequences by both ways of its builder, then all twice by merging.
+WRITE = """
+import json, sys
+import numpy as np, torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+jobs = json.load(sys.stdin)
+for prefix, dtype, multimodal in jobs["files"]:
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", getattr(np, dtype), multimodal)
+    for number, document in enumerate(jobs["documents"]):
+        if number % 2:
+            tokens = torch.tensor([token for sequence in document for token in sequence])
+            lengths = [len(sequence) for sequence in document]
+            builder.add_document(tokens, lengths, [1] * len(lengths))
+        else:
+            for sequence in document:
+                builder.add_item(torch.tensor(sequence, dtype=torch.int64), 1)
+            builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    merged = IndexedDatasetBuilder(f"{prefix}-twice.bin", getattr(np, dtype), multimodal)
+    for _ in range(2):
+        merged.add_index(prefix)
+    merged.finalize(f"{prefix}-twice.idx")
+"""
+
+DOCUMENTS = [[[1, 2], [3]], [[4]], [], [[]], [[5, 6], [], [7, 8, 9]], [[10]]]
+
+
+def run(script: str, *arguments: object, given: str = "") -> str:
+    # It warns of what it would like to have beside it.
+    command = [sys.executable, "-W", "ignore", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, input=given, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_megatron_reads_every_type_that_we_write(tmp_path: Path) -> None:
+    expected = {}
+    for dtype, stored in [
+        ("|u1", "uint16"), ("<u2", "uint16"), ("<u4", "int32"), ("<u8", "int64"),
+        ("|i1", "int8"), ("<i2", "int16"), ("<i4", "int32"), ("<i8", "int64"),
+    ]:  # fmt: skip
+        path = tmp_path / f"{np.dtype(dtype).name}.bin"
+        high = min(np.iinfo(dtype).max, np.iinfo(stored).max)
+        values = [[1, high, 0], [], list(range(100)), [5]]
+        samples = [{"__key__": f"{n}", "x": np.array(v, dtype)} for n, v in enumerate(values)]
+        write_shard(MEGATRON, path, Schema({"x": Array(dtype, (None,))}), samples)
+        for mapped in (True, False):
+            documents = [[value] for value in values]
+            expected[f"{path.with_suffix('')} {mapped}"] = [stored, documents]
+    prefixes = {name.split()[0] for name in expected}
+    assert json.loads(run(READ, *prefixes)) == expected
+
+
+def test_megatron_reads_a_dataset_that_tasks_made_together(tmp_path: Path) -> None:
+    assert isinstance(MEGATRON, Joins)
+    schema = Schema({"tokens": Array("<u2", (None,))})
+    values = [np.arange(n, dtype="<u2") for n in range(300)]
+    samples = [{"__key__": f"{n}", "tokens": value} for n, value in enumerate(values)]
+    parts = [tmp_path / f"{number}.bin" for number in range(3)]
+    for path, some in zip(parts, (samples[:100], samples[100:101], samples[101:]), strict=True):
+        write_shard(MEGATRON, path, schema, some)
+    MEGATRON.join(tmp_path / "all.bin", parts, schema)
+    expected = ["uint16", [[value.tolist()] for value in values]]
+    found = json.loads(run(READ, tmp_path / "all"))
+    assert found == {f"{tmp_path / 'all'} {mapped}": expected for mapped in (True, False)}
+
+
+def test_what_megatron_writes_is_read(tmp_path: Path) -> None:
+    types = ["uint8", "int8", "int16", "int32", "int64", "float32", "float64", "uint16"]
+    files = [(f"{tmp_path}/{dtype}-{many}", dtype, many) for dtype in types for many in (0, 1)]
+    run(WRITE, given=json.dumps({"files": files, "documents": DOCUMENTS}))
+    values = [[*itertools.chain(*document)] for document in DOCUMENTS]
+    for prefix, dtype, _ in files:
+        for path, expected in ((f"{prefix}.bin", values), (f"{prefix}-twice.bin", values * 2)):
+            with shardkit.open(path) as dataset:
+                assert dict(dataset.schema) == {"tokens": Array(dtype, (None,))}
+                assert [sample["tokens"].tolist() for sample in dataset] == expected
