@@ -10,10 +10,11 @@ from typing import Any
 from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
-from shardkit.formats import format_of
+from shardkit.formats import format_of, unknown_format
 from shardkit.manifest import has_manifest, split_names
+from shardkit.options import TextOptions
 from shardkit.schema import Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Source, Stream
 
 # The name of the only dataset of a conversion without splits.
 WHOLE = ""
@@ -25,7 +26,8 @@ def open_sources(
     split: str = "auto",
     classes: Sequence[str] | None = None,
     schema: Mapping[str, Any] | None = None,
-) -> dict[str, Source]:
+    text: TextOptions | None = None,
+) -> dict[str, Source | Stream]:
     """The sources behind a path or a sequence, one per split; `{"": source}` without splits."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -36,13 +38,12 @@ def open_sources(
             raise storage.explain(error, "read the source", path) from None
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
-        if not folder or has_manifest(path) or _holds_shards(path):
-            if classes is not None:
-                raise UsageError("class names come from the dataset; --classes is for folders")
-            return _datasets(path, split)
-        from shardkit.sources.folder_scan import scan_folder
-
-        return scan_folder(path, split=split, classes=classes)
+        loose = folder and not has_manifest(path) and not _holds_shards(path)
+        if classes is not None and not loose:
+            raise UsageError("class names come from the dataset; --classes is for folders")
+        if loose or (not folder and format_of(path) is None):
+            return _loose(path, folder, split, classes, text or TextOptions())
+        return _datasets(path, split)
     from shardkit.dataset import Dataset
     from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.sequence import SequenceSource
@@ -52,7 +53,26 @@ def open_sources(
     return {WHOLE: SequenceSource(source, Schema(schema) if schema is not None else None, classes)}
 
 
-def _datasets(path: Path, split: str) -> dict[str, Source]:
+def _loose(
+    path: Path, folder: bool, split: str, classes: Sequence[str] | None, options: TextOptions
+) -> dict[str, Source | Stream]:
+    """Files of pictures or of text; text that stands beside pictures belongs to them."""
+    from shardkit.sources.folder_scan import NoPicturesError, scan_folder
+    from shardkit.sources.text import is_text, open_text
+
+    text = is_text(path)
+    if folder:
+        try:
+            return {**scan_folder(path, split=split, classes=classes)}
+        except NoPicturesError:
+            if not text:
+                raise
+    if text:
+        return open_text(path, options, split=split)
+    raise unknown_format(path)
+
+
+def _datasets(path: Path, split: str) -> dict[str, Source | Stream]:
     from shardkit.dataset import open_dataset
     from shardkit.sources.dataset import DatasetSource
 

@@ -1,14 +1,14 @@
-"""The contract of a source: a list of samples that a conversion can cut into tasks."""
+"""The contracts of what a conversion reads: a list of samples, or parts that are read in order."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardkit.errors import ShardkitError
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 
-class Source(ABC):
-    """`len(source)` samples in a fixed order; `source[i]` reads one, in any thread.
-
-    `source[i]` raises SampleError (or StorageError) for a sample that cannot be had.
-    """
+class Described:
+    """What is known of any source before its samples are read."""
 
     schema: Schema
     classes: tuple[str, ...] | None = None
@@ -33,9 +30,29 @@ class Source(ABC):
     notes: Sequence[str] = ()
     # What was passed over on purpose, and how often, for the summary.
     ignored: dict[str, int]
+    unique_keys: bool = False  # whether keys cannot repeat, so that nobody has to compare them
 
     def __init__(self) -> None:
         self.ignored = {}
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What made the tokens in the samples, as a manifest has it, and its files by name."""
+        return {}, {}
+
+
+class Document(NamedTuple):
+    """A sample, or why there is none."""
+
+    name: str  # what to call it in a list of errors: "corpus.jsonl: byte 1234"
+    sample: Sample | SampleError
+    size: int  # bytes of the source that it took, in the measure of `sizes`
+
+
+class Source(Described, ABC):
+    """`len(source)` samples in a fixed order; `source[i]` reads one, in any thread.
+
+    `source[i]` raises SampleError (or StorageError) for a sample that cannot be had.
+    """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -50,6 +67,14 @@ class Source(ABC):
     @abstractmethod
     def select(self, indices: Indices) -> Source:
         """A source of these samples alone, in this order: small, and picklable for a worker."""
+
+    def documents(self) -> Iterator[Document]:
+        """All samples, in order."""
+        for index, size in enumerate(self.sizes().tolist()):
+            try:
+                yield Document(self.name(index), self[index], size)
+            except SampleError as error:
+                yield Document(self.name(index), error, size)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
@@ -70,3 +95,55 @@ class Source(ABC):
     def original(self, index: int, key: str) -> str | None:
         """The path that a sample had as a file, where its key does not tell it."""
         return None
+
+
+class Stream(Described, ABC):
+    """`len(stream)` parts, each a run of samples that can only be read from its beginning.
+
+    How many samples a part has is known when it was read. Parts are small where the source allows
+    it: a long file of lines has many, a compressed one is a single part of any size.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of every part once decompressed, as well as they are known without reading it."""
+
+    @abstractmethod
+    def select(self, parts: Indices) -> Stream:
+        """A stream of these parts alone, in this order: small, and picklable for a worker."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str] | None:
+        """As of a `Source`."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[Document]:
+        """The samples of all parts, in order; in memory that does not grow with their number.
+
+        Raises SourceError or StorageError where reading cannot go on: nobody knows then what would
+        have followed.
+        """
+
+
+_PROBES = 16  # samples, or parts of a stream, that tell about all
+_PROBE_BYTES = 1 << 15  # read of each part
+
+
+def some_of(source: Source | Stream, order: Indices | None = None) -> Iterator[Document]:
+    """A few samples, the same whenever they are asked for: of those at `order`, if it is given."""
+    if order is None:
+        order = np.arange(len(source))
+    chosen = order[:: max(len(order) // _PROBES, 1)]
+    if isinstance(source, Source):
+        yield from source.select(chosen).documents()
+        return
+    for part in chosen:
+        read = 0
+        for document in source.select(np.array([part])).documents():
+            yield document
+            read += document.size
+            if read >= _PROBE_BYTES:
+                break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import xxhash
@@ -84,6 +84,9 @@ class DatasetSource(Source):
             files.update(f"{dataset.shard_name(shard)}\0{about.st_size}\0".encode())
             times.update(f"{about.st_mtime_ns}\0".encode())
         return {"files": files.hexdigest(), "times": times.hexdigest()}
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        return self._dataset.tokenizer()
 
     def name(self, index: int) -> str:
         shard, position = self._dataset.locate(self._global(index))

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
-from shardkit.errors import ShardkitError, SourceError, UsageError
+from shardkit.errors import SourceError, UsageError
 from shardkit.sample import key_of, unique_key
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
-from shardkit.sources.image_folder import NO_FILE, SIDECARS, Files, ImageFolder
+from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
+from shardkit.sources.walk import Walk, is_folder, kind_of_file, look
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LAST_63_BITS = 2**63 - 1
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
+
+
+class NoPicturesError(SourceError):
+    """A folder has no pictures; it may have something else."""
 
 
 def scan_folder(
@@ -52,7 +56,7 @@ def _split_folders(root: Path) -> list[str]:
     """The split folders of a root, if that is what its folders are: train/, val/, test/."""
     with storage.explained("list", root), os.scandir(root) as entries:
         visible = [e for e in entries if not e.name.startswith(".")]
-    folders = [e.name for e in visible if _is_folder(e)]
+    folders = [e.name for e in visible if is_folder(e)]
     splits = [n for n in SPLIT_FOLDERS if n in folders and _holds_classes(root / n)]
     others = sorted(set(folders) - set(splits))
     files = [e.name for e in visible if e.name in METADATA_FILES or _is_picture(e.name)]
@@ -72,7 +76,7 @@ def _split_folders(root: Path) -> list[str]:
 def _holds_classes(folder: Path) -> bool:
     with storage.explained("list", folder), os.scandir(folder) as entries:
         return any(
-            e.name in METADATA_FILES or (_is_folder(e) and not e.name.startswith("."))
+            e.name in METADATA_FILES or (is_folder(e) and not e.name.startswith("."))
             for e in entries
         )
 
@@ -80,13 +84,6 @@ def _holds_classes(folder: Path) -> bool:
 def _is_picture(name: str) -> bool:
     stem, _, suffix = name.rpartition(".")
     return bool(stem) and suffix.lower() in SUFFIXES
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
 
 
 def _check_classes(
@@ -112,27 +109,15 @@ def _no_pictures(root: Path, scans: list[_Scan]) -> SourceError:
     for scan in scans:
         if scan.problems:
             return cast(SourceError, scan.problems[0])
-    return SourceError(
-        "there are no pictures in this folder",
+    return NoPicturesError(
+        "there are no pictures and no text in this folder",
         path=root,
-        expected="files that end in " + ", ".join("." + suffix for suffix in SUFFIXES),
+        expected="files that end in "
+        + ", ".join("." + suffix for suffix in SUFFIXES)
+        + ", .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
         fix="give the folder that holds the class folders, or the pictures themselves",
     )
-
-
-class _Folder(NamedTuple):
-    """A folder on the way: path relative to the root, its real path, and the one above it."""
-
-    relative: str
-    real: str
-    parent: _Folder | None
-
-    def ancestors(self) -> Iterator[_Folder]:
-        folder: _Folder | None = self
-        while folder is not None:
-            yield folder
-            folder = folder.parent
 
 
 class _Scan:
@@ -140,11 +125,12 @@ class _Scan:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.ignored: Counter[str] = Counter()
-        self.problems: list[ShardkitError] = []
+        self._walk = Walk(root)
+        self.ignored = self._walk.ignored
+        self.problems = self._walk.problems
         self.class_folders: list[str] = []
         self._metadata: list[str] = []
-        self.files = Files.joined(self._walk())
+        self.files = Files.joined(self._pictures())
         pictures_at_root = "" in self.files.folders
         # A metadata file above one folder of pictures is the Hugging Face layout: no classes.
         one_folder = len(self.class_folders) < 2 and bool(self._metadata)
@@ -188,15 +174,10 @@ class _Scan:
                 )
             fields[name] = kind
 
-    def _walk(self) -> list[Files]:
+    def _pictures(self) -> list[Files]:
         """The pictures of every folder, in torchvision's order: by class, then by path as text."""
-        real = os.path.realpath(self.root)
-        pending = [_Folder("", real, None)]
         found = []
-        while pending:
-            folder = pending.pop()
-            entries, subfolders = self._list(folder)
-            pending += subfolders
+        for folder, entries, subfolders in self._walk:
             files = self._take(folder.relative, entries)
             if files.names:
                 found.append(files)
@@ -204,41 +185,6 @@ class _Scan:
                 self.class_folders = sorted(f.relative for f in subfolders)
         found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
         return found
-
-    def _list(self, folder: _Folder) -> tuple[list[os.DirEntry[str]], list[_Folder]]:
-        """The files and the folders in a folder; hidden ones are passed over."""
-        files, folders = [], []
-        path = f"{self.root}/{folder.relative}" if folder.relative else os.fspath(self.root)
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.name[0] == ".":
-                        self.ignored["hidden"] += 1
-                    elif _is_folder(entry):
-                        below = self._below(folder, entry)
-                        folders += [below] if below else []
-                    else:
-                        files.append(entry)
-        except OSError as error:
-            self.problems.append(storage.explain(error, "list the folder", Path(path)))
-        return files, folders
-
-    def _below(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
-        relative = f"{folder.relative}/{entry.name}" if folder.relative else entry.name
-        if not entry.is_symlink():
-            return _Folder(relative, f"{folder.real}/{entry.name}", folder)
-        real = os.path.realpath(entry.path)
-        if any(real == above.real for above in folder.ancestors()):
-            self.problems.append(
-                SourceError(
-                    "a link leads back to a folder above it: the folders have no end",
-                    path=entry.path,
-                    found=f"a link to {os.readlink(entry.path)!r}",
-                    fix="remove the link",
-                )
-            )
-            return None
-        return _Folder(relative, real, folder)
 
     def _take(self, folder: str, entries: list[os.DirEntry[str]]) -> Files:
         """A folder's pictures, with their sidecars."""
@@ -258,7 +204,7 @@ class _Scan:
                 others[name] = pictures.pop(name)
         self._ignore(others, stems)
         names = sorted(pictures)
-        about = [_look(pictures[name]) for name in names]
+        about = [look(pictures[name]) for name in names]
         bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others)
         return Files(
             folders=[folder],
@@ -275,8 +221,7 @@ class _Scan:
         for name in others:
             ending = next((s.ending for s in SIDECARS if name.endswith(s.ending)), None)
             if ending is None or name.removesuffix(ending) not in stems:
-                suffix = name.rpartition(".")[2] if "." in name else ""
-                self.ignored[f".{suffix} file" if suffix else "file without suffix"] += 1
+                self.ignored[kind_of_file(name)] += 1
 
     def _read_metadata(self) -> Metadata | None:
         if not self._metadata:
@@ -302,15 +247,6 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
     return odd
 
 
-def _look(entry: os.DirEntry[str]) -> tuple[int, int]:
-    """Size and time of a file; what is none is kept, so that reading it fails in its turn."""
-    try:
-        about = entry.stat()
-    except OSError:
-        return NO_FILE, 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE, about.st_mtime_ns
-
-
 def _sidecars_of(
     names: list[str], others: dict[str, os.DirEntry[str]]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -327,7 +263,7 @@ def _sidecars_of(
             for bit, sidecar in enumerate(SIDECARS):
                 entry = others.get(stem + sidecar.ending)
                 if entry is not None:
-                    size, time = _look(entry)
+                    size, time = look(entry)
                     bits[number] |= 1 << bit
                     sizes[number] += max(size, 0)
                     times[number] ^= time << bit & _LAST_63_BITS

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.array import load_array
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.base import Source
+from shardkit.sources.files import read_file
 from shardkit.sources.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ SIDECARS = (
     Sidecar(".npy", "npy", Array()),
     Sidecar("_mask.png", "mask", Image()),
 )
-NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
 
 
 class ImageFolder(Source):
@@ -72,7 +71,7 @@ class ImageFolder(Source):
         path = f"{self._root}/{files.relative(index)}"
         key = self.key(index)
         try:
-            sample: Sample = {"__key__": key, "image": _read(path, size)}
+            sample: Sample = {"__key__": key, "image": read_file(path, size)}
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
@@ -173,50 +172,8 @@ class Files:
 # --- reading one sample --------------------------------------------------------------------------
 
 
-def _read(path: str, size: int | None = None) -> bytes:
-    """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
-    known = size is not None and size != NO_FILE
-    if (
-        not known and os.path.exists(path) and not os.path.isfile(path)
-    ):  # a pipe would wait for ever
-        raise SampleError(
-            "this is no regular file", path=path, fix="remove it, or use --on-error skip"
-        )
-    try:
-        data = storage.read_whole(path, size)
-    except OSError as error:
-        raise _unreadable(error, path) from None
-    if size is not None and len(data) != size:
-        raise SampleError(
-            "the file changed while the conversion ran",
-            path=path,
-            expected=f"{size:,} bytes, as when the run was planned",
-            found=f"{len(data):,} bytes" if len(data) < size else "more",
-        )
-    return data
-
-
-def _unreadable(error: OSError, path: str) -> SampleError:
-    if os.path.islink(path):
-        try:
-            os.stat(path)
-        except OSError as reason:
-            what = "the link leads nowhere" if isinstance(reason, FileNotFoundError) else None
-            return SampleError(
-                what or f"the link cannot be followed: {os.strerror(reason.errno or 0)}",
-                path=path,
-                found=f"a link to {os.readlink(path)!r}",
-                fix="restore what it points to or remove it, or use --on-error skip",
-            )
-    return SampleError(
-        f"the file cannot be read: {os.strerror(error.errno or 0)}",
-        path=path,
-        fix="check the file's permissions and its disk, or drop it with --on-error skip",
-    )
-
-
 def _read_sidecar(path: str, sidecar: Sidecar) -> Any:
-    data = _read(path)
+    data = read_file(path)
     try:
         if isinstance(sidecar.type, Image):
             return data

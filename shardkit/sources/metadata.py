@@ -101,7 +101,7 @@ def read_metadata(
         if name in RESERVED or not name:
             raise SourceError(f"the metadata have a column {name!r}", path=root / files[0])
     columns = {name: [row.get(name, _MISSING) for row in rows] for name in names}
-    typed = {name: _typed(column) for name, column in columns.items()}
+    typed = {name: typed_column(column) for name, column in columns.items()}
     complete = len(rows) == len(index)
     schema = {}
     for name, (kind, values) in typed.items():
@@ -162,7 +162,7 @@ def _decoded(path: Path) -> str:
         ) from None
 
 
-def _typed(column: list[Any]) -> tuple[FieldType, list[Any]]:
+def typed_column(column: list[Any]) -> tuple[FieldType, list[Any]]:
     """The type of a column and its values of that type.
 
     JSON values have their types. Of CSV's text, whole numbers are only what prints the same again,
@@ -170,7 +170,7 @@ def _typed(column: list[Any]) -> tuple[FieldType, list[Any]]:
     """
     present = [value for value in column if value is not _MISSING]
     if all(isinstance(value, str) for value in present):
-        for kind, parse in ((Int(), _int), (Float(), _float)):
+        for kind, parse in ((Int(), whole_number), (Float(), number)):
             values = _parsed(column, parse)
             if present and values is not None:
                 return kind, values
@@ -191,16 +191,17 @@ def _parsed(column: list[Any], parse: Callable[[str], Any]) -> list[Any] | None:
         return None
 
 
-def _int(text: str) -> int:
+def whole_number(text: str) -> int:
     number = int(text)
     if str(number) != text or abs(number) >= 2**63:
         raise ValueError
     return number
 
 
-def _float(text: str) -> float:
+def number(text: str) -> float:
     digits = text.removeprefix("-")
-    whole = digits.isdigit() and float(text) == _int(text)  # beyond 2^53 a float loses digits
+    # Beyond 2^53 a float loses digits.
+    whole = digits.isdigit() and float(text) == whole_number(text)
     if not whole and (not _DECIMAL.fullmatch(digits)):
         raise ValueError
     return float(text)

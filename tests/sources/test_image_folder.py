@@ -372,11 +372,11 @@ def test_an_empty_folder_and_one_without_pictures_are_refused(tmp_path: Path) ->
     with pytest.raises(SourceError, match="there are no pictures") as error:
         open_one(tmp_path)
     assert error.value.found == "nothing"
-    put(tmp_path / "a.txt", "x")
+    put(tmp_path / "a.pdf", "x")
     put(tmp_path / "c/b.doc", "x")
     with pytest.raises(SourceError, match="there are no pictures") as error:
         open_one(tmp_path)
-    assert error.value.found == "1 x .txt file, 1 x .doc file"
+    assert error.value.found == "1 x .pdf file, 1 x .doc file"
 
 
 def test_a_selection_is_small_and_reads_the_same(images: Path) -> None:

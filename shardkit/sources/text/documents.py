@@ -1,0 +1,160 @@
+"""The two sources of documents: whole files, and files of which every line or row is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from shardkit.errors import SampleError
+from shardkit.sample import Sample
+from shardkit.schema import Schema, Text
+from shardkit.sources.base import Document, Source, Stream
+from shardkit.sources.text.fields import Fields
+from shardkit.sources.text.files import Files
+from shardkit.sources.text.records import LINE_FIELD, TextFile
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+
+class TextFiles(Source):
+    """Files of text under `root`, each a document."""
+
+    unique_keys = True
+
+    def __init__(self, root: str, files: Files, errors: str, odd_keys: dict[int, str]) -> None:
+        super().__init__()
+        self._root = root
+        self._files = files
+        self._errors = errors
+        self._odd_keys = odd_keys  # those that are not the path without its suffixes
+        self.schema = Schema({LINE_FIELD: Text()})
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Sample:
+        key = self.key(index)
+        try:
+            text = open_file(self._root, self._files, index, self._errors).text()
+        except SampleError as error:
+            raise error.located(key=key) from None
+        return {"__key__": key, LINE_FIELD: text}
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._files.lengths()
+
+    def select(self, indices: Indices) -> TextFiles:
+        odd = self._odd_keys
+        chosen = {n: odd[i] for n, i in enumerate(indices.tolist()) if i in odd} if odd else {}
+        return TextFiles(self._root, self._files.select(indices), self._errors, chosen)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self._files.fingerprint([LINE_FIELD])
+
+    def key(self, index: int) -> str:
+        if index in self._odd_keys:
+            return self._odd_keys[index]
+        relative, name = self._files.relative(index), self._files.name(index)
+        return relative[: len(relative) - len(self._files.names[index]) + len(name.stem)]
+
+    def name(self, index: int) -> str:
+        return self._files.relative(index)
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._files.relative(index) if index in self._odd_keys else None
+
+
+class Parts(NamedTuple):
+    """Runs of files: the number of the file, and between which bytes of it a record begins."""
+
+    file: npt.NDArray[np.uint32]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]  # of a compressed file an estimate, which nothing is cut by
+
+
+class TextStream(Stream):
+    """Files of lines or rows under `root`, each a document: JSON Lines, CSV, or text.
+
+    Blank lines are no documents; the next document counts their bytes as its own.
+    """
+
+    unique_keys = True
+
+    def __init__(self, root: str, files: Files, parts: Parts, fields: Fields, errors: str) -> None:
+        super().__init__()
+        self._root = root
+        self._files = files
+        self._parts = parts
+        self._fields = fields
+        self._errors = errors
+        self.schema = fields.schema
+
+    def __len__(self) -> int:
+        return len(self._parts.file)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._parts.end - self._parts.start
+
+    def select(self, parts: Indices) -> TextStream:
+        used, file = np.unique(self._parts.file[parts], return_inverse=True)
+        chosen = Parts(file.astype(np.uint32), self._parts.start[parts], self._parts.end[parts])
+        files = self._files.select(used.astype(np.int64))
+        return TextStream(self._root, files, chosen, self._fields, self._errors)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self._files.fingerprint(list(self._fields.schema))
+
+    def documents(self) -> Iterator[Document]:
+        for file, start, end in zip(*(column.tolist() for column in self._parts), strict=True):
+            yield from self._part(file, start, end)
+
+    def _part(self, file: int, start: int, end: int) -> Iterator[Document]:
+        relative, name = self._files.relative(file), self._files.name(file)
+        text = open_file(self._root, self._files, file, self._errors, self._fields.text)
+        cells = name.form in ("csv", "tsv")
+        fields = self._fields
+        done = start  # where the last document ended
+        try:
+            for at, after, value in text.records(start, None if name.compression else end):
+                sample: Sample | SampleError
+                if done == start > 0:
+                    done = at  # what lies between is the end of the last part's last line
+                try:
+                    if isinstance(value, SampleError):
+                        raise value
+                    sample = {"__key__": f"{relative}/{at}", **fields.take(value, cells=cells)}
+                except SampleError as error:
+                    sample = located(error, text.path, at, f"{relative}/{at}")
+                size = after - done
+                if not name.compression:  # the last line may have no end
+                    size = min(size, text.size - done)
+                yield Document(f"{relative}: byte {at}", sample, size)
+                done = after
+        except SampleError as error:  # what follows in this file cannot be read
+            offset = error.where.get("offset", done)
+            yield Document(f"{relative}: byte {offset}", located(error, text.path, offset), 0)
+
+
+def located(error: SampleError, path: str, offset: int, key: str | None = None) -> SampleError:
+    """The error with its places, where it does not know them better."""
+    return cast(SampleError, error.located(path=path, offset=offset, key=key))
+
+
+def open_file(
+    root: str, files: Files, index: int, errors: str, field: str | None = None
+) -> TextFile:
+    name = files.name(index)
+    return TextFile(
+        path=f"{root}/{files.relative(index)}",
+        size=int(files.sizes[index]),
+        form=name.form,
+        compression=name.compression,
+        encoding=files.encoding(index),
+        errors=errors,
+        field=field,
+    )

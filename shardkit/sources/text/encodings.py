@@ -1,0 +1,147 @@
+"""Bytes into text: byte order marks, characters that are none, and which encoding a file has."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.sources.text.lines import find
+
+if TYPE_CHECKING:
+    from charset_normalizer import CharsetMatches
+
+_MARKS = (  # UTF-32's before UTF-16's, which begins like it
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+)
+MARK_SIZE = 4  # bytes at the start of a file that may be a mark
+DETECT_BYTES = 1 << 16  # of a file that tell its encoding
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How the bytes of one file become text."""
+
+    path: str
+    encoding: str  # Python's name, of one without a mark
+    errors: str  # "strict", "replace" or "ignore"
+    mark: int  # bytes of the mark at the start of the file
+
+    @classmethod
+    def of(cls, path: str, encoding: str, errors: str, head: bytes) -> Decoder:
+        """The decoder of a file that begins with `head`; its mark overrules the encoding's order.
+
+        Raises SampleError for the mark of UTF-16 where UTF-8 is expected.
+        """
+        mark, marked = next(((m, n) for m, n in _MARKS if head.startswith(m)), (b"", ""))
+        if encoding in ("utf-8", "utf-8-sig"):
+            if marked not in ("", "utf-8"):
+                raise SampleError(
+                    f"the file begins with the byte order mark of {marked.upper()}",
+                    path=path,
+                    offset=0,
+                    expected="UTF-8",
+                    found=mark.hex(" "),
+                    fix=f"use --encoding {marked[:6]}, or --encoding auto for files of many kinds",
+                )
+            return cls(path, "utf-8", errors, len(mark))
+        if encoding in ("utf-16", "utf-32"):
+            known = marked.startswith(encoding)
+            order = marked if known else f"{encoding}-le"  # as Windows writes it
+            return cls(path, order, errors, len(mark) if known else 0)
+        return cls(path, encoding, errors, len(mark) if marked == encoding else 0)
+
+    @functools.cached_property
+    def newline(self) -> bytes:
+        return "\n".encode(self.encoding)
+
+    def text(self, data: bytes, offset: int) -> str:
+        """The text of bytes that lie at `offset` in the file. Raises SampleError for bad ones."""
+        try:
+            return data.decode(self.encoding, self.errors)
+        except UnicodeError as error:
+            raise self._bad_bytes(data, offset, error) from None
+
+    def raw_text(self, data: bytes, offset: int) -> str:
+        """The same for text that is no JSON, in which NUL bytes have no business either."""
+        try:
+            text = data.decode(self.encoding, self.errors)
+        except UnicodeError as error:
+            raise self._bad_bytes(data, offset, error) from None
+        if "\0" in text:
+            raise SampleError(
+                "a NUL character in the text: the file is of another encoding, or binary",
+                path=self.path,
+                offset=offset + max(find(data, "\0".encode(self.encoding)), 0),
+                expected=f"text, {self.encoding.upper()}",
+                found="U+0000",
+                fix="use --encoding utf-16 if it is that, or --on-error skip",
+            )
+        return text
+
+    def _bad_bytes(self, data: bytes, offset: int, error: UnicodeError) -> SampleError:
+        start, end = getattr(error, "start", 0), getattr(error, "end", 1)
+        return SampleError(
+            f"bytes that are no text in {self.encoding.upper()}",
+            path=self.path,
+            offset=offset + start,
+            expected=self.encoding.upper(),
+            found=f"0x{data[start : max(end, start + 1)].hex()}: {getattr(error, 'reason', error)}",
+            fix="use --encoding latin-1 or auto, --encoding-errors replace, or --on-error skip",
+        )
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise UsageError for an encoding in which the ends of lines cannot be found."""
+    try:
+        wide = encoding.startswith(("utf-16", "utf-32"))
+        if wide or len("\n".encode(encoding)) == 1 or encoding == "utf-8-sig":
+            return
+    except UnicodeError:
+        pass
+    raise UsageError(
+        "this encoding is not one that files of text have",
+        found=repr(encoding),
+        expected="utf-8, utf-16, latin-1, cp1252, auto",
+    )
+
+
+def load_detector() -> Callable[[bytes], str]:
+    """A function that tells the encoding of a file by its first DETECT_BYTES.
+
+    Raises UsageError if the library for it is missing.
+    """
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:
+        raise UsageError(
+            "finding out encodings needs charset-normalizer",
+            fix="pip install shardkit[encodings], or say --encoding NAME",
+        ) from None
+
+    return lambda head: _detect(head, from_bytes)
+
+
+def _detect(head: bytes, from_bytes: Callable[[bytes], CharsetMatches]) -> str:
+    marked = next((name for mark, name in _MARKS if head.startswith(mark)), None)
+    if marked is not None:
+        return marked
+    if head.count(0) > len(head) // 4:  # Latin letters in UTF-16 are every second byte
+        odd = head[1::2].count(0) > head[::2].count(0)
+        return "utf-16-le" if odd else "utf-16-be"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
+        return "utf-8"
+    except UnicodeDecodeError:
+        pass
+    whole = head[: head.rfind(b"\n") + 1] or head
+    best = from_bytes(whole).best()
+    # Where nothing fits, reading as UTF-8 says which byte is wrong.
+    return codecs.lookup(best.encoding).name if best else "utf-8"

@@ -1,0 +1,180 @@
+"""The fields of documents: which one is the text, of which types the others are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardkit.errors import SampleError
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.sources.metadata import number, typed_column, whole_number
+from shardkit.sources.text.records import LINE_FIELD
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields to read: the text, and others with their types."""
+
+    text: str
+    others: Mapping[str, FieldType]
+    every: bool = False  # whether a field that is none of these is an error
+
+    @property
+    def schema(self) -> Schema:
+        return Schema({self.text: Text(), **self.others})
+
+    def take(self, values: Mapping[str, Any], *, cells: bool) -> Sample:
+        """The fields of a document; `cells` are text, as CSV has them. Raises SampleError."""
+        text = values.get(self.text)
+        if not isinstance(text, str):
+            raise self._no_text(values)
+        sample: Sample = {self.text: text}
+        if not text.isascii():
+            _check_unicode(self.text, text)
+        for name in self.others:
+            value = values.get(name)
+            if value is not None and not (cells and not value):
+                sample[name] = self._fitted(name, value, cells)
+        if self.every and len(values) > len(sample):
+            self._check_known(values)
+        return sample
+
+    def _fitted(self, name: str, value: Any, cells: bool) -> Any:
+        kind = self.others[name]
+        try:
+            if isinstance(kind, Json):
+                text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                _check_unicode(name, text)
+                return JsonText(text)
+            if isinstance(kind, Text) and isinstance(value, str):
+                _check_unicode(name, value)
+            if cells and isinstance(kind, Int | Float):
+                return whole_number(value) if isinstance(kind, Int) else number(value)
+            return kind.check(value)
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise SampleError(
+            "a value is not of the type that its field has in the first documents",
+            field=name,
+            expected=kind.python,
+            found=f"{type(value).__name__} {value!r:.60}",
+            fix="repair it, leave the other fields away (no --keep-fields), or --on-error skip",
+        )
+
+    def _check_known(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in self.others and name not in RESERVED | {self.text} and value is not None:
+                raise SampleError(
+                    "a document has a field that the first ones do not have",
+                    field=name,
+                    expected=", ".join((self.text, *self.others)),
+                    found=f"{type(value).__name__} {value!r:.60}",
+                    fix="leave the other fields away (no --keep-fields), or --on-error skip",
+                )
+
+    def _no_text(self, values: Mapping[str, Any]) -> SampleError:
+        value = values.get(self.text)
+        found = f"{type(value).__name__} {value!r:.60}"
+        if self.text not in values:
+            found = "no such field, but " + (", ".join(values)[:200] or "none at all")
+        return SampleError(
+            "the document has no text",
+            field=self.text,
+            expected="a string",
+            found="null" if self.text in values and value is None else found,
+            fix="repair it, or use --on-error skip",
+        )
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SampleError(
+            "half of a character: a lone surrogate, which no encoding can store",
+            field=name,
+            expected="Unicode text, with surrogates only in pairs",
+            found=f"\\u{ord(text[error.start]):04x} after {error.start:,} characters",
+            fix="repair the escape, or use --on-error skip",
+        ) from None
+
+
+class Sampled:
+    """What the first documents hold, from which the fields are made."""
+
+    def __init__(self) -> None:
+        self._json: list[Mapping[str, Any]] = []
+        self._cells: list[Mapping[str, Any]] = []
+
+    def add(self, values: Mapping[str, Any], *, cells: bool) -> None:
+        (self._cells if cells else self._json).append(values)
+
+    def __len__(self) -> int:
+        return len(self._json) + len(self._cells)
+
+    def types(self) -> dict[str, FieldType]:
+        """The fields in the order in which they come up, with the narrowest types that fit."""
+        types: dict[str, FieldType] = {}
+        for name, values in _columns(self._json).items():
+            types[name] = _json_type(values)
+        for name, values in _columns(self._cells).items():
+            kind = typed_column([value or None for value in values])[0]
+            types[name] = _wider(types.get(name, kind), kind)
+        return types
+
+    def reserved(self) -> list[str]:
+        return sorted(RESERVED & {name for values in self._json + self._cells for name in values})
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _json_type(values: list[Any]) -> FieldType:
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {str}:
+        return Text()
+    if kinds == {bool}:
+        return Bool()
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if value is not None):
+        return Int()
+    if kinds in ({float}, {int, float}):
+        return Float()
+    return Json()
+
+
+def _wider(a: FieldType, b: FieldType) -> FieldType:
+    """A type that holds what both hold."""
+    if a == b:
+        return a
+    return Float() if {a, b} == {Int(), Float()} else Json()
+
+
+def choose(sampled: Sampled, asked: str | None) -> str | None:
+    """The field that is the text: the one asked for, "text", or the only one of text; or None."""
+    types = sampled.types()
+    if asked is not None:
+        return asked if asked in types else None
+    if LINE_FIELD in types:
+        return LINE_FIELD
+    texts = [name for name, kind in types.items() if isinstance(kind, Text)]
+    return texts[0] if len(texts) == 1 and texts[0] not in RESERVED else None
+
+
+def fields_of(sampled: Sampled, text: str, *, keep: bool) -> Fields:
+    """The fields to read, the others being optional: any document may lack them."""
+    if not keep:
+        return Fields(text, {})
+    others = {
+        name: type(kind)(optional=True)
+        for name, kind in sampled.types().items()
+        if name != text and name not in RESERVED
+    }
+    return Fields(text, others, every=True)

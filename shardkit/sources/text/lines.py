@@ -1,0 +1,83 @@
+"""Blocks of bytes into lines, each with its place in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+MAX_LINE = (1 << 31) - (1 << 16)  # bytes: formats hold texts of less than 2 GiB
+
+# Where a line begins, and its bytes without the line's end; None if there are too many.
+Line: TypeAlias = tuple[int, bytes | None]
+
+
+def lines(
+    blocks: Iterable[bytes], newline: bytes, start: int, end: int | None, *, midway: bool
+) -> Iterator[Line]:
+    """The lines of which the first byte lies between `start` and `end`, to their own ends.
+
+    `blocks` begin at `start`; `midway` says that this may be inside a line, which then belongs to
+    whoever reads what lies before. Memory holds one line of at most MAX_LINE bytes.
+    """
+    offset = start  # of the line that is being read
+    held: list[bytes] = []
+    size = 0
+    for block in blocks if len(newline) == 1 else _whole_units(blocks, len(newline)):
+        pieces = split(block, newline)
+        head, tail = pieces[0], pieces[-1]
+        if size + len(head) <= MAX_LINE and not midway:
+            held.append(head)
+        else:
+            held.clear()
+        size += len(head)
+        if len(pieces) == 1:
+            if midway and end is not None and offset + size >= end:
+                return
+            continue
+        if not midway:
+            yield offset, b"".join(held) if size <= MAX_LINE else None
+        midway = False
+        offset += size + len(newline)
+        for piece in pieces[1:-1]:
+            if end is not None and offset >= end:
+                return
+            yield offset, piece
+            offset += len(piece) + len(newline)
+        if end is not None and offset >= end:
+            return
+        held, size = [tail], len(tail)
+    if size and not midway:
+        yield offset, b"".join(held) if size <= MAX_LINE else None
+
+
+def split(block: bytes, newline: bytes) -> list[bytes]:
+    """The pieces between line ends; of wide characters only where one begins."""
+    if len(newline) == 1:
+        return block.split(newline)
+    pieces = []
+    start = 0
+    while (found := find(block, newline, start)) >= 0:
+        pieces.append(block[start:found])
+        start = found + len(newline)
+    return [*pieces, block[start:]]
+
+
+def find(data: bytes, character: bytes, start: int = 0) -> int:
+    """Where a character of fixed width is; -1 if nowhere."""
+    found = data.find(character, start)
+    while found >= 0 and found % len(character):
+        found = data.find(character, found + 1)
+    return found
+
+
+def _whole_units(blocks: Iterable[bytes], width: int) -> Iterator[bytes]:
+    """The same bytes, so that no block ends inside a character of this width."""
+    rest = b""
+    for block in blocks:
+        data = rest + block
+        whole = len(data) - len(data) % width
+        rest = data[whole:]
+        if whole:
+            yield data[:whole]
+    if rest:
+        yield rest

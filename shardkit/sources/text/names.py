@@ -1,0 +1,45 @@
+"""What a file holds, by its name: `corpus.jsonl.gz` is lines of JSON, compressed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FORMS = {
+    "txt": "text",
+    "text": "text",
+    "md": "text",
+    "jsonl": "json",
+    "ndjson": "json",
+    "json": "json",
+    "csv": "csv",
+    "tsv": "tsv",
+}
+COMPRESSIONS = ("gz", "zst", "bz2", "xz")
+
+
+class Name(NamedTuple):
+    """A file's name in parts."""
+
+    stem: str  # without the suffixes
+    suffix: str  # of FORMS
+    compression: str  # of COMPRESSIONS, or "" for none
+
+    @property
+    def form(self) -> str:
+        """What it holds: "text", or a table: "json", "csv", "tsv"."""
+        return FORMS[self.suffix]
+
+
+def parse_name(name: str) -> Name | None:
+    """The parts of a name that text files have; None for others.
+
+    >>> parse_name("part-0.jsonl.gz")
+    Name(stem='part-0', suffix='jsonl', compression='gz')
+    """
+    stem, _, suffix = name.rpartition(".")
+    compression = ""
+    if suffix.lower() in COMPRESSIONS:
+        compression = suffix.lower()
+        stem, _, suffix = stem.rpartition(".")
+    suffix = suffix.lower()
+    return Name(stem, suffix, compression) if stem and suffix in FORMS else None

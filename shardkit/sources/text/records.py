@@ -1,0 +1,314 @@
+"""One file of text: its records, with their places, or the whole of it."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardkit.errors import SampleError
+from shardkit.sources.files import read_file
+from shardkit.sources.text.blocks import blocks, stored_blocks
+from shardkit.sources.text.encodings import MARK_SIZE, Decoder
+from shardkit.sources.text.lines import MAX_LINE, Line, lines
+
+LINE_FIELD = "text"  # of documents that are nothing but text
+# Characters of a cell: csv keeps 4 bytes for each, and what follows an open quote is one cell.
+_MAX_CELL = 1 << 28
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+class Record(NamedTuple):
+    """A line or a row: where it begins and ends in the file, and its fields, or what is wrong."""
+
+    start: int
+    end: int
+    value: dict[str, Any] | SampleError
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file and how to read it."""
+
+    path: str
+    size: int  # when the run was planned
+    form: str  # "text", "json", "csv", "tsv"
+    compression: str
+    encoding: str
+    errors: str
+    field: str | None = None  # a column that a CSV table must have
+
+    def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
+        """The records of which the first byte lies between `start` and `end`.
+
+        Raises SampleError where the rest of the file cannot be read.
+        """
+        decoder, found = self._lines(start, end)
+        if self.form == "text":
+            return _text_records(found, decoder)
+        if self.form == "json":
+            return _json_records(found if start else _one_by_line(found, decoder), decoder)
+        rows = _Rows(found, decoder, self.form)
+        top = _Rows(self._lines(0, None)[1], decoder, self.form) if start else rows
+        return _table_records(rows, top, self.field)
+
+    def text(self) -> str:
+        """All of it, as one document."""
+        if self.compression:
+            data = b"".join(_bounded(self.path, blocks(self.path, self.size, self.compression)))
+        else:
+            if self.size > MAX_LINE:
+                raise _too_long(self.path, 0)
+            data = read_file(self.path, self.size)
+        decoder = self._decoder(data[:MARK_SIZE])
+        return decoder.raw_text(data[decoder.mark :], decoder.mark)
+
+    def head(self, size: int) -> bytes:
+        """The first bytes, `size` of them or some more, or fewer if there are no more."""
+        return b"".join(_first(blocks(self.path, self.size, self.compression), size))
+
+    def _decoder(self, head: bytes) -> Decoder:
+        return Decoder.of(self.path, self.encoding, self.errors, head)
+
+    def _lines(self, start: int, end: int | None) -> tuple[Decoder, Iterator[Line]]:
+        if start:
+            decoder = self._decoder(next(stored_blocks(self.path, self.size, 0, MARK_SIZE), b""))
+            # A line end right before `start` makes it the start of a line.
+            before = start - len(decoder.newline)
+            stored = blocks(self.path, self.size, start=before)
+            return decoder, lines(stored, decoder.newline, before, end, midway=True)
+        stored = blocks(self.path, self.size, self.compression)
+        first = b"".join(_first(stored, MARK_SIZE))
+        decoder = self._decoder(first[:MARK_SIZE])
+        stored = itertools.chain([first[decoder.mark :]], stored)
+        return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
+
+
+def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Blocks until there are `size` bytes."""
+    while size > 0 and (block := next(stored, b"")):
+        size -= len(block)
+        yield block
+
+
+def _bounded(path: str, stored: Iterator[bytes]) -> Iterator[bytes]:
+    size = 0
+    for block in stored:
+        size += len(block)
+        if size > MAX_LINE:
+            raise _too_long(path, 0)
+        yield block
+
+
+def _too_long(path: str, offset: int) -> SampleError:
+    return SampleError(
+        "the document is too long",
+        path=path,
+        offset=offset,
+        expected=f"at most {MAX_LINE:,} bytes",
+        fix="split it, or use --on-error skip",
+    )
+
+
+def _records(
+    found: Iterator[Line], decoder: Decoder, parse: Callable[[bytes, int], dict[str, Any] | None]
+) -> Iterator[Record]:
+    """A record of every line that `parse` makes something of: blank ones are passed over."""
+    width = len(decoder.newline)
+    for start, line in found:
+        value: dict[str, Any] | SampleError | None
+        if line is None:
+            yield Record(start, start, _too_long(decoder.path, start))
+            continue
+        try:
+            value = parse(line, start)
+        except SampleError as error:
+            value = error
+        if value is not None:
+            yield Record(start, start + len(line) + width, value)
+
+
+# --- lines of text -------------------------------------------------------------------------------
+
+
+def _text_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
+    def parse(line: bytes, start: int) -> dict[str, Any] | None:
+        text = decoder.raw_text(line, start).removesuffix("\r")
+        return {LINE_FIELD: text} if text and not text.isspace() else None
+
+    return _records(found, decoder, parse)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def _json_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
+    def parse(line: bytes, start: int) -> dict[str, Any] | None:
+        text = decoder.text(line, start)
+        return _json_object(text, start, decoder) if text and not text.isspace() else None
+
+    return _records(found, decoder, parse)
+
+
+def _json_object(text: str, start: int, decoder: Decoder) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        column = getattr(error, "pos", 0)
+        before = text[:column].encode(decoder.encoding, "replace")
+        raise SampleError(
+            f"a line is no JSON: {getattr(error, 'msg', error)}",
+            path=decoder.path,
+            offset=start + len(before),
+            expected="a JSON object on every line",
+            found=repr(text[max(column - 30, 0) : column + 30]),
+            fix="repair the line, or use --on-error skip",
+        ) from None
+    if not isinstance(value, dict):
+        raise SampleError(
+            "a line is no JSON object",
+            path=decoder.path,
+            offset=start,
+            expected='such as {"text": "..."}',
+            found=repr(text[:60]),
+            fix="repair the line, or use --on-error skip",
+        )
+    return value
+
+
+def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
+    """The lines of a file, unless the first says that the file is a single value."""
+    for start, line in found:
+        first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
+        if first.startswith("[") or first == "{":
+            kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
+            raise SampleError(
+                f"the file is one JSON {kind} over all its lines",
+                path=decoder.path,
+                offset=start,
+                expected="JSON Lines: one object on every line",
+                found=repr(first[:30]),
+                fix=f"make lines of it: jq -c '{jq}' FILE > FILE.jsonl",
+            )
+        yield start, line
+        if first:
+            break
+    yield from found
+
+
+# --- CSV -----------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """The rows of a table by Python's csv, with their places.
+
+    It asks for lines one by one, so that the place of a row is that of the next line.
+    """
+
+    def __init__(self, found: Iterator[Line], decoder: Decoder, form: str) -> None:
+        csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # of the whole process
+        self._found = found
+        self.path = decoder.path
+        self._decoder = decoder
+        self.at = decoder.mark  # where the next line begins
+        self._problem: SampleError | None = None  # with a line of the row
+        self._reader = csv.reader(self._lines(), delimiter=_DELIMITERS[form], strict=True)
+
+    def __iter__(self) -> Iterator[tuple[int, int, list[str] | SampleError]]:
+        """Where a row begins and ends, and its cells; blank lines are passed over."""
+        while True:
+            self._start, self._problem = -1, None
+            row: list[str] | SampleError
+            try:
+                row = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                row = self._broken(error)
+            if row or self._problem:
+                yield self._start, self.at, self._problem or row
+
+    def header(self) -> list[str]:
+        """The names of the columns. Raises SampleError for a row that does not name them."""
+        for start, _, row in self:
+            if isinstance(row, SampleError):
+                raise row
+            twice = [name for name in row if row.count(name) > 1]
+            if not twice:
+                return row
+            raise SampleError(
+                "two columns of the table have one name",
+                path=self.path,
+                offset=start,
+                expected="a first line with the names of the columns",
+                found=", ".join(map(repr, row))[:200],
+            )
+        return []
+
+    def _lines(self) -> Iterator[str]:
+        width, text_of = len(self._decoder.newline), self._decoder.raw_text
+        for start, line in self._found:
+            if self._start < 0:
+                self._start = start
+            if line is None:
+                self.at = start
+                self._problem = _too_long(self.path, start)
+                yield "\n"
+                continue
+            self.at = start + len(line) + width
+            try:
+                text = text_of(line, start)
+            except SampleError as error:  # of the row: its other lines still belong to it
+                self._problem = self._problem or error
+                text = line.decode(self._decoder.encoding, "replace").replace("\0", "")
+            yield text + "\n"
+
+    def _broken(self, error: csv.Error) -> SampleError:
+        what = str(error)
+        if what == "unexpected end of data":
+            what = "a quote is opened and never closed"
+        return SampleError(
+            f"a row is no CSV: {what}",
+            path=self.path,
+            offset=self._start,
+            expected='cells as RFC 4180 has them: quoted "so", a quote inside doubled',
+            fix="repair the row, or use --on-error skip",
+        )
+
+
+def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Record]:
+    """The rows after the header, which `top` begins with."""
+    path = rows.path
+    header = top.header()
+    first = top.at
+    if field is not None and header and field not in header:
+        raise SampleError(
+            f"the table has no column {field!r}",
+            path=path,
+            offset=0,
+            found=", ".join(header)[:200],
+            fix="say which column is the text: --text-field NAME",
+        )
+    for start, end, row in rows:
+        if start < first:  # the header itself, where `rows` begin above it
+            continue
+        if isinstance(row, SampleError):
+            yield Record(start, end, row)
+        elif len(row) == len(header):
+            yield Record(start, end, dict(zip(header, row, strict=True)))
+        else:
+            yield Record(start, end, _other_width(row, header, path, start))
+
+
+def _other_width(row: list[str], header: list[str], path: str, start: int) -> SampleError:
+    return SampleError(
+        "a row has another number of cells than the first line",
+        path=path,
+        offset=start,
+        expected=f"{len(header)}: {', '.join(header)[:200]}",
+        found=str(len(row)),
+        fix="repair the row, or use --on-error skip",
+    )

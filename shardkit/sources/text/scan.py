@@ -1,0 +1,396 @@
+"""Planning a text corpus: which files it has, in which splits, and what its documents hold."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.options import TextOptions
+from shardkit.sample import key_of, unique_key
+from shardkit.sources.base import Source, Stream
+from shardkit.sources.files import NO_FILE
+from shardkit.sources.folder_scan import SPLIT_FOLDERS
+from shardkit.sources.text.blocks import BLOCK, expansion
+from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
+from shardkit.sources.text.encodings import DETECT_BYTES, check_encoding, load_detector
+from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
+from shardkit.sources.text.files import Files
+from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
+from shardkit.sources.text.records import LINE_FIELD
+from shardkit.sources.walk import Walk, kind_of_file, look
+
+PART = 16 << 20  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
+_SAMPLE_FILES = 16
+_SAMPLE_DOCUMENTS = 100  # of each
+_SAMPLE_BYTES = 256 << 10  # of each, unless its first document is longer
+_EXPANSION_FILES = 8
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is one of text by its name, or a folder has such a file anywhere."""
+    if path.is_dir():
+        return any(parse_name(entry.name) for listing in Walk(path) for entry in listing.files)
+    return parse_name(path.name) is not None
+
+
+def open_text(path: Path, options: TextOptions, *, split: str) -> dict[str, Source | Stream]:
+    """The documents of a file or a folder, one source per split; `{"": source}` without splits.
+
+    Raises SourceError where there are none, or none of the first ones has the text.
+    """
+    if options.encoding != "auto":
+        check_encoding(options.encoding)
+    corpus = _folder(path) if path.is_dir() else _single(path)
+    if not corpus.files.names:
+        raise _nothing(path, corpus)
+    splits = _splits(path, corpus, options) if split == "auto" and path.is_dir() else {}
+    whole = _whole_files(path, corpus, options, splits)
+    notes: list[str] = []
+    if options.encoding == "auto":
+        notes += _find_encodings(corpus)
+    else:
+        corpus.files.encodings = [options.encoding]
+    corpus.files.ratios = _ratios(corpus)
+    fields = Fields(LINE_FIELD, {}) if whole else _fields(path, corpus, options, notes)
+    chosen = splits or {"": _Split("", np.arange(len(corpus.files), dtype=np.int64))}
+    sources: dict[str, Source | Stream] = {}
+    for name, (folder, indices) in chosen.items():
+        files = corpus.files.select(indices)
+        files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
+        root = f"{corpus.root}/{folder}" if folder else corpus.root
+        if whole:
+            sources[name] = TextFiles(root, files, options.encoding_errors, _odd_keys(files))
+        else:
+            parts = _parts(root, files)
+            sources[name] = TextStream(root, files, parts, fields, options.encoding_errors)
+    first = next(iter(sources.values()))
+    first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
+    return sources
+
+
+class _Corpus(NamedTuple):
+    """What was found under a root."""
+
+    root: str
+    files: Files
+    tables: bool
+    ignored: Counter[str]
+    problems: list[ShardkitError]
+
+
+class _Found(NamedTuple):
+    folder: int
+    name: str
+    size: int
+    time: int
+
+
+def _single(path: Path) -> _Corpus:
+    name = parse_name(path.name)
+    if name is None:
+        raise SourceError(
+            "this is no file of text, by its name",
+            path=path,
+            expected=_suffixes(),
+            fix="rename it by what it holds",
+        )
+    with storage.explained("read the source", path):
+        about = path.stat()
+    size = about.st_size if path.is_file() else NO_FILE
+    files = _table([""], [_Found(0, path.name, size, about.st_mtime_ns)] if size else [])
+    ignored = Counter({} if size else {"empty file": 1})
+    return _Corpus(os.fspath(path.parent), files, name.form != "text", ignored, [])
+
+
+def _folder(root: Path) -> _Corpus:
+    """The files below a folder: tables if there are any, and else texts."""
+    walk = Walk(root)
+    folders: list[str] = []
+    texts: list[_Found] = []
+    tables: list[_Found] = []
+    suffixes: Counter[str] = Counter()  # of the texts, which tables put aside
+    for listing in walk:
+        number = len(folders)
+        folders.append(listing.folder.relative)
+        for entry in listing.files:
+            name = parse_name(entry.name)
+            if name is None:
+                walk.ignored[kind_of_file(entry.name)] += 1
+                continue
+            size, time = look(entry)
+            found = _Found(number, entry.name, size, time)
+            if size == 0:
+                walk.ignored["empty file"] += 1
+            elif name.form == "text":
+                texts.append(found)
+                suffixes[kind_of_file(entry.name)] += 1
+            else:
+                tables.append(found)
+    if tables:
+        walk.ignored += suffixes
+    files = _table(folders, tables or texts)
+    return _Corpus(os.fspath(root), files, bool(tables), walk.ignored, walk.problems)
+
+
+def _table(folders: list[str], found: list[_Found]) -> Files:
+    """The files in the order of their paths as text."""
+    found.sort(key=lambda file: f"{folders[file.folder]}/{file.name}".lstrip("/"))
+    return Files(
+        folders=folders,
+        names=[file.name for file in found],
+        folder_of=np.array([file.folder for file in found], np.uint32),
+        sizes=np.array([file.size for file in found], np.int64),
+        times=np.array([file.time for file in found], np.int64),
+        encodings=[],
+        encoding_of=np.zeros(len(found), np.uint8),
+    )
+
+
+def _nothing(path: Path, corpus: _Corpus) -> ShardkitError:
+    if corpus.problems:
+        return corpus.problems[0]
+    found = ", ".join(f"{n} x {what}" for what, n in corpus.ignored.most_common(4))
+    return SourceError(
+        "there are no documents here", path=path, expected=_suffixes(), found=found or "nothing"
+    )
+
+
+def _suffixes() -> str:
+    names = ", ".join("." + suffix for suffix in FORMS)
+    return f"files that end in {names}, each with {', '.join('.' + c for c in COMPRESSIONS)} or not"
+
+
+# --- splits --------------------------------------------------------------------------------------
+
+
+class _Split(NamedTuple):
+    folder: str  # that holds its files, "" if they are named after it
+    indices: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def _splits(path: Path, corpus: _Corpus, options: TextOptions) -> dict[str, _Split]:
+    """The splits, if files or folders at the top are named so: train.jsonl, or train/ and test/.
+
+    Among files that are a document each, a name like `test.txt` says nothing.
+    """
+    files = corpus.files
+    tops: dict[tuple[str, str], list[int]] = {}  # (split, folder) -> files
+    others: dict[str, None] = {}
+    for index in range(len(files)):
+        relative = files.relative(index)
+        top, below, _ = relative.partition("/")
+        split = top if below else _split_of(top)
+        if split in SPLIT_FOLDERS:
+            tops.setdefault((split, top if below else ""), []).append(index)
+        else:
+            others[top + below] = None
+    named = [split for split, folder in tops if not folder]
+    if not tops or (others and len(named) == len(tops) and _one_document_each(corpus, options)):
+        return {}
+    twice = [name for name in SPLIT_FOLDERS if (name, name) in tops and (name, "") in tops]
+    if others or twice:
+        names = ", ".join(dict.fromkeys(split for split, _ in tops))
+        raise UsageError(
+            f"the folder holds splits ({names}) and something else as well",
+            path=path,
+            found=", ".join([*others, *(f"{name}/ beside a file {name}" for name in twice)][:5]),
+            expected="nothing but folders or files that are named after splits",
+            fix="move the others away, convert one split at a time, or take all together with"
+            " --split none",
+        )
+    order = sorted(tops, key=lambda top: SPLIT_FOLDERS.index(top[0]))
+    return {split: _Split(f, np.array(tops[split, f], np.int64)) for split, f in order}
+
+
+def _split_of(name: str) -> str:
+    """What a file is named after: `validation-00000-of-00002.json.gz` after a split."""
+    return name.partition(".")[0].partition("-")[0]
+
+
+def _one_document_each(corpus: _Corpus, options: TextOptions) -> bool:
+    return not corpus.tables and options.documents != "line"
+
+
+def _whole_files(
+    path: Path, corpus: _Corpus, options: TextOptions, splits: dict[str, _Split]
+) -> bool:
+    """Whether every file is one document.
+
+    Unless told, those of a folder are, but neither a single file nor `train.txt` beside `test.txt`.
+    """
+    if corpus.tables:
+        return False
+    if options.field not in (None, LINE_FIELD):
+        raise UsageError(
+            f"files of plain text have no field {options.field!r}",
+            path=path,
+            fix="leave --text-field away: the field is called text",
+        )
+    if options.documents != "auto":
+        return options.documents == "file"
+    by_name = any(not folder for folder, _ in splits.values())
+    return path.is_dir() and not by_name
+
+
+# --- what the files hold -------------------------------------------------------------------------
+
+
+def _spread(indices: Iterable[int], count: int) -> list[int]:
+    """At most so many of them, spread evenly."""
+    chosen = list(indices)
+    if len(chosen) <= count:
+        return chosen
+    return [chosen[n * (len(chosen) - 1) // (count - 1)] for n in range(count)]
+
+
+def _ratios(corpus: _Corpus) -> dict[str, float]:
+    """How much files grow when they are decompressed, by compression, from the first of a few."""
+    files = corpus.files
+    by_compression: dict[str, list[int]] = {}
+    for index, name in enumerate(files.names):
+        suffix = name.rpartition(".")[2].lower()
+        if suffix in COMPRESSIONS:
+            by_compression.setdefault(suffix, []).append(index)
+    ratios = {}
+    for compression, indices in by_compression.items():
+        taken = made = 0
+        for index in _spread(indices, _EXPANSION_FILES):
+            path = f"{corpus.root}/{files.relative(index)}"
+            stored, decompressed = expansion(path, int(files.sizes[index]), compression)
+            taken, made = taken + max(stored, 0), made + decompressed
+        ratios[compression] = round(made / taken, 3) if taken else 1.0
+    return ratios
+
+
+def _find_encodings(corpus: _Corpus) -> list[str]:
+    """Set every file's encoding, and say how many have which."""
+    files, detect = corpus.files, load_detector()
+    files.encodings = ["utf-8"]
+    for index in range(len(files)):
+        try:
+            file = open_file(corpus.root, files, index, "strict")
+            encoding = detect(file.head(DETECT_BYTES)[:DETECT_BYTES])
+        except SampleError:  # which reading will say in its turn
+            continue
+        if encoding not in files.encodings:
+            files.encodings.append(encoding)
+        files.encoding_of[index] = files.encodings.index(encoding)
+    counts = Counter(files.encodings[number] for number in files.encoding_of.tolist())
+    found = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
+    return [f"encodings found, with the number of files: {found}"]
+
+
+def _fields(path: Path, corpus: _Corpus, options: TextOptions, notes: list[str]) -> Fields:
+    """Which fields to read, from the first documents of a few files."""
+    sampled, problems = _sample(corpus, options)
+    if not sampled:
+        if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
+            raise _unusable(path, problems)
+        return Fields(LINE_FIELD, {})
+    text = choose(sampled, options.field)
+    if text is None:
+        types = sampled.types()
+        raise SourceError(
+            f"the first documents have no field {options.field or LINE_FIELD!r}",
+            path=path,
+            found=", ".join(f"{name} ({type(kind).__name__})" for name, kind in types.items()),
+            fix="say which field is the text: --text-field NAME",
+        )
+    if text != LINE_FIELD and options.field is None:
+        notes.append(f"the text is the field {text!r}: the only one of text")
+    if options.keep_fields and sampled.reserved():
+        names = ", ".join(sampled.reserved())
+        notes.append(f"left out, as samples have such names of their own: {names}")
+    return fields_of(sampled, text, keep=options.keep_fields)
+
+
+def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[SampleError]]:
+    sampled = Sampled()
+    problems = []
+    for index in _spread(range(len(corpus.files)), _SAMPLE_FILES):
+        file = open_file(corpus.root, corpus.files, index, options.encoding_errors)
+        try:
+            for number, record in enumerate(file.records(), 1):
+                if isinstance(record.value, SampleError):
+                    problems.append(located(record.value, file.path, record.start))
+                else:
+                    sampled.add(record.value, cells=file.form in ("csv", "tsv"))
+                if number == _SAMPLE_DOCUMENTS or record.end >= _SAMPLE_BYTES:
+                    break
+        except SampleError as error:
+            problems.append(located(error, file.path, 0))
+    return sampled, problems
+
+
+def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
+    if not problems:
+        return SourceError(
+            "there are no documents here",
+            path=path,
+            expected="a document on a line, or a row of a table below its header",
+            found="blank lines at most",
+            fix="remove the files without documents",
+        )
+    first = problems[0]
+    return SourceError(
+        first.what, expected=first.expected, found=first.found, fix=first.fix, **first.where
+    )
+
+
+# --- parts and keys ------------------------------------------------------------------------------
+
+
+def _parts(root: str, files: Files) -> Parts:
+    """Long files in parts of equal length, where a reader finds the start of a line by itself."""
+    lengths = files.lengths()
+    cut = np.zeros(len(files), bool)
+    for index in np.flatnonzero(files.sizes > PART).tolist():
+        cut[index] = _can_be_cut(root, files, index)
+    counts = np.where(cut, -(-lengths // PART), 1)
+    file = np.repeat(np.arange(len(files)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    start = (np.arange(len(file)) - first) * PART
+    end = np.where(cut[file], np.minimum(start + PART, lengths[file]), lengths[file])
+    return Parts(file.astype(np.uint32), start.astype(np.int64), end.astype(np.int64))
+
+
+def _can_be_cut(root: str, files: Files, index: int) -> bool:
+    """Whether the start of a record is known by the bytes before it.
+
+    A row of a table may hold line ends, but only within quotes.
+    """
+    name = files.name(index)
+    if name.compression:
+        return False
+    if name.form in ("text", "json"):
+        return True
+    if b'"' not in '"'.encode(files.encoding(index)):
+        return False
+    return not any(b'"' in block for block in _blocks(f"{root}/{files.relative(index)}"))
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    with storage.explained("read the source", Path(path)), open(path, "rb", buffering=0) as file:
+        while block := file.read(BLOCK):
+            yield block
+
+
+def _odd_keys(files: Files) -> dict[int, str]:
+    """The keys that are not simply the path without its suffixes."""
+    odd: dict[int, str] = {}
+    taken: set[str] = set()
+    for index in range(len(files)):
+        relative, name = files.relative(index), files.name(index)
+        plain = relative[: len(relative) - len(files.names[index]) + len(name.stem)]
+        key = unique_key(key_of(plain), name.suffix, taken)
+        taken.add(key)
+        if key != plain:
+            odd[index] = key
+    return odd

@@ -1,0 +1,109 @@
+"""Walking through a folder tree: hidden entries passed over, links followed, loops noticed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit import storage
+from shardkit.errors import ShardkitError, SourceError
+from shardkit.sources.files import NO_FILE
+
+
+class Folder(NamedTuple):
+    """A folder on the way: path relative to the root, its real path, and the one above it."""
+
+    relative: str
+    real: str
+    parent: Folder | None
+
+    def ancestors(self) -> Iterator[Folder]:
+        folder: Folder | None = self
+        while folder is not None:
+            yield folder
+            folder = folder.parent
+
+
+class Listing(NamedTuple):
+    """What a folder holds: files, and the folders below it."""
+
+    folder: Folder
+    files: list[os.DirEntry[str]]
+    folders: list[Folder]
+
+
+class Walk:
+    """One walk through a folder tree, in no order; what was passed over, and what went wrong."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ignored: Counter[str] = Counter()
+        self.problems: list[ShardkitError] = []
+
+    def __iter__(self) -> Iterator[Listing]:
+        pending = [Folder("", os.path.realpath(self.root), None)]
+        while pending:
+            listing = self._list(pending.pop())
+            pending += listing.folders
+            yield listing
+
+    def _list(self, folder: Folder) -> Listing:
+        """The files and the folders in a folder; hidden ones are passed over."""
+        files, folders = [], []
+        path = f"{self.root}/{folder.relative}" if folder.relative else os.fspath(self.root)
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name[0] == ".":
+                        self.ignored["hidden"] += 1
+                    elif is_folder(entry):
+                        below = self._below(folder, entry)
+                        folders += [below] if below else []
+                    else:
+                        files.append(entry)
+        except OSError as error:
+            self.problems.append(storage.explain(error, "list the folder", Path(path)))
+        return Listing(folder, files, folders)
+
+    def _below(self, folder: Folder, entry: os.DirEntry[str]) -> Folder | None:
+        relative = f"{folder.relative}/{entry.name}" if folder.relative else entry.name
+        if not entry.is_symlink():
+            return Folder(relative, f"{folder.real}/{entry.name}", folder)
+        real = os.path.realpath(entry.path)
+        if any(real == above.real for above in folder.ancestors()):
+            self.problems.append(
+                SourceError(
+                    "a link leads back to a folder above it: the folders have no end",
+                    path=entry.path,
+                    found=f"a link to {os.readlink(entry.path)!r}",
+                    fix="remove the link",
+                )
+            )
+            return None
+        return Folder(relative, real, folder)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def look(entry: os.DirEntry[str]) -> tuple[int, int]:
+    """Size and time of a file; what is none is kept, so that reading it fails in its turn."""
+    try:
+        about = entry.stat()
+    except OSError:
+        return NO_FILE, 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE, about.st_mtime_ns
+
+
+def kind_of_file(name: str) -> str:
+    """What to call a file that is passed over, in a list of counts."""
+    suffix = name.rpartition(".")[2] if "." in name else ""
+    return f".{suffix} file" if suffix else "file without suffix"

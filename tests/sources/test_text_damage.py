@@ -1,0 +1,347 @@
+"""Bad text: every error names the file and the byte, and the good documents around it are kept."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.sources.text import blocks, records
+from tests.sources.test_text import COMPRESS, errors, files, put, put_lines, stream, values
+
+GOOD = b'{"text": "good", "n": 1, "f": 0.5, "j": {"a": 1}, "s": "x"}\n'
+MANY = GOOD * 100  # as many as tell the types of fields
+
+
+def good(path: Path, **options: Any) -> list[str]:
+    found = [document.sample for document in stream(path, **options).documents()]
+    return [sample["text"] for sample in found if isinstance(sample, dict)]
+
+
+@pytest.mark.parametrize(
+    ("line", "offset", "what", "found"),
+    [
+        (b'{"text": "a', 9, "no JSON: Unterminated string", '\'{"text": "a\''),
+        (b'{"text": "a\tb"}', 11, "no JSON: Invalid control character", None),
+        (b'{"text": "\xc3\xbc" x}', 14, "no JSON: Expecting ',' delimiter", None),
+        (b"\x00\x00\x00", 0, "no JSON: Expecting value", "'\\x00\\x00\\x00'"),
+        (b'{"text": "' + b"1" * 90 + b'" 2', 102, "no JSON", "'" + "1" * 28 + "\" 2'"),
+        (b'{"text": ' + b"[" * 200_000, 0, "no JSON", None),
+        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "no JSON", None),
+        (b'["text"]', 0, "no JSON object", "'[\"text\"]'"),
+        (b"12", 0, "no JSON object", "'12'"),
+        (b'{"text": "a\xff"}', 11, "no text in UTF-8", "0xff: invalid start byte"),
+        (b'{"text": "\xed\xa0\x80"}', 10, "no text in UTF-8", None),
+        (b'{"n": 2}', 0, "has no text", "no such field, but n"),
+        (b"{}", 0, "has no text", "no such field, but none at all"),
+        (b'{"text": null}', 0, "has no text", "null"),
+        (b'{"text": ["a"]}', 0, "has no text", "list ['a']"),
+        (b'{"text": "a\\ud800b"}', 0, "half of a character", "\\ud800 after 1 characters"),
+        (b'{"text": "a", "s": "\\udc00"}', 0, "half of a character", None),
+        (b'{"text": "a", "j": ["\\udc00"]}', 0, "half of a character", None),
+        (b'{"text": "a", "j": NaN}', 0, "not of the type", "float nan"),
+        (b'{"text": "a", "j": [1e999]}', 0, "not of the type", "list [inf]"),
+        (b'{"text": "a", "n": "b"}', 0, "not of the type", "str 'b'"),
+        (b'{"text": "a", "n": true}', 0, "not of the type", "bool True"),
+        (b'{"text": "a", "n": 9223372036854775808}', 0, "not of the type", None),
+        (b'{"text": "a", "f": 1' + b"0" * 400 + b"}", 0, "not of the type", None),
+        (b'{"text": "a", "x": 1}', 0, "the first ones do not have", "int 1"),
+    ],
+)
+def test_a_bad_line_of_json_is_an_error_with_its_place(
+    tmp_path: Path, line: bytes, offset: int, what: str, found: str | None
+) -> None:
+    path = put(tmp_path / "a.jsonl", MANY + line + b"\n" + GOOD)
+    documents = list(stream(path, keep_fields=True).documents())
+    (bad,) = [d for d in documents if isinstance(d.sample, SampleError)]
+    error = bad.sample
+    assert isinstance(error, SampleError)
+    assert bad is documents[100]
+    assert bad.name == f"a.jsonl: byte {len(MANY)}"
+    assert what in error.what
+    assert error.where["path"] == str(path)
+    assert error.where["offset"] == len(MANY) + offset
+    assert error.where["key"] == f"a.jsonl/{len(MANY)}"
+    assert found is None or error.found == found
+    assert pickle.loads(pickle.dumps(error)).to_dict() == error.to_dict()
+
+
+def test_what_json_allows_is_no_error(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "a\\u0000b", "text": "last\\u0000", "f": 3}',
+        b'{"text": "\\ud83d\\ude00", "f": NaN, "n": null}',
+    ]
+    path = put(tmp_path / "a.jsonl", MANY + b"\r\n".join(lines))
+    assert values(stream(path, keep_fields=True))[100:] == ["last\0", "\U0001f600"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (json.dumps([{"text": "a"}, {"text": "b"}]), "array"),
+        (json.dumps([{"text": "a"}], indent=2), "array"),
+        (json.dumps({"text": "a"}, indent=2), "object"),
+    ],
+)
+def test_a_file_of_one_json_value_says_so(tmp_path: Path, content: str, kind: str) -> None:
+    path = put(tmp_path / "a.json", content)
+    with pytest.raises(SourceError, match=f"the file is one JSON {kind}") as caught:
+        stream(path)
+    assert "jq" in str(caught.value.fix)
+    put_lines(tmp_path / "b.json", [{"text": "b"}])
+    source = stream(tmp_path)
+    assert len(errors(source)) == 1
+    assert good(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("row", "offset", "what"),
+    [
+        (b"one,2,3", 0, "another number of cells"),
+        (b"one", 0, "another number of cells"),
+        (b'"one"x,2', 0, "no CSV"),
+        (b"one\rtwo,2", 0, "no CSV"),
+        (b"\xff,2", 0, "no text in UTF-8"),
+        (b'"one\ntw\xff",2', 7, "no text in UTF-8"),
+        (b'"one\ntw\0",2', 7, "a NUL character"),
+        (b"one,x", 0, "not of the type"),
+        (b"one,2.5", 0, "not of the type"),
+    ],
+)
+def test_a_bad_row_is_an_error_with_its_place(
+    tmp_path: Path, row: bytes, offset: int, what: str
+) -> None:
+    start = b"text,n\n" + b'"a\nb",1\n' * 100
+    path = put(tmp_path / "a.csv", start + row + b"\nlast,3\n")
+    (error,) = errors(stream(path, keep_fields=True))
+    assert what in error.what
+    assert error.where["path"] == str(path)
+    assert error.where["offset"] == len(start) + offset
+    assert good(path, keep_fields=True) == ["a\nb"] * 100 + ["last"]
+
+
+def test_a_quote_that_is_never_closed_is_an_error_where_it_opens(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.csv", b'text\none\n"two\nthree\nfour\n')
+    (error,) = errors(stream(path))
+    assert "never closed" in error.what
+    assert error.where["offset"] == 9
+    assert good(path) == ["one"]
+
+
+def test_a_quote_that_swallows_too_much_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "_MAX_CELL", 1000)
+    path = put(tmp_path / "a.csv", b'text\none\n"two\n' + b"x\n" * 1000)
+    before = csv.field_size_limit(1000)
+    try:
+        (error, *_) = errors(stream(path))
+    finally:
+        csv.field_size_limit(before)
+    assert "field larger" in error.what
+    assert error.where["offset"] == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("text,a,a\nx,1,2\n", "two columns of the table have one name"),
+        ('"text\nx\n', "never closed"),
+        ("title,body\na,b\n", "no field 'text'"),
+        ("\0", "a NUL character"),
+        ("text\n", "there are no documents"),
+    ],
+)
+def test_a_table_without_a_good_header_is_refused(tmp_path: Path, content: str, what: str) -> None:
+    path = put(tmp_path / "a.csv", content)
+    with pytest.raises(SourceError, match=what):
+        stream(path)
+
+
+def test_one_file_without_the_column_is_one_error(tmp_path: Path) -> None:
+    put(tmp_path / "a.csv", "text,n\none,1\n")
+    put(tmp_path / "b.csv", "body,n\ntwo,1\nthree,2\n")
+    put(tmp_path / "c.csv", "n,text\n1,four\n")
+    (error,) = errors(stream(tmp_path))
+    assert error.what == "the table has no column 'text'"
+    assert error.where["path"] == str(tmp_path / "b.csv")
+    assert good(tmp_path) == ["one", "four"]
+
+
+def test_text_without_its_field_lists_those_there_are(tmp_path: Path) -> None:
+    path = put_lines(tmp_path / "a.jsonl", [{"title": "a", "body": "b", "n": 1}])
+    with pytest.raises(SourceError, match="no field 'text'") as caught:
+        stream(path)
+    assert caught.value.found == "title (Text), body (Text), n (Int)"
+    assert "--text-field" in str(caught.value.fix)
+    with pytest.raises(SourceError, match="no field 'other'"):
+        stream(path, field="other")
+    with pytest.raises(UsageError, match="plain text have no field"):
+        stream(put(tmp_path / "a.txt", "one"), field="body")
+
+
+def test_bytes_that_are_no_text_are_found_in_every_form(tmp_path: Path) -> None:
+    put(tmp_path / "a.txt", b"one\ntwo \xfc\nthree\n")
+    (error,) = errors(stream(tmp_path / "a.txt"))
+    assert error.where["offset"] == 8
+    assert error.found == "0xfc: invalid start byte"
+    assert "--encoding" in str(error.fix)
+    assert good(tmp_path / "a.txt") == ["one", "three"]
+    with pytest.raises(SampleError, match="no text in UTF-8") as caught:
+        files(tmp_path)[0]
+    assert caught.value.where == {"path": str(tmp_path / "a.txt"), "key": "a", "offset": 8}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_nul_characters_are_no_text(tmp_path: Path, encoding: str) -> None:
+    content = "one\ntw\0\u0a00o\nthree\n".encode(encoding)
+    path = put(tmp_path / "a.txt", content)
+    (error,) = errors(stream(path, encoding=encoding))
+    assert error.where["offset"] == 6 * len("x".encode(encoding))
+    assert good(path, encoding=encoding) == ["one", "three"]
+    with pytest.raises(SampleError, match="NUL") as caught:
+        files(tmp_path, encoding=encoding)[0]
+    assert caught.value.where["offset"] == error.where["offset"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_the_mark_of_another_encoding_says_which_it_is(tmp_path: Path, encoding: str) -> None:
+    put(tmp_path / "a.txt", "one\ntwo\n".encode(encoding))
+    (error,) = errors(stream(tmp_path / "a.txt"))
+    assert encoding.upper() in error.what
+    assert f"--encoding {encoding}" in str(error.fix)
+    with pytest.raises(SampleError, match="byte order mark"):
+        files(tmp_path)[0]
+
+
+# --- compressed files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])
+def test_a_compressed_file_cut_short_gives_what_lies_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(blocks, "_COMPRESSED_BLOCK", 64)
+    lines = b"".join(b'{"text": "%d"}\n' % n for n in range(50))
+    rest = b'{"text": "%s"}\n' % os.urandom(5000).hex().encode()
+    # The first member is whole: how far a reader comes in the second is its library's affair.
+    whole = COMPRESS[how](lines) + COMPRESS[how](rest)
+    put(tmp_path / f"a.jsonl.{how}", whole[:-100])
+    put_lines(tmp_path / "b.jsonl", [{"text": "b"}])
+    source = stream(tmp_path)
+    (error,) = errors(source)
+    assert "damaged" in error.what
+    assert str(error.found).startswith("it ends too soon")
+    assert error.where["path"] == str(tmp_path / f"a.jsonl.{how}")
+    assert len(lines) <= error.where["offset"] < len(lines) + len(rest)
+    assert good(tmp_path) == [*map(str, range(50)), "b"]
+    put(tmp_path / f"c/a.txt.{how}", whole[:-100])
+    with pytest.raises(SampleError, match="damaged"):
+        files(tmp_path / "c")[0]
+
+
+@pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])
+@given(data=st.data())
+def test_flipped_bits_never_give_other_documents(how: str, data: st.DataObject) -> None:
+    texts = [f"{n} " + "words " * (n % 7) for n in range(60)]
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+    whole = bytearray(COMPRESS[how](content))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    with tempfile.TemporaryDirectory() as folder:
+        put_lines(Path(folder) / "0.jsonl", [{"text": "first"}])
+        put(Path(folder) / f"a.jsonl.{how}", bytes(whole))
+        found = list(stream(Path(folder)).documents())
+    bad = [d for d in found if isinstance(d.sample, SampleError)]
+    got = [d.sample["text"] for d in found if not isinstance(d.sample, SampleError)]
+    assert bad or got == ["first", *texts]
+
+
+@pytest.mark.parametrize("how", ["gz", "xz"])
+def test_zeros_after_the_last_member_are_padding(tmp_path: Path, how: str) -> None:
+    path = put(tmp_path / f"a.txt.{how}", COMPRESS[how](b"one\ntwo\n") + bytes(512))
+    assert values(stream(path)) == ["one", "two"]
+
+
+def test_other_bytes_after_the_last_member_are_damage(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.txt.gz", gzip.compress(b"one\ntwo\n") + b"more")
+    (error,) = errors(stream(path))
+    assert error.where["offset"] == 8
+    assert good(path) == ["one", "two"]
+
+
+def test_a_file_that_is_not_compressed_at_all_says_so(tmp_path: Path) -> None:
+    path = put(tmp_path / "a.jsonl.gz", GOOD)
+    with pytest.raises(SourceError, match="damaged"):
+        stream(path)
+
+
+# --- files that cannot be read -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [b"", b"one\n", b"one\ntwo\nmore\n"])
+def test_a_file_that_changed_since_the_plan_is_an_error(tmp_path: Path, change: bytes) -> None:
+    for name in ("a.txt", "b.txt"):
+        put(tmp_path / name, b"one\ntwo\n")
+    lines, whole = stream(tmp_path, documents="line"), files(tmp_path)
+    put(tmp_path / "a.txt", change)
+    (error,) = errors(lines)
+    assert error.what == "the file changed while the conversion ran"
+    assert error.where["path"] == str(tmp_path / "a.txt")
+    assert [d.sample["__key__"] for d in lines.documents() if isinstance(d.sample, dict)] == [
+        "b.txt/0",
+        "b.txt/4",
+    ]
+    with pytest.raises(SampleError, match="the file changed"):
+        whole[0]
+    (tmp_path / "a.txt").unlink()
+    (error,) = errors(lines)
+    assert "cannot be read" in error.what
+
+
+def test_what_is_no_file_is_an_error_in_its_turn(tmp_path: Path) -> None:
+    put_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    (tmp_path / "b.jsonl").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "c.jsonl.gz")
+    os.mkfifo(tmp_path / "d.csv")
+    source = stream(tmp_path)
+    assert [e.what for e in errors(source)] == [
+        "the link leads nowhere",
+        "this is no regular file",
+        "this is no regular file",
+    ]
+    assert good(tmp_path) == ["a"]
+    assert source.sizes().tolist() == [14, 0, 0, 0]
+    with pytest.raises(SourceError, match="no regular file"):
+        stream(tmp_path / "d.csv")
+
+
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([".txt", ".jsonl", ".csv", ".tsv", ".jsonl.zst", ".txt.gz"]),
+    st.sampled_from(["utf-8", "utf-16", "cp1252", "shift_jis", "auto"]),
+)
+def test_any_bytes_give_documents_or_errors(data: bytes, suffix: str, encoding: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = put(Path(folder) / f"a{suffix}", data)
+        try:
+            source = stream(path, encoding=encoding, keep_fields=True)
+        except SourceError:  # there is no good document to tell its fields by
+            return
+        for document in source.documents():
+            assert document.size >= 0
+            if isinstance(document.sample, SampleError):
+                assert document.sample.where["path"] == str(path)
+                assert 0 <= document.sample.where["offset"] <= 2 * len(data) + 1000
+            else:
+                assert source.schema.check(document.sample) == document.sample
