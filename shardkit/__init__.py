@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardkit.errors import WorkerError as WorkerError
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
+    from shardkit.options import TextOptions as TextOptions
     from shardkit.schema import Array as Array
     from shardkit.schema import Bool as Bool
     from shardkit.schema import Bytes as Bytes
@@ -52,6 +53,7 @@ _PLACES = {
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
     "ImageOptions": "options",
+    "TextOptions": "options",
     "create": "conversion.create:DatasetWriter",
     "open": "dataset:open_dataset",
     "Dataset": "dataset",

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import storage
@@ -21,9 +23,12 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import Manifest
-from shardkit.schema import Bytes, FieldType, Schema
+from shardkit.schema import Array, Bytes, FieldType, Schema
 
-# Each open shard holds two mapped files, and a process may often hold 1,024 files.
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# Each open shard holds up to three mapped files, and a process may often hold 1,024 files.
 _OPEN_SHARDS = 128
 
 
@@ -141,6 +146,50 @@ class Dataset:
             return {}
         lines = map(json.loads, storage.read(self.path / table.name).splitlines())
         return {line["key"]: line["path"] for line in lines}
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What made the tokens, as the manifest has it, and its files; nothing where unknown."""
+        path = self.tokenizer_path
+        if self.manifest is None or path is None:
+            return {}, {}
+        made = self.manifest.tokenizer
+        return made, {made["file"]: storage.read(path)}
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The copy of what made the tokens; None where that is not known."""
+        made = self.manifest.tokenizer if self.manifest else {}
+        kept = self.manifest.list_named(made["file"]) if self.manifest and made else None
+        return None if kept is None else self.path / kept.name
+
+    def lengths(self, field: str) -> npt.NDArray[np.int64]:
+        """How many elements the field's array has in each sample, in order; 0 where it is absent.
+
+        Of what shardkit wrote nothing else is read for it. Raises KeyError for a field that is no
+        array of one dimension.
+        """
+        kind = self.schema[field]
+        if not isinstance(kind, Array) or (kind.shape is not None and len(kind.shape) != 1):
+            raise KeyError(field)
+        if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
+            return np.full(len(self), kind.shape[0], np.int64)
+        rows = self.kept_lengths()
+        if rows is None or field not in (rows.dtype.names or ()):
+            return np.array([len(self[n].get(field, ())) for n in range(len(self))], np.int64)
+        return rows[field].astype(np.int64)
+
+    def kept_lengths(self) -> npt.NDArray[np.void] | None:
+        """The file beside the manifest: a row per sample, a column per array of one dimension."""
+        table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
+        if table is None or self.manifest is None:
+            return None
+        every = np.load(self.path / table.name, mmap_mode="r")
+        samples = [shard.samples for shard in self.manifest.shards]
+        names = [shard.file.name for shard in self.manifest.shards]
+        start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
+        starts = [start_of[name] for name in self._names]
+        parts = [every[at : at + self.extent(n)[0]] for n, at in enumerate(starts)]
+        return np.concatenate([every[:0], *parts])
 
     @property
     def place(self) -> Path:

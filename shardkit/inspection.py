@@ -69,6 +69,9 @@ def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
             for name, kind in dataset.schema.items()
         },
         "classes": _classes(dataset, whole),
+        "tokenizer": manifest.tokenizer if manifest is not None else {},
+        "text": manifest.text if manifest is not None and whole else {},
+        "lengths": _lengths(dataset),
         "pictures": _pictures(dataset) if full else None,
         "first": [_describe(dataset, index) for index in range(min(samples, len(dataset)))],
     }
@@ -119,6 +122,25 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
                     yield reader[position].get(field)
             except SampleError:  # a value that is not of its type counts for nothing
                 yield None
+
+
+def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """How long arrays of one dimension are, where that is known without reading their values."""
+    rows = dataset.kept_lengths()
+    if rows is None or not len(rows):
+        return {}
+    report = {}
+    for name in rows.dtype.names or ():
+        lengths = np.sort(rows[name])
+        powers = np.where(lengths > 0, 1 << np.maximum(np.frexp(lengths)[1] - 1, 0), 0)
+        values, counts = np.unique(powers, return_counts=True)
+        report[name] = {
+            "shortest": int(lengths[0]),
+            "median": int(lengths[(len(lengths) - 1) // 2]),
+            "longest": int(lengths[-1]),
+            "histogram": {str(v): n for v, n in zip(values.tolist(), counts.tolist(), strict=True)},
+        }
+    return report
 
 
 def _pictures(dataset: Dataset) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from shardkit.schema import Schema
 NAME = "shardkit.json"
 KEYS = "keys.jsonl"  # the key table: what a sample's file was called, where its key does not say
 ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and why
+LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sample by sample
 FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
 VERSION = 1
 
@@ -71,6 +72,8 @@ class Manifest:
     filtered: dict[str, int] = field(default_factory=dict)
     pictures: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)  # documents, tokens, padding, ...
+    tokenizer: dict[str, Any] = field(default_factory=dict)  # its file here, digest, size, eos id
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     source: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class Manifest:
         return [f for shard in self.shards for f in (shard.file, *shard.beside)]
 
     def list_named(self, name: str) -> File | None:
-        """The list (KEYS, ERRORS, FILTERED) beside the manifest, if there is one."""
+        """What is called so (KEYS, ERRORS, FILTERED, LENGTHS) beside the manifest, if it is."""
         return next((f for f in self.files if f.name == name or f.name.endswith("." + name)), None)
 
     def write(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import numbers
 import os
@@ -17,6 +18,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 RESIZE_MODES = ("shorter", "longer", "exact", "crop", "pad")
 IMAGE_FORMATS = ("keep", "jpeg", "png", "webp", "raw")
+PACKINGS = ("concat", "nosplit", "pad")
+REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
 MAX_PIXELS = 1 << 27  # of a picture that is decoded, unless another limit is given
 # What holds for pictures that must be made anew, where an option is None.
@@ -83,6 +86,50 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
+class TextOptions:
+    """How documents are read, and what becomes of their text.
+
+    Without a tokenizer text is stored as text. Raises UsageError for options that make no sense.
+    """
+
+    field: str | None = None  # that holds the text; None: "text", or the only field of text
+    keep_fields: bool = False  # keep the other fields of a document beside it
+    documents: str = "auto"  # one a "file" or one a "line"; auto: of a folder of .txt, files
+    encoding: str = "utf-8"  # a name that Python knows, or "auto": find out, file by file
+    encoding_errors: str = "strict"  # bytes that are no text: an error; "replace" or "ignore" them
+    tokenizer: str | os.PathLike[str] | None = None  # a file, a folder or a name
+    special_tokens: str = "special"  # what "<|endoftext|>" in a document is: a token, or "text"
+    append_eos: bool | None = None  # end documents by a token; None: if the tokenizer has one
+    eos_token: str | None = None  # which, where the tokenizer's files do not say
+    bos: bool = False  # begin documents by a token
+    seq_len: int | None = None  # tokens of a block; None: a sample is a document
+    pack: str = "concat"  # documents into blocks: "concat", "nosplit", or "pad": one in each
+    remainder: str = "pad"  # a block that is not full: "pad" it, "keep" it shorter, or "drop" it
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, seq_len=1)
+        _check_choice(self, "documents", ("auto", "file", "line"))
+        _check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
+        _check_choice(self, "special_tokens", ("special", "text"))
+        _check_choice(self, "pack", PACKINGS)
+        _check_choice(self, "remainder", REMAINDERS)
+        if self.encoding != "auto":
+            object.__setattr__(self, "encoding", _encoding(self.encoding))
+        usual = TextOptions if self.tokenizer is None else None
+        for name in ("special_tokens", "append_eos", "eos_token", "bos", "seq_len"):
+            if usual is not None and getattr(self, name) != getattr(usual, name):
+                raise UsageError(f"{name} is about tokens", fix="say which tokenizer makes them")
+        if self.remainder == "drop" and self.pack != "concat":
+            raise UsageError(
+                f"remainder='drop' would lose most documents with pack={self.pack!r}",
+                expected="pad or keep, as few blocks come out full",
+            )
+        packs = (self.pack, self.remainder) != (TextOptions.pack, TextOptions.remainder)
+        if packs and self.seq_len is None:
+            raise UsageError("pack and remainder say how blocks are filled", fix="say seq_len=N")
+
+
+@dataclass(frozen=True)
 class ConvertOptions:
     """What shapes a conversion. Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30)."""
 
@@ -95,6 +142,7 @@ class ConvertOptions:
     classes: Sequence[str] | None = None  # class names in the order of their labels
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
     image: ImageOptions = field(default_factory=ImageOptions)
+    text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
     on_error: str = "fail"  # or "skip"
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
@@ -108,6 +156,8 @@ class ConvertOptions:
         _check_choice(self, "on_error", ("fail", "skip"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
+        if not isinstance(self.text, TextOptions):
+            raise UsageError("text must be shardkit.TextOptions(...)", found=repr(self.text))
         parse_split(self.split)
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
@@ -166,6 +216,19 @@ def _check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> Non
     if value not in allowed:
         words = ", ".join(repr(choice) for choice in allowed if choice is not None)
         raise UsageError(f"{name} must be one of {words}", found=repr(value))
+
+
+def _encoding(name: str) -> str:
+    """Python's own name of an encoding of text."""
+    try:
+        codec = codecs.lookup(name)
+        if not codec._is_text_encoding:  # base64, zlib: they make bytes of bytes
+            raise LookupError
+    except (LookupError, TypeError):
+        raise UsageError(
+            "there is no such encoding", found=repr(name), expected="utf-8, latin-1, cp1252, auto"
+        ) from None
+    return codec.name
 
 
 def _colour(text: str) -> str:

@@ -17,7 +17,7 @@ from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
 COMMANDS = {
-    "convert": "Convert a folder of pictures or a dataset into shards.",
+    "convert": "Convert pictures, text or a dataset into shards.",
     "inspect": "Say what is in a dataset or a shard.",
     "verify": "Find every flipped bit, missing file and damaged picture.",
     "formats": "List the formats and what each can do.",

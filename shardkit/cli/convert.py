@@ -12,7 +12,15 @@ import click
 
 from shardkit.cli import print_json
 from shardkit.formats import FORMATS
-from shardkit.options import CHROMA, IMAGE_FORMATS, RESIZE_MODES, ImageOptions
+from shardkit.options import (
+    CHROMA,
+    IMAGE_FORMATS,
+    PACKINGS,
+    REMAINDERS,
+    RESIZE_MODES,
+    ImageOptions,
+    TextOptions,
+)
 
 
 def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -102,6 +110,54 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     default="header",
     help="How pictures are checked that pass as they are: by header and end, or wholly.",
 )
+@click.option(
+    "--text-field", metavar="NAME", help="The field with the text.  [default: text, or the only]"
+)
+@click.option("--keep-fields", is_flag=True, help="Keep the other fields of documents, too.")
+@click.option(
+    "--documents",
+    type=click.Choice(["auto", "file", "line"]),
+    default="auto",
+    help="Of .txt: one a file or one a line; auto: of a folder files, of a file lines.",
+)
+@click.option(
+    "--encoding", default="utf-8", metavar="NAME", help="Of text; auto: find out, file by file."
+)
+@click.option(
+    "--encoding-errors",
+    type=click.Choice(["strict", "replace", "ignore"]),
+    default="strict",
+    help="Bytes that are no text: an error, U+FFFD, or nothing.",
+)
+@click.option(
+    "--tokenizer", metavar="FILE", help="Store tokens: tokenizer.json, a folder, a name, ..."
+)
+@click.option(
+    "--special-tokens",
+    type=click.Choice(["special", "text"]),
+    default="special",
+    help="What <|endoftext|> in a document is: the token, or text like any other.",
+)
+@click.option(
+    "--append-eos/--no-append-eos",
+    default=None,
+    help="End documents by a token.  [default: if the tokenizer has one]",
+)
+@click.option("--eos-token", metavar="TOKEN", help="Which, where the tokenizer does not say.")
+@click.option("--bos", is_flag=True, help="Begin documents by a token.")
+@click.option("--seq-len", type=int, metavar="N", help="Pack documents into blocks of N tokens.")
+@click.option(
+    "--pack",
+    type=click.Choice(PACKINGS),
+    default="concat",
+    help="Documents run on; or stay whole where they fit; or one in each block.",
+)
+@click.option(
+    "--remainder",
+    type=click.Choice(REMAINDERS),
+    default="pad",
+    help="A block that is not full: fill it, keep it short, or drop it.",
+)
 @click.option("--transform", metavar="MODULE:FUNCTION", help="A step of your own, on every sample.")
 @click.option(
     "--on-error",
@@ -122,7 +178,9 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Convert SOURCE into shards: a folder of pictures, a dataset, or a single shard.
+    """Convert SOURCE into shards: pictures, text, a dataset, or a single shard.
+
+    Pictures are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
     A run that was interrupted continues when the same command is given again.
     """
@@ -130,6 +188,8 @@ def command(
     from shardkit.conversion.convert import convert
 
     options["image"] = ImageOptions(**{f.name: options.pop(f.name) for f in fields(ImageOptions)})
+    options["field"] = options.pop("text_field")
+    options["text"] = TextOptions(**{f.name: options.pop(f.name) for f in fields(TextOptions)})
     if options["transform"] is not None:
         sys.path.insert(0, os.getcwd())  # where people keep it; workers get this path too
     if plan_only:

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from shardkit.cli import print_json
-from shardkit.cli.tables import counted, print_table, size, spread, tally
+from shardkit.cli.tables import counted, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
 _CLASSES = 20  # that are printed; --json has all
+_BAR = 40  # characters of the longest
 
 
 @click.command("inspect", context_settings={"show_default": True})
@@ -44,13 +45,35 @@ def _show(report: dict[str, Any]) -> None:
     if report["filtered"]:
         rows.append(("left out", f"{tally(report['filtered'])}; listed in filtered.jsonl"))
     print_table(str(report["path"]), rows)
+    if report["tokenizer"]:
+        rows = list(report["tokenizer"].items())
+        print_table("Tokenizer", [(name, str(value)) for name, value in rows if value is not None])
     print_table("Fields", [_field_row(*item) for item in report["fields"].items()])
+    if report["text"]:
+        print_table("Documents", text_rows(report["text"]))
+        _show_lengths("tokens of a document", report["text"])
+    for name, about in report["lengths"].items():
+        _show_lengths(f"length of {name!r}", about)
     if report["classes"]:
         _show_classes(report["classes"])
     if report["pictures"]:
         print_table("Pictures", _picture_rows(report["pictures"]))
     if report["first"]:
         print_table("First samples", [_sample_row(sample) for sample in report["first"]])
+
+
+def _show_lengths(what: str, about: dict[str, Any]) -> None:
+    """A histogram: from each power of two to the next."""
+    most = max(about["histogram"].values())
+    rows = [
+        (_span(int(start)), f"{count:,}", "#" * -(-_BAR * count // most))
+        for start, count in about["histogram"].items()
+    ]
+    print_table(f"Histogram: {what}", rows)
+
+
+def _span(start: int) -> str:
+    return f"{start:,}" if start < 2 else f"{start:,} to {2 * start - 1:,}"
 
 
 def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:

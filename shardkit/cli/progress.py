@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardkit.cli.tables import console, counted, print_table, size, spread, tally
-from shardkit.options import ImageOptions
+from shardkit.cli.tables import console, counted, print_table, size, spread, tally, text_rows
+from shardkit.options import ImageOptions, TextOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -124,14 +124,20 @@ class ConvertMonitor(_Monitor):
 
     def start(self, plan: Plan, done: int) -> None:
         title = "continuing" if done else "converting"
-        words = f"{counted(plan.samples, 'sample')}, {size(plan.bytes)}"
-        words += f"; continuing, {done:,} are done" if done else ""
+        samples = "" if plan.samples is None else f"{counted(plan.samples, 'sample')}, "
+        words = samples + size(plan.bytes)
+        if done:
+            far = size(done) if plan.unit == "bytes" else f"{done:,}"
+            words += f"; continuing, {far} are done"
         for note in plan.notes():
             self._shown.note(note)
-        self._shown.begin(title, words, plan.samples, done, "samples")
+        self._unit = plan.unit
+        total = plan.bytes if plan.unit == "bytes" else plan.samples or 0
+        self._shown.begin(title, words, total, done, plan.unit)
 
     def advance(self, progress: Progress) -> None:
-        self._shown.step(progress.samples, progress.bytes)
+        far = progress.bytes if self._unit == "bytes" else progress.samples
+        self._shown.step(far, progress.bytes)
 
     def __enter__(self) -> ConvertMonitor:
         return self
@@ -159,7 +165,8 @@ def show_plan(plan: Plan, out: Path) -> None:
     for part in about["parts"]:
         name = f"split {part['split']}" if part["split"] else "samples"
         classes = f" in {counted(part['classes'], 'class')}" if part["classes"] else ""
-        rows.append((name, f"{part['samples']:,}{classes}: {', '.join(part['schema'])}"))
+        amount = "of documents" if part["samples"] is None else f"{part['samples']:,}"
+        rows.append((name, f"{amount}{classes}: {', '.join(part['schema'])}"))
     rows.append(("bytes to read", size(plan.bytes)))
     what = "joined to one shard" if plan.one_shard else "each about one shard or more"
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
@@ -168,6 +175,12 @@ def show_plan(plan: Plan, out: Path) -> None:
             usual = asdict(ImageOptions())
             asked = {name: v for name, v in value.items() if v != usual[name]}
             rows.append(("pictures", ", ".join(f"{n}={v}" for n, v in asked.items())))
+        elif option == "text" and value:
+            usual = asdict(TextOptions())
+            asked = {n: v for n, v in value.items() if n in usual and v != usual[n]}
+            if value["tokenizer"]:
+                asked["tokenizer"] = value["tokenizer"]["file"]
+            rows.append((option, ", ".join(f"{n}={v}" for n, v in asked.items())))
         elif option == "image_defaults":
             continue
         elif option == "transform" and value:
@@ -199,6 +212,9 @@ def show_result(result: ConvertResult) -> None:
             rows.append(("  left out", words))
         if split.pictures:
             rows += _pictures(split)
+        if split.text:
+            seconds = 0 if result.already_complete else result.seconds
+            rows += [(f"  {name}", words) for name, words in text_rows(split.text, seconds)]
         if split.encoded:
             words = f"pictures that {result.format} cannot hold: {tally(split.encoded)}"
             rows.append(("  encoded", words))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,3 +64,24 @@ def counted(number: int, noun: str) -> str:
 def tally(counts: dict[str, int]) -> str:
     """Counts of things, in a row: "3 rotated, 1 cmyk"."""
     return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
+def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
+    """What became of documents; with their speed, if it took `seconds`."""
+    tokens = about["tokens"]
+    lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
+    made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
+    if seconds:
+        made += f"; {tokens / seconds:,.0f}/s"
+    stored = tokens - about["dropped"] + about["padding"]
+    rest = {
+        "padding": f"{about['padding']:,} tokens, {about['padding'] / max(stored, 1):.2%} of all",
+        "dropped": f"{about['dropped']:,} tokens, {about['dropped'] / max(tokens, 1):.2%} of all",
+        "cut": f"{counted(about['cut'], 'document')} in more than one block",
+        "without text": counted(about["without text"], "sample"),
+    }
+    return [
+        ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
+        ("tokens", made),
+        *((name, words) for name, words in rest.items() if about[name]),
+    ]

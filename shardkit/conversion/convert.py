@@ -25,7 +25,9 @@ def convert(
     monitor: Monitor | None = None,
     **options: Any,
 ) -> ConvertResult:
-    """Convert a folder of pictures, a dataset of any format, or a Python sequence of samples.
+    """Convert pictures, text, a dataset of any format, or a Python sequence of samples.
+
+    Pictures are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
     `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, or a
     file such as `train.beton` for one shard without a folder; without it the output goes beside the
@@ -44,6 +46,8 @@ def convert(
     preload = [row.module] if row else []
     if checked.image.active or checked.transform is not None:
         preload.append("shardkit.preprocess.images")
+    if checked.text.tokenizer is not None:
+        preload.append("shardkit.codecs.tokenizers")
     # One shard is most often one task, which this process does itself.
     early = row is not None and not row.one_shard
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:

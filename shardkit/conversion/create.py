@@ -9,11 +9,13 @@ from types import TracebackType
 from typing import Any
 
 from shardkit import storage
+from shardkit.conversion.lengths import length_fields, lengths_header
 from shardkit.conversion.partial import Partial, check_output, is_single
-from shardkit.conversion.publish import Content, place
+from shardkit.conversion.publish import Content, described, place
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
+from shardkit.manifest import LENGTHS
 from shardkit.options import ConvertOptions
 from shardkit.schema import FieldType, Schema
 
@@ -102,6 +104,13 @@ class DatasetWriter:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder)
+        files = []
+        if self._shards.lengths:
+            path = self._partial.list_path(folder, LENGTHS)
+            rows = self._shards.lengths.rows()
+            header = lengths_header(length_fields(self._schema), len(rows))
+            storage.write_file(path, header + rows)
+            files.append(path)
         place(
             Content(self._format, self._schema, self._classes),
             [(self._folder, shard) for shard in self._shards.shards],
@@ -110,6 +119,7 @@ class DatasetWriter:
             stem=self._partial.stem(self._format.name),
             manifest=self._partial.manifest(),
             one_shard=False,
+            files=described(files),
         )
         self._partial.publish()
 

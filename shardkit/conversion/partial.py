@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Joins
+from shardkit.options import ImageOptions, TextOptions
 
 JOB = "job.json"
 _LOCK = "lock"
@@ -341,11 +343,15 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
     return True
 
 
+# Options that a run has none of stand for these.
+_USUAL = {"image": asdict(ImageOptions()), "text": asdict(TextOptions())}
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What two runs do not have in common, in words."""
     words = []
     for name in sorted(old.keys() | new.keys()):
-        before, now = old.get(name), new.get(name)
+        before, now = (run.get(name) or _USUAL.get(name, run.get(name)) for run in (old, new))
         if before == now:
             continue
         if name == "transform" and isinstance(before, dict) and isinstance(now, dict):

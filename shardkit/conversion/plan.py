@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from shardkit.codecs.image import NotAnImageError
+from shardkit.conversion.reading import Reading, Share, key_fraction
 from shardkit.conversion.shards import Stats
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Format
-from shardkit.options import ConvertOptions, parse_split
+from shardkit.options import ConvertOptions, TextOptions, parse_split
 from shardkit.order import permutation
 from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Item, Steps, sample_of
+from shardkit.preprocess.text import TextTally, text_field, text_steps
 from shardkit.preprocess.transform import Transform, load_transform
 from shardkit.sample import renamed
 from shardkit.schema import Image, Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Source, Stream, some_of
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.preprocess.images import ImageSteps
+    from shardkit.codecs.tokenizers import Tokenizer
     from shardkit.sources.base import Indices
 
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
@@ -36,22 +38,42 @@ _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 # are copied, one process keeps the disk busy, and joining copies them twice: then pieces are there
 # for a run to continue at, and only a large one has any.
 _PIECES = 16
-_PROBES = 16  # samples that tell whether pictures are encoded
 _MARGIN = 1.1  # so that a guess of sizes does not fall short
 _ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
 _COPIED_BYTES = 4000 * 10**6
 
 
 @dataclass(frozen=True)
+class Slice:
+    """Of a source: its samples, or of a stream its parts, in this order."""
+
+    order: Indices
+    share: Share | None = None  # of a stream: only these documents
+    counts: Indices | None = None  # of a stream with a limit: documents of each part in `order`
+
+
+@dataclass(frozen=True)
 class Part:
-    """One dataset of the output: a split's name ("" for the only one), and its samples in order."""
+    """One dataset of the output: a split's name ("" for the only one), and what it is made of."""
 
     name: str
-    source: Source
-    order: Indices
-    steps: ImageSteps | None  # what is done to every sample first
+    source: Source | Stream
+    slice: Slice
+    steps: Steps  # what is done to every sample first
     schema: Schema  # of the samples after that, and with their new names
     problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
+
+    @property
+    def samples(self) -> int | None:
+        """How many there are, where that is known without reading them."""
+        counts, known = self.slice.counts, isinstance(self.source, Source)
+        return len(self.slice.order) if known else None if counts is None else int(counts.sum())
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What made the tokens, for the manifest, and its files; of a source that has them, its."""
+        if self.steps.text is None:
+            return self.source.tokenizer()
+        return self.steps.text.tokenizer.identity(), self.steps.text.tokenizer.files()
 
 
 @dataclass(frozen=True)
@@ -63,8 +85,11 @@ class Task:
     start: int
     stop: int
 
-    def source(self) -> Source:
-        return self.part.source.select(self.part.order[self.start : self.stop])
+    def reading(self) -> Reading:
+        part, chosen = self.part, self.part.slice
+        source = part.source.select(chosen.order[self.start : self.stop])
+        limit = None if chosen.counts is None else int(chosen.counts[self.start : self.stop].sum())
+        return Reading(source, f"{self.number:06d}", part.steps, chosen.share, limit)
 
 
 @dataclass(frozen=True)
@@ -81,8 +106,20 @@ class Plan:
     one_shard: bool  # tasks make pieces, which publishing joins
 
     @property
-    def samples(self) -> int:
-        return sum(len(part.order) for part in self.parts)
+    def unit(self) -> str:
+        """What tells how far a run is: "samples", or "bytes" of the source."""
+        documents = any(part.samples is None or part.steps.text is not None for part in self.parts)
+        return "bytes" if documents else "samples"
+
+    def amount(self, task: Task) -> int:
+        """How much there is of a task, in units."""
+        return self.sizes[task.number] if self.unit == "bytes" else task.stop - task.start
+
+    @property
+    def samples(self) -> int | None:
+        """Of the source; None where only reading it tells."""
+        counts = [part.samples for part in self.parts]
+        return None if None in counts else sum(filter(None, counts))
 
     @property
     def bytes(self) -> int:
@@ -98,9 +135,7 @@ class Plan:
     def notes(self) -> list[str]:
         notes = [note for part in self.parts for note in part.source.notes]
         for part in self.parts:
-            notes += self.format.notes(part.schema)
-            if part.steps is not None:
-                notes += part.steps.notes()
+            notes += self.format.notes(part.schema) + part.steps.notes()
         return list(dict.fromkeys(notes))
 
     def max_bytes(self) -> int | None:
@@ -110,13 +145,13 @@ class Plan:
         """For `--plan`: what would be done."""
         return {
             "format": self.format.name,
-            "samples": self.samples,
+            "samples": self.samples,  # None: only reading the source tells
             "bytes": self.bytes,
             "tasks": len(self.tasks),
             "parts": [
                 {
                     "split": part.name or None,
-                    "samples": len(part.order),
+                    "samples": part.samples,
                     "schema": part.schema.to_json(),
                     "classes": None if part.source.classes is None else len(part.source.classes),
                 }
@@ -131,17 +166,19 @@ class Plan:
 
 
 def make_plan(
-    sources: dict[str, Source],
+    sources: Mapping[str, Source | Stream],
     to: str,
     options: ConvertOptions,
     *,
     single: bool = False,
     workers: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Plan:
     """Cut the sources into tasks; `single` if the output is a single shard and not a folder.
 
-    `workers` is 0 where no process but this one must load what the user gave. Raises UsageError or
-    FormatError for options that do not fit them.
+    `workers` is 0 where no process but this one must load what the user gave. A `tokenizer` takes
+    the place of the one that the options name. Raises UsageError or FormatError for options that do
+    not fit the sources.
     """
     format = get_format(to)
     bounded = options.shard_size is not None or options.shard_samples is not None
@@ -152,20 +189,23 @@ def make_plan(
     if options.transform is not None:
         transform = load_transform(options.transform, workers)
     parts = []
+    tokenizer = tokenizer or _tokenizer(sources, options.text)
     for name, source in sources.items():
-        steps, schema = _steps(source, options, transform, format)
+        steps, schema = _steps(source, options, transform, tokenizer, format)
         format.layout(schema)
-        for split, order, problems in _splits(name, source, options):
-            parts.append(Part(split, source, order, steps, schema, problems))
+        problems = tuple(source.problems)
+        for split, chosen in _splits(name, source, options):
+            parts.append(Part(split, source, chosen, steps, schema, problems))
+            problems = ()  # listed once
     tasks: list[Task] = []
     sizes: list[int] = []
     for part in parts:
-        payload = part.source.sizes()[part.order]
+        payload = part.source.sizes()[part.slice.order]
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
         encodes = one_shard and _encodes(part, format)
-        stored = payload if one_shard else _stored(part, payload, options.rename)
-        bounds = format.bound(stored, len(part.schema))
-        for start, stop in _cuts(bounds, *limits, encodes=encodes):
+        bounds = _bounds(part, payload, format, options.rename, guess=not one_shard)
+        exact = part.samples is not None and part.steps.text is None
+        for start, stop in _cuts(bounds, *limits, encodes=encodes, exact=exact):
             tasks.append(Task(len(tasks), part, start, stop))
             sizes.append(int(payload[start:stop].sum()))
     if single and len(parts) > 1:
@@ -182,6 +222,7 @@ def make_plan(
         "options": {
             **options.shaping(),
             **({"shard_size": None} if one_shard else {}),
+            "text": _text_identity(options.text, tokenizer),
             "transform": transform.identity() if transform else None,
         },
         "versions": _versions(parts),
@@ -191,84 +232,157 @@ def make_plan(
 
 
 def _encodes(part: Part, format: Format) -> bool:
-    """Whether pictures are encoded, and not copied, as far as a few samples tell."""
+    """Whether values are encoded, and not copied, as far as a few samples tell."""
     pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
-    if part.steps is not None or not format.encodes_pictures:
-        return part.steps is not None
-    for index in _probes(part):
+    if part.steps or not format.encodes_pictures or isinstance(part.source, Stream):
+        return bool(part.steps)
+    for document in some_of(part.source, part.slice.order):
+        sample = {} if isinstance(document.sample, SampleError) else document.sample
         try:
-            sample = part.source[index]
             for name, kind in pictures.items():
                 if name in sample and format.carried(kind, sample[name]) != sample[name]:
                     return True
-        except (SampleError, NotAnImageError):  # the conversion will meet it again, and say so
+        except NotAnImageError:  # the conversion will meet it again, and say so
             continue
     return False
 
 
-def _probes(part: Part) -> list[int]:
-    """A few samples of a part, the same whenever it is planned."""
-    step = max(len(part.order) // _PROBES, 1)
-    chosen: list[int] = part.order[::step].tolist()
-    return chosen
-
-
-def _stored(
-    part: Part, payload: npt.NDArray[np.int64], rename: dict[str, str]
+def _bounds(
+    part: Part,
+    payload: npt.NDArray[np.int64],
+    format: Format,
+    rename: dict[str, str],
+    *,
+    guess: bool,
 ) -> npt.NDArray[np.int64]:
-    """Payload bytes after the steps: about what a few samples tell, and somewhat more."""
-    if part.steps is None or not len(payload):
-        return payload
-    stats, read = Stats(part.schema), 0
-    sizes = part.source.sizes()
-    for index in _probes(part):
+    """Bounds in bytes of what the source's samples, or a stream's parts, become.
+
+    Where steps change them or nobody knows their number, about what a few tell, and some more.
+    """
+    if isinstance(part.source, Source) and not (part.steps and (guess or part.steps.text)):
+        return format.bound(payload, len(part.schema))
+    stats, samples, read = Stats(part.schema), 0, 0
+    few = some_of(part.source, part.slice.order)
+    shaped = (Item(name, part.steps.shaped(sample), size) for name, sample, size in few)
+    for item in part.steps.in_order(shaped, "", 1, TextTally()):
+        read += item.size
         try:
-            shaped = part.steps(part.source[index])
-            stats.add(part.schema.check(renamed(shaped.sample, rename)))
+            stats.add(part.schema.check(renamed(sample_of(item.read), rename)))
         except (SampleError, Filtered):
             continue
-        read += int(sizes[index])
+        samples += 1
+    if not samples:  # all are bad, or a few: the conversion will meet them again
+        return format.bound(payload, len(part.schema))
     stats.flush()
     written = sum(field.bytes for field in stats.fields.values())
-    return (payload * (_MARGIN * written / max(read, 1))).astype(np.int64)
+    mean = np.array([written // samples], np.int64)
+    stored = int(format.bound(mean, len(part.schema))[0]) * samples
+    return (payload * (_MARGIN * stored / max(read, 1))).astype(np.int64) + 1
+
+
+def _tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> Tokenizer | None:
+    """The tokenizer, once its fast engine was compared with the other on some documents."""
+    if options.tokenizer is None:
+        return None
+    from shardkit.codecs.tokenizers import load_tokenizer
+
+    tokenizer = load_tokenizer(
+        options.tokenizer, special_tokens=options.special_tokens, eos_token=options.eos_token
+    )
+    texts: list[str] = []
+    for source in sources.values():
+        name = text_field(options, source.schema)
+        found = (document.sample for document in some_of(source))
+        texts += [s[name] for s in found if isinstance(s, dict) and name in s]
+    return tokenizer.checked_on(texts)
+
+
+def _text_identity(options: TextOptions, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
+    """The options for text, for the manifest: a tokenizer is what it does and not where it was."""
+    identity = None if tokenizer is None else tokenizer.identity()
+    return {**asdict(options), "tokenizer": identity} if options != TextOptions() else None
 
 
 def _steps(
-    source: Source, options: ConvertOptions, transform: Transform | None, format: Format
-) -> tuple[ImageSteps | None, Schema]:
+    source: Source | Stream,
+    options: ConvertOptions,
+    transform: Transform | None,
+    tokenizer: Tokenizer | None,
+    format: Format,
+) -> tuple[Steps, Schema]:
     """The steps for a source, and the fields that its samples have in the end."""
+    images, schema = None, source.schema
     # A format that makes JPEGs of other pictures needs steps for masks, whatever was asked for.
-    if not options.image.active and transform is None and format.raw_pictures == "array":
-        return None, source.schema.renamed(options.rename)
-    from shardkit.preprocess.steps import schema_after, steps_for
+    if options.image.active or transform is not None or format.raw_pictures != "array":
+        from shardkit.preprocess.steps import schema_after, steps_for
 
-    steps = steps_for(source.schema, options.image, transform, format.raw_pictures)
-    return steps, schema_after(steps, source).renamed(options.rename)
+        images = steps_for(source.schema, options.image, transform, format.raw_pictures)
+        schema = schema_after(images, source)
+    text = None
+    if tokenizer is not None:
+        text = text_steps(tokenizer, options.text, schema)
+        schema = text.schema_after(schema)
+    return Steps(images, text), schema.renamed(options.rename)
 
 
 def _versions(parts: list[Part]) -> dict[str, str]:
-    """Of what decides the bytes: us, and the codecs where there are steps."""
-    steps = next((part.steps for part in parts if part.steps is not None), None)
-    return {"shardkit": __version__, **(steps.versions() if steps is not None else {})}
+    """Of what decides the bytes: us, and the libraries that do the steps."""
+    found = {"shardkit": __version__}
+    for part in parts:
+        found |= part.steps.versions()
+    return found
 
 
 def _splits(
-    name: str, source: Source, options: ConvertOptions
-) -> Iterator[tuple[str, Indices, tuple[ShardkitError, ...]]]:
+    name: str, source: Source | Stream, options: ConvertOptions
+) -> Iterator[tuple[str, Slice]]:
     shares = parse_split(options.split)
+    if isinstance(source, Stream):
+        if options.shuffle:
+            raise UsageError(
+                "documents of a long file come in their order: they cannot be shuffled",
+                fix="convert them without --shuffle first, and then that dataset with it",
+            )
+        yield from _stream_splits(name, source, shares, options.limit)
+        return
     members_of = _by_hash(source, shares) if shares else {name: np.arange(len(source))}
-    problems = tuple(source.problems)
     for split, members in members_of.items():
         order = members
         if options.shuffle:
             order = members[permutation(len(members), options.seed)]
-        yield split, order[: options.limit], problems
-        problems = ()  # listed once
+        yield split, Slice(order[: options.limit])
+
+
+def _stream_splits(
+    name: str, stream: Stream, shares: dict[str, float], limit: int | None
+) -> Iterator[tuple[str, Slice]]:
+    """Every split reads all parts, and leaves out the documents that are not its own."""
+    ends = np.cumsum([0.0, *shares.values()]).tolist()
+    ends[-1] = 2.0  # above every fraction
+    parts = np.arange(len(stream))
+    for number, split in enumerate(shares or [name]):
+        share = Share(ends[number], ends[number + 1]) if shares else None
+        if limit is None:
+            yield split, Slice(parts, share)
+        else:
+            counts = np.array(list(_counts(stream, share, limit)), np.int64)
+            yield split, Slice(parts[: len(counts)], share, counts)
+
+
+def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
+    """How many of the first documents each part has, up to the part that has the last of them."""
+    for number in range(len(stream)):
+        reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
+        count = sum(1 for _ in reading.items(1, TextTally()))
+        yield count
+        limit -= count
+        if not limit:
+            return
 
 
 def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
     """Samples by the hash of their keys: a sample stays in its split whatever is added later."""
-    hashes = np.empty(len(source), np.float64)
+    fractions = np.empty(len(source), np.float64)
     for index in range(len(source)):
         key = source.key(index)
         if key is None:
@@ -276,10 +390,10 @@ def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
                 key = source[index]["__key__"]
             except SampleError:  # the conversion will meet it again, and say so
                 key = source.name(index)
-        hashes[index] = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
+        fractions[index] = key_fraction(key)
     ends = np.cumsum(list(shares.values()))
     ends[-1] = 1.0
-    number = np.searchsorted(ends, hashes, side="right")
+    number = np.searchsorted(ends, fractions, side="right")
     number = np.minimum(number, len(shares) - 1)
     return {name: np.flatnonzero(number == n) for n, name in enumerate(shares)}
 
@@ -290,16 +404,21 @@ def _cuts(
     max_samples: int | None,
     *,
     encodes: bool,
+    exact: bool,
 ) -> Iterator[tuple[int, int]]:
-    """Where the tasks begin and end: about one shard each, or one piece of the only shard."""
-    if max_samples is not None:
+    """Where the tasks begin and end: about one shard each, or one piece of the only shard.
+
+    `exact` if the bounds are of single samples, so that `max_samples` of them can be counted.
+    """
+    if max_samples is not None and exact:
         mean = int(bounds.mean()) + 1 if len(bounds) else 1
         step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
         for start in range(0, len(bounds), step):
             yield start, min(start + step, len(bounds))
         return
     ends = np.concatenate([[0], np.cumsum(bounds)])
-    limit = max_bytes or _piece_bytes(int(ends[-1]), encodes=encodes)
+    limit = _TASK_BYTES if max_samples else max_bytes
+    limit = limit or _piece_bytes(int(ends[-1]), encodes=encodes)
     tasks = -(-int(ends[-1]) // limit)
     cuts = _even_cuts(ends, tasks)
     if np.diff(ends[cuts]).max(initial=0) > limit:  # by the size of a sample: one more has room

@@ -149,8 +149,7 @@ def _died_twice(event: _Event) -> WorkerError:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     return WorkerError(
         f"two workers died on the same task; the last {how}",
-        found=f"task {event.work.number}: {len(event.work.source)} samples from"
-        f" {event.work.source.name(0)!r} on",
+        found=f"task {event.work.number}: {event.work.reading}",
         fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
         " it continues where it was",
     )

@@ -13,14 +13,15 @@ from typing import Any, cast
 import numpy as np
 
 from shardkit import storage
+from shardkit.conversion.lengths import length_fields, lengths_header
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import KEYS_REPEAT, Stats, finished_shard
-from shardkit.conversion.work import HASHES, error_line, read_result
+from shardkit.conversion.work import HASHES, LENGTH_ROWS, error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins
-from shardkit.manifest import ERRORS, FILTERED, KEYS, NAME, File, Manifest, Shard, Splits
+from shardkit.manifest import ERRORS, FILTERED, KEYS, LENGTHS, NAME, File, Manifest, Shard, Splits
 from shardkit.schema import Schema
 
 
@@ -34,7 +35,7 @@ def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str
         splits = {name: manifest.samples for name, manifest in made.items()}
         both = {name: plan.identity[name] for name in ("source", "options")}
         errors = sum(manifest.errors for manifest in made.values())
-        files = _files(plan.format.complete_splits(partial.dataset, list(splits)))
+        files = described(plan.format.complete_splits(partial.dataset, list(splits)))
         Splits(plan.format.name, splits, errors, files=files, **both).write(partial.manifest())
     return made
 
@@ -61,7 +62,10 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
         *_write_list(partial.list_path(folder, FILTERED), _lines(tasks, FILTERED)),
         *_write_list(partial.list_path(folder, KEYS), _lines(tasks, KEYS)),
+        *_write_lengths(partial.list_path(folder, LENGTHS), schema, tasks),
+        *_write_tokenizer(part, partial, folder),
     )
+    tokenizer, _ = part.tokenizer()
     return place(
         content,
         pieces,
@@ -72,6 +76,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         one_shard=plan.one_shard,
         errors=len(part.problems) + sum(result["errors"] for result in results),
         files=lists,
+        tokenizer=tokenizer,
         source=plan.identity["source"],
         options=plan.identity["options"],
         versions=plan.identity["versions"],
@@ -127,17 +132,19 @@ def place(
         label_counts=None if content.classes is None else stats.label_counts(len(content.classes)),
         label=content.label,
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
+        text=stats.text.summary(),
         **cast("dict[str, Any]", stats.counts()),
         files=files,
         **rest,
     )
-    made = replace(made, files=(*files, *_files(format.complete(folder, made))))
+    made = replace(made, files=(*files, *described(format.complete(folder, made))))
     made.write(manifest)
     storage.sync(folder)
     return made
 
 
-def _files(paths: list[Path]) -> tuple[File, ...]:
+def described(paths: list[Path]) -> tuple[File, ...]:
+    """Files beside a manifest, as it lists them."""
     return tuple(File(p.name, p.stat().st_size, storage.checksum(p)) for p in paths)
 
 
@@ -246,7 +253,33 @@ def _write_list(path: Path, parts: list[bytes]) -> tuple[File, ...]:
     if not data:
         return ()
     storage.write_file(path, data)
-    return _files([path])
+    return described([path])
+
+
+def _write_tokenizer(part: Part, partial: Partial, folder: Path) -> tuple[File, ...]:
+    """What made the tokens, beside the manifest: a dataset can be understood by itself."""
+    _, files = part.tokenizer()
+    written = []
+    for name, data in files.items():
+        path = partial.list_path(folder, name)
+        storage.write_file(path, data)
+        written.append(path)
+    return described(written)
+
+
+def _write_lengths(path: Path, schema: Schema, tasks: list[Path]) -> tuple[File, ...]:
+    """One array of what tasks kept of their samples' lengths, as `numpy.load` reads it."""
+    names = length_fields(schema)
+    if not names:
+        return ()
+    parts = [task / LENGTH_ROWS for task in tasks]
+    sizes = [part.stat().st_size for part in parts]
+    with storage.create(path) as file:
+        storage.write(file, [lengths_header(names, sum(sizes))])
+        for part, size in zip(parts, sizes, strict=True):
+            storage.append(file, part, size)
+    storage.sync(path)
+    return described([path])
 
 
 def _lines(tasks: list[Path], name: str) -> list[bytes]:

@@ -35,6 +35,7 @@ from shardkit.manifest import (
 )
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
+from shardkit.sources.text.names import parse_name
 
 _MAX_THREADS = 16  # of one task: more would wait for the interpreter
 
@@ -64,6 +65,7 @@ class SplitResult:
     encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
     filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
     filtered_list: str | None  # the file that lists them
+    text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
     pictures: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
     reasons: dict[str, int]  # why pictures were changed, other than to be resized
 
@@ -110,7 +112,9 @@ def prepare(
     get_format(to)  # an unknown one is an error before all others
     checked = ConvertOptions.of(**options)
     split = "none" if checked.split not in ("auto", "none") else checked.split
-    sources = open_sources(source, split=split, classes=checked.classes, schema=schema)
+    sources = open_sources(
+        source, split=split, classes=checked.classes, schema=schema, text=checked.text
+    )
     single = out is not None and is_single(Path(out), to)
     return make_plan(sources, to, checked, single=single, workers=checked.processes(source))
 
@@ -155,6 +159,9 @@ def default_output(source: Path | None, format: str) -> Path:
     inside = [row.inside for row in FORMATS.values() if row.inside]
     if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
         source = source.resolve().parent
+    text = parse_name(source.name) if source.is_file() else None
+    if text is not None:
+        return source.parent / f"{text.stem}-{format}"
     suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
     name = source.name
     for suffix in sorted(suffixes, key=len, reverse=True):
@@ -236,7 +243,7 @@ def _work(
     processes: pool.Pool | None,
 ) -> None:
     if monitor is not None:
-        done = sum(task.stop - task.start for task in plan.tasks if task.number in finished)
+        done = sum(plan.amount(task) for task in plan.tasks if task.number in finished)
         monitor.start(plan, done)
     bad = sum(len(part.problems) for part in plan.parts) + _errors_of(partial, finished)
 
@@ -274,15 +281,15 @@ def _works(plan: Plan, partial: Partial, finished: set[int], workers: int) -> It
             yield Work(
                 number=task.number,
                 folder=partial.task_folder(task.number),
-                source=task.source(),
+                reading=task.reading(),
                 format=plan.format.name,
                 max_bytes=plan.max_bytes(),
                 max_samples=options.shard_samples,
-                steps=task.part.steps,
                 schema=task.part.schema,
                 rename=options.rename,
                 skip_errors=options.on_error == "skip",
                 threads=_threads(workers, left),
+                transformed=options.transform is not None,
                 durable=not plan.one_shard or tasks_of[task.part.name] == 1,
             )
             left -= 1
@@ -344,6 +351,7 @@ def _split_result(folder: Path) -> SplitResult:
         encoded=manifest.encoded,
         filtered=manifest.filtered,
         filtered_list=lists[FILTERED],
+        text=manifest.text,
         pictures=manifest.pictures,
         reasons=manifest.reasons,
     )

@@ -5,20 +5,22 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from shardkit import storage
+from shardkit.conversion.lengths import Lengths
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardWriter
-from shardkit.manifest import FieldStats, File, Shard
+from shardkit.manifest import File, Shard
+from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.sizes import FieldSizes
 
 KEYS_REPEAT = (
     "give every sample a key of its own; shards of others whose keys repeat convert one by one"
@@ -45,10 +47,12 @@ class ShardSequence:
         label: str = "label",
         classes: Sequence[str] | None = None,
         durable: bool = True,
+        unique_keys: bool = False,
     ) -> None:
         """`label` is the field with the class, whose names are `classes`.
 
         Without `durable` the shards are not synced: whoever reads them compares their checksums.
+        With `unique_keys` they are not compared: the source cannot repeat one.
         """
         self._folder = folder
         self._format = format
@@ -61,8 +65,10 @@ class ShardSequence:
         self._label = label
         self._classes = classes
         self._durable = durable
+        self._unique_keys = unique_keys
         self.shards: list[Shard] = []
         self.key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
+        self.lengths = Lengths(schema)
         self.stats = Stats(schema, label)
 
     def write(self, sample: Sample) -> int:
@@ -80,8 +86,10 @@ class ShardSequence:
             self._open_shard()
             self._written(sample)
         self._samples += 1
-        self._keys.add(sample["__key__"])
+        if not self._unique_keys:
+            self._keys.add(sample["__key__"])
         self.key_hashes.append(key_hash(sample["__key__"]))
+        self.lengths.add(sample)
         return self.stats.add(sample)
 
     def close(self) -> None:
@@ -161,45 +169,6 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
     return Shard(own, 0, tuple(files.values()))
 
 
-@dataclass
-class FieldSizes:
-    """How long a field's values are: exact ends, and a histogram with buckets of 1 % and less."""
-
-    count: int = 0
-    bytes: int = 0
-    min: int = 0
-    max: int = 0
-    buckets: dict[int, int] = field(default_factory=dict)  # smallest size in it -> values
-
-    def add(self, sizes: list[int]) -> None:
-        values = np.array(sizes, np.int64)
-        # A bucket is the 7 bits behind a number's first: frexp gives the place of that.
-        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 8, 0)
-        starts, counts = np.unique(values >> shift << shift, return_counts=True)
-        buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))
-        self.merge(
-            FieldSizes(len(sizes), int(values.sum()), int(values.min()), int(values.max()), buckets)
-        )
-
-    def merge(self, other: FieldSizes) -> None:
-        self.min = min(self.min, other.min) if self.count else other.min
-        self.max = max(self.max, other.max)
-        self.count += other.count
-        self.bytes += other.bytes
-        for start, count in other.buckets.items():
-            self.buckets[start] = self.buckets.get(start, 0) + count
-
-    def summary(self) -> FieldStats:
-        passed, median = 0, 0
-        for start in sorted(self.buckets):
-            passed += self.buckets[start]
-            if 2 * passed >= self.count:
-                width = 1 << max(start.bit_length() - 8, 0)
-                median = min(max(start + width // 2, self.min), self.max)
-                break
-        return FieldStats(self.count, self.bytes, self.min, median, self.max)
-
-
 class Stats:
     """Counts over samples: sizes per field, samples per label; merged in any order alike."""
 
@@ -211,6 +180,7 @@ class Stats:
         self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
         self.pictures: Counter[str] = Counter()  # what became of them, and their bytes
         self.reasons: Counter[str] = Counter()  # why pictures were changed
+        self.text = TextTally()
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
             (name, _SIZES[type(kind)], []) for name, kind in schema.items()
         ]
@@ -236,6 +206,7 @@ class Stats:
             if sizes:
                 self.fields.setdefault(name, FieldSizes()).add(sizes)
                 sizes.clear()
+        self.text.flush()
 
     def merge(self, other: Stats) -> None:
         for name, sizes in other.fields.items():
@@ -243,11 +214,13 @@ class Stats:
         self.labels.update(other.labels)
         for name in _COUNTS:
             getattr(self, name).update(getattr(other, name))
+        self.text.merge(other.text)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "fields": {name: asdict(sizes) for name, sizes in self.fields.items()},
             "labels": {str(label): count for label, count in sorted(self.labels.items())},
+            "text": self.text.to_json(),
             **self.counts(),
         }
 
@@ -262,6 +235,7 @@ class Stats:
             buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
             stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
         stats.labels.update({int(label): count for label, count in data["labels"].items()})
+        stats.text = TextTally.from_json(data["text"])
         for name in _COUNTS:
             getattr(stats, name).update(data[name])
         return stats

@@ -13,9 +13,8 @@ from shardkit.preprocess.images import ImageSteps
 from shardkit.preprocess.transform import Transform, same
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Source, Stream, some_of
 
-_PROBES = 16  # samples that tell what a transform makes
 _MASK = "mask"
 
 
@@ -48,7 +47,7 @@ def _picture_of(mask: str, pictures: list[str]) -> str:
     return name if name in pictures else "image" if "image" in pictures else pictures[0]
 
 
-def schema_after(steps: ImageSteps | None, source: Source) -> Schema:
+def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
     """The fields of the samples after their steps. A transform is tried on a few of them.
 
     Raises UsageError for one that makes two things of the same sample.
@@ -75,7 +74,9 @@ def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _transformed(fields: dict[str, FieldType], steps: ImageSteps, source: Source) -> Schema:
+def _transformed(
+    fields: dict[str, FieldType], steps: ImageSteps, source: Source | Stream
+) -> Schema:
     """The fields that a transform leaves or adds; optional are those that not all samples have."""
     made = list(_tried(steps, source))
     kinds: dict[str, FieldType] = {}
@@ -104,18 +105,19 @@ def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
     return replace(guessed, optional=kind.optional) if kind is not None else guessed
 
 
-def _tried(steps: ImageSteps, source: Source) -> Iterator[tuple[Sample, Sample]]:
+def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample, Sample]]:
     """A few samples before and after their steps, of those that are neither bad nor dropped."""
     assert steps.transform is not None
     compared = False
-    for index in range(0, len(source), max(len(source) // _PROBES, 1)):
+    for name, sample, _ in some_of(source):
+        if isinstance(sample, SampleError):
+            continue
         try:
-            sample = source[index]
             after = steps(sample).sample
             if not compared and not same(after, steps(sample).sample):
                 raise UsageError(
                     "the transform makes two things of the same sample",
-                    found=f"{steps.transform.name}, tried on {source.name(index)}",
+                    found=f"{steps.transform.name}, tried on {name}",
                     expected="equal results for equal samples: they are stored once and for all",
                     fix="leave what is random to training, or seed it from the sample's key",
                 )

@@ -6,24 +6,28 @@ The source is read once, in its own order; the samples of the dataset are looked
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.conversion.work import Read, read_in_order
+from shardkit.conversion.plan import Task, make_plan
+from shardkit.conversion.reading import Reading
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
-from shardkit.options import ImageOptions
+from shardkit.manifest import ERRORS, FILTERED, NAME, has_manifest, load_any
+from shardkit.options import ConvertOptions, ImageOptions, TextOptions
 from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Item, Steps, sample_of
+from shardkit.preprocess.text import TextTally
 from shardkit.sample import Sample
 from shardkit.schema import Image
 from shardkit.sources import WHOLE, open_sources
-from shardkit.sources.base import Source
+from shardkit.sources.base import Source, Stream
 from shardkit.sources.image_folder import ImageFolder
 from shardkit.verification.keys import Keys, Place
 from shardkit.verification.shards import Part, keys_of, listed
@@ -42,8 +46,23 @@ class Group:
 
     path: Path  # of all that is verified
     parts: list[Part]
-    sources: list[Source]
+    sources: list[Source | Stream]
     rename: dict[str, str]  # field of the sources -> field of the datasets
+    tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
+
+    def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
+        """What is compared, and after which steps."""
+        if self.tasks is not None:
+            return [task.reading() for task in self.tasks]
+        return [Reading(source, "", steps(source)) for source in self.sources]
+
+    @property
+    def extent(self) -> tuple[int, str]:
+        """How much there is to compare, and of what."""
+        counts = [len(source) for source in self.sources if isinstance(source, Source)]
+        if self.tasks is None and len(counts) == len(self.sources):
+            return sum(counts), "samples"
+        return sum(int(source.sizes().sum()) for source in self.sources), "bytes"
 
 
 def groups(path: Path, parts: list[Part], against: Against, findings: Findings) -> list[Group]:
@@ -55,22 +74,61 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
     sources = _open(against, options, parts)
     rename = {} if _was_renamed_too(against, options) else options.get("rename", {})
     splits = {part.name: part for part in parts}
+    tasks = _tasks(sources, parts)
     if WHOLE in splits or WHOLE in sources:
-        return [Group(path, parts, list(sources.values()), rename)]
+        return [Group(path, parts, list(sources.values()), rename, tasks)]
     for name in sorted(splits.keys() ^ sources.keys()):
         side = "the source" if name in splits else "the dataset"
         findings.add(DamagedError(f"{side} has no split {name!r}", path=path))
     common = [name for name in splits if name in sources]
-    return [Group(path / name, [splits[name]], [sources[name]], rename) for name in common]
+    return [
+        Group(
+            path / name,
+            [splits[name]],
+            [sources[name]],
+            rename,
+            None if tasks is None else [task for task in tasks if task.part.name == name],
+        )
+        for name in common
+    ]
 
 
-def _open(against: Against, options: dict[str, Any], parts: list[Part]) -> dict[str, Source]:
+def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Task] | None:
+    """The tasks that made tokens of these sources; None where datasets are not made so."""
+    part = next((part for part in parts if part.manifest), None)
+    options = part.manifest.options if part is not None and part.manifest else {}
+    text = options.get("text") or {}
+    copy = None if part is None else part.dataset.tokenizer_path
+    if part is None or copy is None or not text.get("tokenizer") or options.get("transform"):
+        return None
+    if all(source.tokenizer()[0] for source in sources.values()):
+        return None  # the source has tokens too: it is a copy of this dataset, say
+    from shardkit.codecs.tokenizers import open_copy
+
+    identity = text["tokenizer"]
+    made = ConvertOptions(
+        **{name: options[name] for name in ("shard_size", "shard_samples", "limit", "split")},
+        shuffle=options["shuffle"] is not None,
+        seed=options["shuffle"] or 0,
+        rename=options["rename"],
+        image=ImageOptions(**(options["image"] or {})),
+        text=TextOptions(**{**text, "tokenizer": identity["file"]}),
+    )
+    single = part.dataset.manifest_path is not None and part.dataset.manifest_path.name != NAME
+    tokenizer = open_copy(copy, identity)
+    return make_plan(sources, part.dataset.format, made, single=single, tokenizer=tokenizer).tasks
+
+
+def _open(
+    against: Against, options: dict[str, Any], parts: list[Part]
+) -> dict[str, Source | Stream]:
     """The sources, with splits and labels as the conversion had them."""
     path = isinstance(against, str | os.PathLike)
     ours = path and has_manifest(Path(str(against)))
     made = options.get("split", "auto")
     split = "auto" if ours or made == "auto" else "none"
-    sources = open_sources(against, split=split)
+    text = TextOptions(**(options.get("text") or {}))
+    sources = open_sources(against, split=split, text=text)
     table = next((part.dataset.classes for part in parts), None)
     for source in sources.values():
         found = source.classes
@@ -90,13 +148,15 @@ def _was_renamed_too(against: Against, options: dict[str, Any]) -> bool:
 def compare(group: Group, findings: Findings, meter: Meter) -> None:
     """Compare all samples. What has a place in a shard goes to that part's findings."""
     comparison = _Comparison(group, findings)
-    for source in group.sources:
-        steps = comparison.begin(source)
+    _, unit = group.extent
+    if group.tasks is not None:
+        comparison.begin_made()
+    for reading in group.readings(comparison.begin):
         try:
-            for index, read in read_in_order(source, steps, os.cpu_count() or 1):
-                meter.add(1)
+            for item in reading.items(os.cpu_count() or 1, TextTally()):
+                meter.add(1 if unit == "samples" else item.size)
                 meter.report()
-                comparison.compare_read(source, index, read)
+                comparison.compare_item(item)
         except ShardkitError as error:  # a whole shard of the source, say
             findings.add(error)
             comparison.complete = False
@@ -132,7 +192,7 @@ class _Comparison:
         self._common: set[str] = set()
         self.complete = True  # the sources were read to their end
 
-    def begin(self, source: Source) -> ImageSteps | None:
+    def begin(self, source: Source | Stream) -> Steps:
         """Compare fields and classes; returns the steps that make the dataset's pictures again."""
         self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
         theirs = [self._names.get(name, name) for name in source.schema]
@@ -142,9 +202,14 @@ class _Comparison:
             self._common = set()
         else:
             self._compare_schemas(source, theirs)
-        return self._steps(source)
+        return Steps(self._steps(source))
 
-    def _steps(self, source: Source) -> ImageSteps | None:
+    def begin_made(self) -> None:
+        """Compare what tasks make again: it has all the fields of the dataset."""
+        self._names = self._group.rename
+        self._common = set(self._schema)
+
+    def _steps(self, source: Source | Stream) -> ImageSteps | None:
         pictures = any(isinstance(kind, Image) for kind in source.schema.values())
         if self._manifest is None or not pictures or self._options.get("transform"):
             return None
@@ -162,7 +227,7 @@ class _Comparison:
         if words not in self._findings.notes:
             self._findings.notes.append(words)
 
-    def _compare_schemas(self, source: Source, theirs: Collection[str]) -> None:
+    def _compare_schemas(self, source: Source | Stream, theirs: Collection[str]) -> None:
         """Fields that only one side has, and class names that differ."""
         ours = self._schema.keys()
         path = self._group.path
@@ -186,34 +251,32 @@ class _Comparison:
             )
             self._findings.add(problem)
 
-    def compare_read(self, source: Source, index: int, read: Read) -> None:
+    def compare_item(self, item: Item) -> None:
         """One sample of the source after its steps, or why there is none."""
+        read = item.read
         if not isinstance(read, Filtered):
-            sample = read if isinstance(read, dict | SampleError) else read.sample
-            self._compare_sample(source, index, sample)
+            sample = read if isinstance(read, SampleError) else sample_of(read)
+            self._compare_sample(item.name, sample)
         elif self._number_of(read.key) is None:
             self._tally.filtered += 1  # else it stays unmatched, and is reported as unknown
 
-    def _compare_sample(self, source: Source, index: int, sample: Sample | SampleError) -> None:
-        if isinstance(sample, SampleError):
-            key = sample.where.get("key") or source.key(index)
-        else:
-            key = sample["__key__"]
+    def _compare_sample(self, name: str, sample: Sample | SampleError) -> None:
+        key = sample.where.get("key") if isinstance(sample, SampleError) else sample["__key__"]
         number = self._number_of(key)
         if number is not None:
             self._matched[number] = True
             if isinstance(sample, SampleError):
-                self._findings.add(sample.located(path=source.name(index)))
+                self._findings.add(sample.located(path=name))
             else:
                 self._compare_with(number, sample)
-        elif self._dropped.has(source.name(index), key):
+        elif self._dropped.has(name, key):
             self._tally.dropped += 1
-        elif self._filtered.has(source.name(index), key):
+        elif self._filtered.has(name, key):
             self._tally.filtered += 1
         elif isinstance(sample, SampleError):
-            self._findings.add(sample.located(path=source.name(index)))
+            self._findings.add(sample.located(path=name))
         else:
-            self._tally.missing.append((source.name(index), key))
+            self._tally.missing.append((name, key))
 
     def _number_of(self, key: str | None) -> int | None:
         """The first sample of the dataset with this key that nothing was compared with yet."""
@@ -311,7 +374,10 @@ class _Comparison:
 
     def _limit(self) -> int | None:
         """The limit that the dataset was made with, if it has as many samples as that allows."""
-        available = sum(map(len, self._group.sources))
+        available = sum(
+            len(source) if isinstance(source, Source) else sys.maxsize
+            for source in self._group.sources
+        )
         for part in self._group.parts:
             if part.manifest is None:
                 continue

@@ -194,9 +194,8 @@ class _Run:
             return
         from shardkit.verification.compare import compare
 
-        samples = sum(len(source) for group in compared for source in group.sources)
-        self._meter.start("comparing", samples, "samples")
         for group in compared:
+            self._meter.start("comparing", *group.extent)
             compare(group, self._last, self._meter)
         self._meter.report(now=True)
 

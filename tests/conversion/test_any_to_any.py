@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.formats import FORMATS
 from shardkit.sample import JsonText, Sample
 from shardkit.sources.dataset import DatasetSource
 from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, picture
+from tests.conftest import PICTURE_FORMATS
 
-NAMES = sorted(FORMATS)
+NAMES = PICTURE_FORMATS
 PAIRS = [(one, other) for one in NAMES for other in NAMES]
 # FFCV has JPEG and raw pixels alone: other pictures are encoded anew (tests/formats/test_beton.py).
 ONLY_JPEG = {"beton"}

@@ -14,8 +14,8 @@ import pytest
 import shardkit
 from shardkit import storage
 from shardkit.errors import ShardkitError, StorageError
-from shardkit.formats import FORMATS, file_name
-from tests.conftest import files_of, write_pictures
+from shardkit.formats import file_name
+from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
 
 
 class Died(BaseException):
@@ -211,7 +211,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("shard_size", [12_000, None])
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
 def test_nothing_becomes_visible_before_it_is_on_the_disk(
     source: Path, tmp_path: Path, format: str, shard_size: int | None
 ) -> None:

@@ -30,7 +30,7 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ImageOptions
 from shardkit.testing import assert_same
-from tests.conftest import files_of
+from tests.conftest import PICTURE_FORMATS, files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
 from tests.peers import by_webdataset
 from tests.preprocess.test_images import (
@@ -56,7 +56,7 @@ def step(sample):
 def fails(sample):
     raise ValueError("as asked")
 """
-EACH_FORMAT = pytest.mark.parametrize("format", sorted(FORMATS))
+EACH_FORMAT = pytest.mark.parametrize("format", PICTURE_FORMATS)
 RESIZED = ImageOptions(resize=32)
 
 
@@ -162,7 +162,7 @@ def test_every_format_opens_with_the_resized_pictures(
 
 def test_all_formats_that_hold_any_picture_hold_the_same(pictures: Path, tmp_path: Path) -> None:
     found = {}
-    for format in FORMATS:
+    for format in PICTURE_FORMATS:
         make(pictures, format, tmp_path / format)
         found[format] = samples_of(tmp_path / format)
     for format, samples in found.items():
@@ -226,7 +226,7 @@ def test_webdataset_reads_raw_pictures_as_npy(pictures: Path, tmp_path: Path) ->
 
 def test_raw_pixels_are_those_of_the_picture(tmp_path: Path) -> None:
     source = write(tmp_path / "in", {"a.png": encoded(photo(), "PNG")})
-    for format in FORMATS:
+    for format in PICTURE_FORMATS:
         make(source, format, tmp_path / format, image=ImageOptions(format="raw"))
         (sample,) = samples_of(tmp_path / format)
         np.testing.assert_array_equal(pixels_of(sample["image"]), photo())
@@ -564,7 +564,7 @@ def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
 
 def test_filters_that_drop_everything_leave_an_empty_dataset(tmp_path: Path) -> None:
     source = odd_sizes(tmp_path / "in")
-    for format in FORMATS:
+    for format in PICTURE_FORMATS:
         result = make(source, format, tmp_path / format, image=ImageOptions(min_size=1000))
         assert result.samples == 0
         assert samples_of(tmp_path / format) == []

@@ -17,9 +17,8 @@ import pytest
 
 import shardkit
 from shardkit.errors import WorkerError
-from shardkit.formats import FORMATS
 from shardkit.testing import picture
-from tests.conftest import files_of, write_pictures
+from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
@@ -114,7 +113,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
 def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path, format: str) -> None:
     kill_at_random(source, tmp_path, rounds=3, seed=1, format=format)
 
@@ -122,7 +121,7 @@ def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path, format:
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("format", "rounds"), [(format, 200 if format == "wds" else 30) for format in sorted(FORMATS)]
+    ("format", "rounds"), [(format, 200 if format == "wds" else 30) for format in PICTURE_FORMATS]
 )
 def test_kill_9_many_times_is_continued(
     source: Path, tmp_path: Path, format: str, rounds: int

@@ -14,10 +14,10 @@ from shardkit import storage
 from shardkit.errors import OutputError, StorageError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Joins
-from tests.conftest import files_of, write_pictures
+from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
 from tests.conversion.test_crash import died_everywhere
 
-JOINED = sorted(name for name in FORMATS if isinstance(get_format(name), Joins))
+JOINED = sorted(name for name in PICTURE_FORMATS if isinstance(get_format(name), Joins))
 
 
 @pytest.fixture

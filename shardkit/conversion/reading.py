@@ -1,0 +1,173 @@
+"""A slice of a source, read in order and sent through the steps: what a task makes shards of."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from shardkit.errors import SampleError
+from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Item, Read, Steps, sample_of
+from shardkit.sources.base import Document, Source, Stream
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shardkit.preprocess.text import TextTally
+
+# Threads that read ahead inside a task at most, and how much each reads at a time.
+_MAX_THREADS = 8
+_WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
+_CHUNK_SAMPLES = 64
+_CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Share:
+    """The samples of a split: those whose keys have hashes from `start` to `stop`, of 0 to 1."""
+
+    start: float
+    stop: float
+
+    def has(self, key: str) -> bool:
+        return self.start <= key_fraction(key) < self.stop
+
+
+def key_fraction(key: str) -> float:
+    """A number from 0 to 1 that depends on the key alone."""
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read, and what is done to it. `name` begins the keys of samples that are new."""
+
+    source: Source | Stream
+    name: str
+    steps: Steps
+    share: Share | None = None  # of a stream: only these documents
+    limit: int | None = None  # of a stream: only so many of them
+
+    @property
+    def unique_keys(self) -> bool:
+        text = self.steps.text
+        blocks = text is not None and text.options.seq_len is not None
+        return self.source.unique_keys or blocks
+
+    def items(self, threads: int, tally: TextTally) -> Iterator[Item]:
+        """All samples after their steps, in order; one that is bad comes as its error."""
+        if isinstance(self.source, Stream):
+            items = self._streamed(self.source)
+        else:
+            items = _at_random(self.source, self.steps, threads)
+        return self.steps.in_order(items, self.name, threads, tally)
+
+    def __str__(self) -> str:
+        """What it is, for an error."""
+        if isinstance(self.source, Stream):
+            return f"{len(self.source)} parts of {self.source.sizes().sum():,} bytes"
+        return f"{len(self.source)} samples from {self.source.name(0)!r} on"
+
+    def _streamed(self, stream: Stream) -> Iterator[Item]:
+        size = number = 0
+        for document in stream.documents():
+            size += document.size
+            if self.share is not None and not self.share.has(_key(document)):
+                continue
+            yield Item(document.name, self.steps.shaped(document.sample), size)
+            number, size = number + 1, 0
+            if number == self.limit:
+                return
+
+
+def _key(document: Document) -> str:
+    """The key of a document, or what stands for it where there is none."""
+    sample = document.sample
+    if isinstance(sample, SampleError):
+        return str(sample.where.get("key", document.name))
+    return str(sample["__key__"])
+
+
+def _at_random(source: Source, steps: Steps, threads: int) -> Iterator[Item]:
+    sizes = source.sizes().tolist()
+    for index, read in read_in_order(source, steps, threads):
+        original = None
+        if not isinstance(read, SampleError | Filtered):
+            original = source.original(index, sample_of(read)["__key__"])
+        yield Item(source.name(index), read, sizes[index], original)
+
+
+def read_in_order(source: Source, steps: Steps, threads: int) -> Iterator[tuple[int, Read]]:
+    """All samples in order, after their `steps`; one that is bad comes as its error.
+
+    Files that are in memory are read best without any thread: more would only stand in each
+    other's way. Where reading waits for a disk or a network, more and more chunks are read ahead.
+    Steps for pictures are work for `threads` of them, as codecs let others run meanwhile.
+    """
+    ahead = busy = 2 * threads if threads > 1 and steps.images is not None else 0
+    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool:
+        pending: deque[tuple[int, Future[_Chunk]]] = deque()
+        chunks = _chunks(source.sizes(), _chunk_samples(steps))
+        try:
+            while True:
+                for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
+                    pending.append((first, pool.submit(_read, source, steps, first, last)))
+                if pending:
+                    number, future = pending.popleft()
+                    chunk = future.result()
+                else:
+                    number, last = next(chunks, (0, 0))
+                    if not last:
+                        return
+                    chunk = _read(source, steps, number, last)
+                ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
+                yield from enumerate(chunk.samples, number)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Chunk(NamedTuple):
+    """Samples that were read together, and how far reading them was waiting."""
+
+    samples: list[Read]
+    waited: bool
+
+
+def _chunk_samples(steps: Steps) -> int:
+    """How many samples are read together: few, where each is a lot of work or of memory."""
+    if steps.images is None:
+        return _CHUNK_SAMPLES
+    return 1 if steps.images.options.format == "raw" else _CHUNK_STEPS
+
+
+def _read(source: Source, steps: Steps, first: int, last: int) -> _Chunk:
+    began, worked = time.perf_counter(), time.thread_time()
+    samples: list[Read] = []
+    for index in range(first, last):
+        try:
+            samples.append(steps.shaped(source[index]))
+        except SampleError as error:
+            samples.append(error)
+    waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
+    return _Chunk(samples, waited)
+
+
+def _chunks(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Runs of samples that one thread reads at a time, bounded in number and bytes."""
+    first, gathered = 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):
+            yield first, index
+            first, gathered = index, 0
+        gathered += size
+    if len(sizes):
+        yield first, len(sizes)

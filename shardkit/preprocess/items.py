@@ -1,0 +1,70 @@
+"""What passes from a source through the steps to the shards: a sample, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from shardkit.errors import SampleError
+from shardkit.preprocess.filtered import Filtered
+from shardkit.sample import Sample
+
+if TYPE_CHECKING:
+    from shardkit.preprocess.images import ImageSteps, Shaped
+    from shardkit.preprocess.text import TextSteps, TextTally
+
+# A sample, or with steps for pictures what they made of it.
+Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
+
+
+class Item(NamedTuple):
+    """A sample on its way."""
+
+    name: str  # what to call it in a list of errors: its path relative to the source, say
+    read: Read
+    size: int  # bytes of the source that it took
+    original: str | None = None  # the path that it had as a file, where its key does not tell it
+
+
+def sample_of(read: Read) -> Sample:
+    """The sample that was read; raises why there is none."""
+    if isinstance(read, SampleError | Filtered):
+        raise read
+    return read if isinstance(read, dict) else read.sample
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What is done to samples: to each by itself, and then to the text of all in their order."""
+
+    images: ImageSteps | None = None  # with a user's transform
+    text: TextSteps | None = None
+
+    def __bool__(self) -> bool:
+        return self.images is not None or self.text is not None
+
+    def shaped(self, sample: Sample | SampleError) -> Read:
+        """One sample after the steps for each by itself."""
+        if self.images is None or isinstance(sample, SampleError):
+            return sample
+        try:
+            return self.images(sample)
+        except (SampleError, Filtered) as error:
+            return error
+
+    def in_order(
+        self, items: Iterator[Item], name: str, threads: int, tally: TextTally
+    ) -> Iterator[Item]:
+        """What becomes of samples that were shaped; `name` begins the keys of new ones."""
+        return items if self.text is None else self.text(items, name, threads, tally)
+
+    def notes(self) -> list[str]:
+        """What a user may not expect."""
+        images = [] if self.images is None else self.images.notes()
+        return images + ([] if self.text is None else list(self.text.tokenizer.notes))
+
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that decide the bytes."""
+        images = {} if self.images is None else self.images.versions()
+        return images | ({} if self.text is None else self.text.tokenizer.versions())

@@ -1,0 +1,170 @@
+"""Documents of tokens into blocks of one length.
+
+A block is a run of whole documents or pieces of them; where each ends in the block is kept, for
+attention masks. All packers are deterministic and hold a bounded number of tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Tokens = npt.NDArray[np.unsignedinteger[Any]]
+
+# Of one window of `nosplit`: its last blocks are the ones that stay half empty.
+_WINDOW_BLOCKS = 512
+_WINDOW_PIECES = 16_384
+
+
+class Block(NamedTuple):
+    """`tokens` (at most seq_len,), and `doc_ends` (documents,): the positions behind each one.
+
+    What stands behind the last end is padding.
+    """
+
+    tokens: Tokens
+    doc_ends: Tokens
+
+
+def ends_dtype(seq_len: int) -> str:
+    """The smallest type that holds every position in a block."""
+    return "<u2" if seq_len < 1 << 16 else "<u4"
+
+
+class Packer(ABC):
+    """Takes documents, gives blocks.
+
+    `counts` has, for the summary, "padding" and "dropped" tokens, and documents that were "cut":
+    they stand in more than one block.
+    """
+
+    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
+        self._seq_len = seq_len
+        self._remainder = remainder
+        self._pad_id = pad_id
+        self._ends = ends_dtype(seq_len)
+        self.counts: Counter[str] = Counter()
+
+    @abstractmethod
+    def add(self, document: Tokens) -> Iterator[Block]:
+        """The blocks that are complete with this document."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[Block]:
+        """The blocks that are left when all documents are in."""
+
+    def _block(self, pieces: list[Tokens], length: int) -> Iterator[Block]:
+        """A block of these pieces, `length` tokens together; filled up, or left out, as asked."""
+        missing = self._seq_len - length
+        if missing and self._remainder == "drop":
+            self.counts["dropped"] += length
+            return
+        ends = np.fromiter(map(len, pieces), np.int64, len(pieces)).cumsum().astype(self._ends)
+        if missing and self._remainder == "pad":
+            self.counts["padding"] += missing
+            pieces = [*pieces, np.full(missing, self._pad_id, pieces[0].dtype)]
+        yield Block(np.concatenate(pieces), ends)
+
+    def _cut(self, document: Tokens) -> list[Tokens]:
+        """A document in pieces that fit a block: all but the last are full."""
+        if len(document) <= self._seq_len:
+            return [document] if len(document) else []
+        self.counts["cut"] += 1
+        starts = range(0, len(document), self._seq_len)
+        return [document[start : start + self._seq_len] for start in starts]
+
+
+class Concat(Packer):
+    """Documents run on from block to block; only the last block is not full."""
+
+    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
+        super().__init__(seq_len, remainder, pad_id)
+        self._pieces: list[Tokens] = []
+        self._length = 0
+
+    def add(self, document: Tokens) -> Iterator[Block]:
+        start, blocks = 0, 0
+        while start < len(document):
+            piece = document[start : start + self._seq_len - self._length]
+            self._pieces.append(piece)
+            self._length += len(piece)
+            start += len(piece)
+            blocks += 1
+            if self._length == self._seq_len:
+                yield from self._block(self._pieces, self._length)
+                self._pieces, self._length = [], 0
+        self.counts["cut"] += blocks > 1
+
+    def finish(self) -> Iterator[Block]:
+        if self._pieces:
+            yield from self._block(self._pieces, self._length)
+
+
+class OneEach(Packer):
+    """One document in a block; a longer one has several."""
+
+    def add(self, document: Tokens) -> Iterator[Block]:
+        for piece in self._cut(document):
+            yield from self._block([piece], len(piece))
+
+    def finish(self) -> Iterator[Block]:
+        return iter(())
+
+
+class BestFit(Packer):
+    """Documents stay whole where they fit a block: best-fit decreasing within a window.
+
+    The longest first, each into the fullest block that has room: Ding et al., "Fewer Truncations
+    Improve Language Modeling" (2024). Longer documents are cut, and only their ends are packed.
+    """
+
+    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
+        super().__init__(seq_len, remainder, pad_id)
+        self._window: list[Tokens] = []
+        self._tokens = 0
+
+    def add(self, document: Tokens) -> Iterator[Block]:
+        for piece in self._cut(document):
+            if len(piece) == self._seq_len:
+                yield from self._block([piece], len(piece))
+                continue
+            self._window.append(piece)
+            self._tokens += len(piece)
+        full = self._tokens >= _WINDOW_BLOCKS * self._seq_len
+        if full or len(self._window) >= _WINDOW_PIECES:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[Block]:
+        window, self._window, self._tokens = self._window, [], 0
+        for numbers in _best_fit([len(piece) for piece in window], self._seq_len):
+            pieces = [window[number] for number in numbers]
+            yield from self._block(pieces, sum(map(len, pieces)))
+
+
+def _best_fit(lengths: list[int], room: int) -> list[list[int]]:
+    """Which pieces go together: blocks in the order of their first pieces, those in their own."""
+    blocks: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # what is left in a block, and its number; sorted
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        length = lengths[number]
+        at = bisect_left(rooms, (length, 0))
+        if at < len(rooms):
+            left, block = rooms.pop(at)
+        else:
+            left, block = room, len(blocks)
+            blocks.append([])
+        blocks[block].append(number)
+        if left > length:
+            insort(rooms, (left - length, block))
+    return sorted(sorted(block) for block in blocks)
+
+
+PACKERS: dict[str, type[Packer]] = {"concat": Concat, "nosplit": BestFit, "pad": OneEach}

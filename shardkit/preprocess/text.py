@@ -1,0 +1,281 @@
+"""What happens to the text of documents: tokens instead, in blocks of one length if asked."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import TextOptions
+from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.packing import PACKERS, Block, ends_dtype
+from shardkit.sample import Sample
+from shardkit.schema import Array, Schema, Text
+from shardkit.sizes import FieldSizes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.codecs.tokenizers import Tokenizer
+
+    Tokens = npt.NDArray[np.unsignedinteger[Any]]
+
+TOKENS = "tokens"
+DOC_ENDS = "doc_ends"
+
+# Documents that are encoded together: enough for a thread to be worth waking.
+_BATCH_DOCUMENTS = 256
+_BATCH_CHARACTERS = 1 << 19
+_COUNTS = ("padding", "dropped", "cut", "without text")
+_FLUSH = 1 << 14  # lengths kept before they are counted
+
+
+@dataclass
+class TextTally:
+    """What became of the documents; counts of several tasks merge in any order.
+
+    `counts` has "bytes" of their text in UTF-8, and the packer's "padding", "dropped" and "cut";
+    "without text" are samples that have none.
+    `lengths` are the documents' tokens, with those that begin and end them.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    lengths: FieldSizes = field(default_factory=FieldSizes)
+    _pending: list[int] = field(default_factory=list)
+
+    def add(self, size: int, tokens: int) -> None:
+        self.counts["bytes"] += size
+        self._pending.append(tokens)
+        if len(self._pending) >= _FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            self.lengths.add(self._pending)
+            self._pending = []
+
+    def merge(self, other: TextTally) -> None:
+        self.counts.update(other.counts)
+        if other.lengths.count:
+            self.lengths.merge(other.lengths)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"counts": dict(sorted(self.counts.items())), "lengths": vars(self.lengths)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TextTally:
+        lengths = dict(data["lengths"])
+        buckets = {int(start): count for start, count in lengths.pop("buckets").items()}
+        return cls(Counter(data["counts"]), FieldSizes(**lengths, buckets=buckets))
+
+    def summary(self) -> dict[str, Any]:
+        """For the manifest; nothing where no text was tokenized."""
+        if not self.lengths.count:
+            return {}
+        about = self.lengths.summary()
+        return {
+            "documents": about.count,
+            "tokens": about.bytes,
+            "bytes": self.counts["bytes"],
+            **{name: self.counts[name] for name in _COUNTS},
+            "shortest": about.min,
+            "median": about.median,
+            "longest": about.max,
+            "histogram": self.lengths.by_powers(),
+        }
+
+
+@dataclass(frozen=True)
+class TextSteps:
+    """The steps for samples with text in `field`; with `seq_len`, many samples become others."""
+
+    tokenizer: Tokenizer
+    options: TextOptions
+    field: str
+
+    def schema_after(self, schema: Schema) -> Schema:
+        """The fields of what comes out. Raises UsageError for fields that would be lost or met."""
+        others = {n: kind for n, kind in schema.items() if n != self.field}
+        kept = others if self.options.keep_fields else {}
+        if TOKENS in kept:
+            raise UsageError(
+                f"there is a field {TOKENS!r} already", fix="rename it first, or leave out fields"
+            )
+        optional = schema[self.field].optional
+        dtype, seq_len = self.tokenizer.dtype, self.options.seq_len
+        if seq_len is None:
+            return Schema({TOKENS: Array(dtype, (None,), optional=optional), **kept})
+        if kept:
+            raise UsageError(
+                "a block has tokens of several documents, and no place for their other fields",
+                found=", ".join(kept),
+                fix="leave out keep_fields, or seq_len",
+            )
+        length = seq_len if self.options.remainder != "keep" else None
+        ends = Array(ends_dtype(seq_len), (None,))
+        return Schema({TOKENS: Array(dtype, (length,)), DOC_ENDS: ends})
+
+    def __call__(
+        self, items: Iterable[Item], name: str, threads: int, tally: TextTally
+    ) -> Iterator[Item]:
+        """Documents in, samples out, in order; `name` begins the keys of blocks.
+
+        Several `threads` encode at once: the libraries let others run meanwhile.
+        """
+        encoded = self._encoded(items, threads, tally)
+        if self.options.seq_len is None:
+            return (self._document(item, tokens) for item, tokens in encoded)
+        return self._blocks(encoded, name, tally)
+
+    def _document(self, item: Item, tokens: Tokens | None) -> Item:
+        """The sample of a document; one without text has no tokens either."""
+        read = item.read
+        if isinstance(read, SampleError | Filtered):
+            return item
+        sample = sample_of(read)
+        made: Sample = {"__key__": sample["__key__"]}
+        if tokens is not None:
+            made[TOKENS] = tokens
+        if self.options.keep_fields:
+            made |= {n: value for n, value in sample.items() if n != self.field}
+        return item._replace(read=made if isinstance(read, dict) else replace(read, sample=made))
+
+    def _blocks(
+        self, encoded: Iterator[tuple[Item, Tokens | None]], name: str, tally: TextTally
+    ) -> Iterator[Item]:
+        assert self.options.seq_len is not None
+        pad_id = self.tokenizer.pad_id
+        if pad_id is None:
+            pad_id = self.tokenizer.eos_id or 0
+        packer = PACKERS[self.options.pack](self.options.seq_len, self.options.remainder, pad_id)
+        number = size = 0
+
+        def item(block: Block) -> Item:
+            nonlocal number, size
+            key = f"{name}/{number:08d}"
+            number, taken, size = number + 1, size, 0
+            sample = {"__key__": key, TOKENS: block.tokens, DOC_ENDS: block.doc_ends}
+            return Item(key, sample, taken)
+
+        for document, tokens in encoded:
+            if isinstance(document.read, SampleError | Filtered):
+                yield document
+                continue
+            size += document.size
+            if tokens is None:
+                tally.counts["without text"] += 1
+                continue
+            yield from map(item, packer.add(tokens))
+        yield from map(item, packer.finish())
+        tally.counts.update(packer.counts)
+
+    def _encoded(
+        self, items: Iterable[Item], threads: int, tally: TextTally
+    ) -> Iterator[tuple[Item, Tokens | None]]:
+        """Every document with its tokens; what is none, or has no text, with None."""
+        pending: deque[tuple[list[Item], Future[_Encoded]]] = deque()
+        batches = _batches(items, self.field)
+        if threads < 2:
+            for batch in batches:
+                yield from self._counted(batch, self._encode(batch), tally)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for batch in batches:
+                    pending.append((batch, pool.submit(self._encode, batch)))
+                    if len(pending) > 2 * threads:
+                        done, future = pending.popleft()
+                        yield from self._counted(done, future.result(), tally)
+                while pending:
+                    done, future = pending.popleft()
+                    yield from self._counted(done, future.result(), tally)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _encode(self, batch: list[Item]) -> _Encoded:
+        """The documents' tokens, and the bytes of their text."""
+        texts = [_text(item, self.field) for item in batch]
+        present = [text for text in texts if text is not None]
+        sizes = (len(text) if text.isascii() else len(text.encode()) for text in present)
+        found = zip(map(self._framed, self.tokenizer.encode(present)), sizes, strict=True)
+        return [None if text is None else next(found) for text in texts]
+
+    def _framed(self, ids: npt.NDArray[np.uint32]) -> Tokens:
+        """A document's ids in the type that is stored, with those that begin and end it."""
+        before = [self.tokenizer.bos_id] if self.options.bos else []
+        ends = self.options.append_eos is not False and self.tokenizer.eos_id is not None
+        after = [self.tokenizer.eos_id] if ends else []
+        tokens = np.empty(len(before) + len(ids) + len(after), self.tokenizer.dtype)
+        tokens[: len(before)] = before
+        tokens[len(before) : len(before) + len(ids)] = ids
+        tokens[len(before) + len(ids) :] = after
+        return tokens
+
+    @staticmethod
+    def _counted(
+        batch: list[Item], encoded: _Encoded, tally: TextTally
+    ) -> Iterator[tuple[Item, Tokens | None]]:
+        for item, found in zip(batch, encoded, strict=True):
+            if found is None:
+                yield item, None
+            else:
+                tally.add(found[1], len(found[0]))
+                yield item, found[0]
+
+
+_Encoded = list["tuple[Tokens, int] | None"]
+
+
+def text_steps(tokenizer: Tokenizer, options: TextOptions, schema: Schema) -> TextSteps:
+    """The steps for samples with these fields; raises UsageError for options that do not fit."""
+    name = text_field(options, schema)
+    for asked, token, id in (
+        (options.append_eos, "end", tokenizer.eos_id),
+        (options.bos, "begin", tokenizer.bos_id),
+    ):
+        if asked and id is None:
+            raise UsageError(
+                f"the tokenizer has no token to {token} documents with",
+                found=str(tokenizer.identity()["file"]),
+                fix="name it with --eos-token" if token == "end" else "leave out --bos",
+            )
+    return TextSteps(tokenizer, options, name)
+
+
+def text_field(options: TextOptions, schema: Schema) -> str:
+    """The field with the text; raises UsageError where there is none, or several to choose from."""
+    texts = [name for name, kind in schema.items() if isinstance(kind, Text)]
+    name = options.field or ("text" if "text" in texts or len(texts) != 1 else texts[0])
+    if name not in texts:
+        raise UsageError(
+            f"there is no field of text called {name!r}",
+            found=", ".join(f"{n}: {type(kind).__name__}" for n, kind in schema.items()),
+            fix=f"use --text-field {texts[0]}" if texts else "a tokenizer needs text",
+        )
+    return name
+
+
+def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    characters = 0
+    for item in items:
+        batch.append(item)
+        characters += len(_text(item, field) or "")
+        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _text(item: Item, field: str) -> str | None:
+    if isinstance(item.read, SampleError | Filtered):
+        return None
+    text: str | None = sample_of(item.read).get(field)
+    return text

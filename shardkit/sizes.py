@@ -1,0 +1,56 @@
+"""How long values are, counted so that counts of parts merge in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardkit.manifest import FieldStats
+
+
+@dataclass
+class FieldSizes:
+    """How long a field's values are: exact ends, and a histogram with buckets of 1 % and less."""
+
+    count: int = 0
+    bytes: int = 0
+    min: int = 0
+    max: int = 0
+    buckets: dict[int, int] = field(default_factory=dict)  # smallest size in it -> values
+
+    def add(self, sizes: list[int]) -> None:
+        values = np.array(sizes, np.int64)
+        # A bucket is the 7 bits behind a number's first: frexp gives the place of that.
+        shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 8, 0)
+        starts, counts = np.unique(values >> shift << shift, return_counts=True)
+        buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))
+        self.merge(
+            FieldSizes(len(sizes), int(values.sum()), int(values.min()), int(values.max()), buckets)
+        )
+
+    def merge(self, other: FieldSizes) -> None:
+        self.min = min(self.min, other.min) if self.count else other.min
+        self.max = max(self.max, other.max)
+        self.count += other.count
+        self.bytes += other.bytes
+        for start, count in other.buckets.items():
+            self.buckets[start] = self.buckets.get(start, 0) + count
+
+    def summary(self) -> FieldStats:
+        passed, median = 0, 0
+        for start in sorted(self.buckets):
+            passed += self.buckets[start]
+            if 2 * passed >= self.count:
+                width = 1 << max(start.bit_length() - 8, 0)
+                median = min(max(start + width // 2, self.min), self.max)
+                break
+        return FieldStats(self.count, self.bytes, self.min, median, self.max)
+
+    def by_powers(self) -> dict[str, int]:
+        """How many values there are from 0, 1, 2, 4, 8, ... up to the next of these."""
+        counts: dict[int, int] = {}
+        for start, count in sorted(self.buckets.items()):
+            power = 1 << start.bit_length() >> 1
+            counts[power] = counts.get(power, 0) + count
+        return {str(power): count for power, count in counts.items()}
