@@ -265,6 +265,7 @@ def serve() -> None:
 
     for module in pickle.load(sys.stdin.buffer):
         importlib.import_module(module)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are parallel
     if "cv2" in sys.modules:  # workers share the cores: threads of its own would be in the way
         sys.modules["cv2"].setNumThreads(1)
     channel = os.fdopen(os.dup(1), "wb")

@@ -168,10 +168,8 @@ class TextSteps:
                 yield document
                 continue
             size += document.size
-            if tokens is None:
-                tally.counts["without text"] += 1
-                continue
-            yield from map(item, packer.add(tokens))
+            if tokens is not None:
+                yield from map(item, packer.add(tokens))
         yield from map(item, packer.finish())
         tally.counts.update(packer.counts)
 
@@ -202,12 +200,23 @@ class TextSteps:
         """The documents' tokens, and the bytes of their text."""
         texts = [_text(item, self.field) for item in batch]
         present = [text for text in texts if text is not None]
-        sizes = (len(text) if text.isascii() else len(text.encode()) for text in present)
-        found = zip(map(self._framed, self.tokenizer.encode(present)), sizes, strict=True)
+        try:
+            encoded: list[Any] = self.tokenizer.encode(present)
+        except SampleError:  # of which one?
+            encoded = [self._alone(text) for text in present]
+        found = zip(map(self._framed, encoded), map(_size, present), strict=True)
         return [None if text is None else next(found) for text in texts]
 
-    def _framed(self, ids: npt.NDArray[np.uint32]) -> Tokens:
+    def _alone(self, text: str) -> npt.NDArray[np.uint32] | SampleError:
+        try:
+            return self.tokenizer.encode([text])[0]
+        except SampleError as error:
+            return error
+
+    def _framed(self, ids: npt.NDArray[np.uint32] | SampleError) -> Tokens | SampleError:
         """A document's ids in the type that is stored, with those that begin and end it."""
+        if isinstance(ids, SampleError):
+            return ids
         before = [self.tokenizer.bos_id] if self.options.bos else []
         ends = self.options.append_eos is not False and self.tokenizer.eos_id is not None
         after = [self.tokenizer.eos_id] if ends else []
@@ -223,13 +232,17 @@ class TextSteps:
     ) -> Iterator[tuple[Item, Tokens | None]]:
         for item, found in zip(batch, encoded, strict=True):
             if found is None:
+                tally.counts["without text"] += not isinstance(item.read, SampleError | Filtered)
                 yield item, None
+            elif isinstance(found[0], SampleError):
+                found[0].where["key"] = sample_of(item.read)["__key__"]
+                yield item._replace(read=found[0]), None
             else:
                 tally.add(found[1], len(found[0]))
                 yield item, found[0]
 
 
-_Encoded = list["tuple[Tokens, int] | None"]
+_Encoded = list["tuple[Tokens | SampleError, int] | None"]
 
 
 def text_steps(tokenizer: Tokenizer, options: TextOptions, schema: Schema) -> TextSteps:
@@ -272,6 +285,11 @@ def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def _size(text: str) -> int:
+    """Bytes in UTF-8, also of what is no valid Unicode."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _text(item: Item, field: str) -> str | None:

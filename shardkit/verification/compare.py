@@ -115,7 +115,7 @@ def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Ta
         text=TextOptions(**{**text, "tokenizer": identity["file"]}),
     )
     single = part.dataset.manifest_path is not None and part.dataset.manifest_path.name != NAME
-    tokenizer = open_copy(copy, identity)
+    tokenizer = open_copy(copy, identity, fast=True)
     return make_plan(sources, part.dataset.format, made, single=single, tokenizer=tokenizer).tasks
 
 

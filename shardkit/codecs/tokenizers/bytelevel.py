@@ -1,0 +1,212 @@
+"""Which byte-level BPE of `tokenizers` tiktoken's engine follows exactly, and the proof of it.
+
+Both split a text into pieces and merge neighbours inside a piece, the best pair first and the
+leftmost of equal ones. `tokenizers` takes the pair listed first in its merges; tiktoken takes the
+pair whose joined bytes are the token of the lowest id, whether or not that pair is listed. They do
+the same if, for every token that merges make, merging its bytes by the lower ids alone ends in two
+parts that are listed as a merge, and if these merges are in the order of the ids. For nothing was
+merged across the ends of two neighbours so far: inside them went what goes on in their bytes
+alone. So, step by step, a pair that joins to a token is the pair that those bytes alone end in:
+the one that was checked, the same in both engines, and in the same order among others.
+
+In tokenizer.json a character stands for each byte, so that tokens are strings; here they stay so
+until tiktoken gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from shardkit.codecs.tokenizers.patterns import GPT2, KNOWN
+
+Json = dict[str, Any]
+
+
+class UnprovenError(Exception):
+    """Why tiktoken's engine might give other ids: a clause that completes "because"."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What goes before merging."""
+
+    pattern: str
+    nfc: bool
+    added: dict[str, int]  # tokens that are found in the text before it is split
+
+
+def settings(document: Json, special_tokens: str) -> Settings:
+    """Of a tokenizer.json as the installed `tokenizers` writes it, where nothing is implied."""
+    _check_model(document["model"])
+    nfc = _is_nfc(document["normalizer"])
+    tokens = document["added_tokens"]
+    _check_added(tokens, nfc)
+    text = special_tokens == "text"
+    added = {t["content"]: t["id"] for t in tokens if not (text and t["special"])}
+    return Settings(_pattern(document["pre_tokenizer"]), nfc, added)
+
+
+def ranks(model: Json, pattern: str) -> dict[str, int]:
+    """The tokens that tiktoken is to know; all that can come out of a piece of text."""
+    vocab = {token: i for token, i in model["vocab"].items() if _is_spelled(token)}
+    if not vocab.keys() >= _CHARACTERS:
+        raise UnprovenError("a single byte is not in the vocabulary")
+    if len(set(vocab.values())) < len(vocab):
+        raise UnprovenError("two tokens have the same id")
+    made = {left + right for left, right in _merges(model)} | _CHARACTERS
+    unmade = vocab.keys() - made
+    keep = _whole_pieces(unmade, made, pattern) if model.get("ignore_merges") else set()
+    return {token: rank for token, rank in vocab.items() if token in made or token in keep}
+
+
+def prove(model: Json, vocab: dict[str, int]) -> None:
+    """Raises UnprovenError unless merging by ids is merging by the list, as said above."""
+    orders: dict[tuple[str, ...], int] = {}
+    orders.update((pair, order) for order, pair in enumerate(_merges(model)))
+    made = {"".join(pair) for pair in orders}
+    if not vocab.keys() >= made:
+        raise UnprovenError("there is a merge of what does not stand for bytes")
+    before = -1
+    for rank, token in sorted((vocab[token], token) for token in made):
+        order = orders.get(_last_parts(token, rank, vocab), -1)
+        if order < 0:
+            raise UnprovenError(f"the bytes of token {rank}, {token!r}, merge otherwise by ids")
+        if order < before:
+            raise UnprovenError(f"its merges are not in the order of ids, at {rank}, {token!r}")
+        before = order
+
+
+def _last_parts(token: str, rank: int, vocab: dict[str, int]) -> tuple[str, ...]:
+    """The parts that a token's bytes merge to by ids below its own; as far as to two."""
+    parts = list(token)
+    joined = [vocab.get(left + right, rank) for left, right in pairwise(parts)]
+    while len(parts) > 2:
+        best = min(joined)
+        if best >= rank:
+            break
+        at = joined.index(best)
+        parts[at] += parts.pop(at + 1)
+        del joined[at]
+        if at > 0:
+            joined[at - 1] = vocab.get(parts[at - 1] + parts[at], rank)
+        if at < len(joined):
+            joined[at] = vocab.get(parts[at] + parts[at + 1], rank)
+    return tuple(parts)
+
+
+def in_bytes(vocab: dict[str, int]) -> dict[bytes, int]:
+    return {token.translate(_ALPHABET).encode("latin-1"): rank for token, rank in vocab.items()}
+
+
+def _merges(model: Json) -> Iterable[tuple[str, str]]:
+    """Pairs; older files have strings with a space between the two."""
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        yield left, right
+
+
+def _check_model(model: Json) -> None:
+    if model["type"] != "BPE":
+        raise UnprovenError(f"the model is {model['type']}, not BPE")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(option):
+            raise UnprovenError(f"the model has {option} = {model[option]!r}")
+
+
+def _pattern(step: Json | None) -> str:
+    if step is None:
+        raise UnprovenError("there is no pre-tokenizer")
+    if step["type"] == "ByteLevel":
+        _check_byte_level(step, use_regex=True)
+        return GPT2
+    steps = step.get("pretokenizers") or [step]
+    if [one["type"] for one in steps] != ["Split", "ByteLevel"]:
+        raise UnprovenError(f"the pre-tokenizer is {' + '.join(one['type'] for one in steps)}")
+    split, byte_level = steps
+    _check_byte_level(byte_level, use_regex=False)
+    # The known patterns match all characters: no matter whether pieces are matches or between.
+    if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
+        raise UnprovenError(f"pieces are {split['behavior']}, inverted: {split['invert']}")
+    pattern = split["pattern"].get("Regex")
+    if pattern not in KNOWN:
+        raise UnprovenError("text is split by none of the patterns of GPT-2, -4, -4o and Qwen2")
+    return str(pattern)
+
+
+def _check_byte_level(step: Json, use_regex: bool) -> None:
+    if step["add_prefix_space"]:
+        raise UnprovenError("a space is put before the text")
+    if step["use_regex"] != use_regex:
+        raise UnprovenError(f"ByteLevel has use_regex = {step['use_regex']}")
+
+
+def _is_nfc(normalizer: Json | None) -> bool:
+    if normalizer is not None and normalizer["type"] != "NFC":
+        raise UnprovenError(f"the normalizer is {normalizer['type']}")
+    return normalizer is not None
+
+
+def _check_added(tokens: list[Json], nfc: bool) -> None:
+    """Whether the tokens are found alike in whatever order they are looked for.
+
+    None may begin inside another: so none overlaps another, or is a part of it.
+    """
+    first = {token["content"][:1] for token in tokens}
+    for token in tokens:
+        content = token["content"]
+        for option in ("lstrip", "rstrip", "single_word"):
+            if token[option]:
+                raise UnprovenError(f"the added token {content!r} has {option}")
+        if not content or not first.isdisjoint(content[1:]):
+            raise UnprovenError(f"an added token can begin inside {content!r}")
+        if nfc and not content.isascii():
+            raise UnprovenError(f"the added token {content!r} may change in normalization")
+
+
+def _whole_pieces(unmade: Iterable[str], made: Container[str], pattern: str) -> set[str]:
+    """Tokens that no merge makes, but that are taken where a piece is one of them as a whole.
+
+    tiktoken does so too, but must not be able to merge to them. One that the pattern would split
+    is never a piece: what a part of the pattern matches in a longer text, it matches of this alone.
+    """
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    split = Split(Regex(pattern), "isolated")
+    keep = set()
+    for token in unmade:
+        if not any(token[:i] in made and token[i:] in made for i in range(1, len(token))):
+            keep.add(token)
+        elif len(split.pre_tokenize_str(_text(token))) == 1:
+            raise UnprovenError(f"no merge makes {token!r}, which can be a piece of text")
+    return keep
+
+
+def _text(token: str) -> str:
+    """What a token spells; nothing for a part of a character, which is no piece of any text."""
+    try:
+        return token.translate(_ALPHABET).encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _alphabet() -> dict[int, int]:
+    """The byte that a character stands for, both as numbers.
+
+    Bytes that Latin-1 has a visible character for are that, the others U+0100 and on.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(visible))
+    return {byte: byte for byte in visible} | {0x100 + i: byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _alphabet()
+_CHARACTERS = frozenset(map(chr, _ALPHABET))
+
+
+def _is_spelled(token: str) -> bool:
+    """Whether all characters of a token stand for bytes."""
+    return _CHARACTERS.issuperset(token)

@@ -1,0 +1,261 @@
+"""The libraries that do the work, behind two calls: texts to arrays of ids, and ids to text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.tokenizers import bytelevel, patterns
+from shardkit.codecs.tokenizers.cuts import Cutter, Ids, encoded, make_encoding
+from shardkit.codecs.tokenizers.patterns import CODES
+from shardkit.errors import SampleError, UsageError
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+# So many searches for the beginnings of special tokens cost less than looking for the tokens.
+_HINTS = 8
+_AT_ONCE = 1 << 16  # characters that are looked up
+
+
+class Engine(Protocol):
+    def encode(self, texts: Sequence[str]) -> list[Ids]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+def open_tokenizers(data: bytes, path: str) -> tokenizers.Tokenizer:
+    """A tokenizer.json that neither cuts nor pads what it encodes."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises plain Exception, and ValueError
+        raise UsageError(
+            "a file is JSON, but no tokenizer of the `tokenizers` library",
+            path=path,
+            found=str(error),
+            fix="give a tokenizer.json, or check whether it is complete",
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class Tokenizers:
+    """The `tokenizers` library, which decides what is right for a tokenizer.json."""
+
+    def __init__(self, data: bytes, path: str, special_tokens: str) -> None:
+        self.tokenizer = open_tokenizers(data, path)
+        self.tokenizer.encode_special_tokens = special_tokens == "text"
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+
+class ByteLevelByTiktoken:
+    """tiktoken's engine for a tokenizer.json that is proven to get the same ids from it.
+
+    Documents with characters that the two engines may treat differently go to `tokenizers`.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        path: str,
+        special_tokens: str,
+        settings: bytelevel.Settings,
+        unsafe: Iterable[tuple[int, int]],
+    ) -> None:
+        vocab = bytelevel.ranks(json.loads(data)["model"], settings.pattern)
+        ranks = bytelevel.in_bytes(vocab)
+        self._cutter = Cutter(settings.pattern, ranks)
+        self._pattern, self._ranks, self._added = settings.pattern, ranks, settings.added
+        self._hints = _hints(settings.added)
+        self._nfc = settings.nfc
+        self._odd = _table(unsafe, unassigned=settings.nfc)
+        self._file = data, path, special_tokens
+
+    @functools.cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        """For documents with special tokens: what ends there is no end of a text for a cut."""
+        return make_encoding(self._pattern, self._ranks, self._added)
+
+    @functools.cached_property
+    def _slow(self) -> Tokenizers:
+        return Tokenizers(*self._file)
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        odd = self._are_odd("".join(text for text in texts if not text.isascii()))
+        return [
+            self._by_tokenizers(text)
+            if odd and not text.isascii() and self._are_odd(text)
+            else self._encode(text)
+            for text in texts
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._slow.decode(ids)
+
+    def _are_odd(self, text: str) -> bool:
+        return _has_any(self._odd, text)
+
+    def _encode(self, text: str) -> Ids:
+        has_added = self._may_have_added(text)
+        if self._nfc and not unicodedata.is_normalized("NFC", text):
+            normal = self._slow.tokenizer.normalizer.normalize_str(text)
+            # Added tokens are found before normalization, and end it.
+            if has_added or self._may_have_added(normal) or self._are_odd(normal):
+                return self._by_tokenizers(text)
+            text = normal
+        if has_added:
+            ids = encoded(self._encoding, text, set(self._added))
+        else:
+            ids = self._cutter.encode(text)
+        return self._by_tokenizers(text) if ids is None else ids
+
+    def _may_have_added(self, text: str) -> bool:
+        return any(hint in text for hint in self._hints)
+
+    def _by_tokenizers(self, text: str) -> Ids:
+        return self._slow.encode([text])[0]
+
+
+class Tiktoken:
+    """tiktoken itself, with its own ranks."""
+
+    def __init__(
+        self, pattern: str, ranks: dict[bytes, int], special: dict[str, int], special_tokens: str
+    ) -> None:
+        self._encoding = make_encoding(pattern, ranks, special)
+        self._cutter = Cutter(pattern, ranks) if pattern in patterns.KNOWN else None
+        self._pattern = pattern
+        self._special = special if special_tokens == "special" else {}
+        self._hints = _hints(self._special)
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        return [self._encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._encoding.decode(list(ids))
+
+    def _encode(self, text: str) -> Ids:
+        special = self._special if any(hint in text for hint in self._hints) else {}
+        ids = None if special or self._cutter is None else self._cutter.encode(text)
+        if ids is None:
+            ids = encoded(self._encoding, text, set(special))
+        return self._by_pieces(text, special) if ids is None else ids
+
+    def _by_pieces(self, text: str, special: dict[str, int]) -> Ids:
+        """The same, split by `tokenizers`, whose regex engine has no such limit."""
+        from tokenizers import Regex
+        from tokenizers.pre_tokenizers import Split
+
+        known = self._pattern in patterns.KNOWN
+        if not known or _has_any(_table(patterns.unsafe(self._pattern)), text):
+            raise SampleError(
+                "tiktoken cannot split the text of a document: its regex engine gives up",
+                found="hundreds of thousands of spaces in a row, or the like",
+                fix="leave the document out, or use the tokenizer.json of the same model",
+            )
+        split = Split(Regex(self._pattern), "isolated")
+        tokens = "|".join(map(re.escape, special)) or "(?!)"
+        ids: list[int] = []
+        for part in re.split(f"({tokens})", text):
+            if part in special:
+                ids.append(special[part])
+            else:
+                for piece, _ in split.pre_tokenize_str(part):
+                    ids += self._encoding._encode_single_piece(piece)
+        return np.array(ids, np.uint32)
+
+
+class SentencePiece:
+    """Google's library for its .model files."""
+
+    def __init__(self, data: bytes, path: str) -> None:
+        self.processor = open_sentencepiece(data, path)
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        found = self.processor.encode(list(texts), out_type=int, num_threads=1)
+        return [np.array(ids, np.uint32) for ids in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.processor.decode([int(index) for index in ids])
+        return text
+
+
+def open_sentencepiece(data: bytes, path: str) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        raise UsageError(
+            "reading a SentencePiece model needs a library that is not installed",
+            path=path,
+            fix="pip install shardkit[sentencepiece]",
+        ) from None
+    try:
+        return SentencePieceProcessor(model_proto=data)
+    except RuntimeError as error:
+        raise UsageError("a file is no SentencePiece model", path=path, found=str(error)) from None
+
+
+def check_unicode(texts: Sequence[str]) -> None:
+    """Raises SampleError for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    for text in texts:
+        if text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(
+                "the text of a document is not valid Unicode",
+                found=f"half a surrogate pair, U+{ord(text[error.start]):04X}, "
+                f"at character {error.start}",
+                fix="repair the document, or leave it out",
+            ) from None
+
+
+def _hints(tokens: Iterable[str]) -> tuple[str, ...]:
+    """Strings, few and quickly found, of which one is in any text that holds one of the tokens."""
+    hints = {token[:2] for token in tokens}
+    return tuple(sorted(hints)) if len(hints) <= _HINTS else ("",)
+
+
+def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:
+    """Whether a text has one of the code points that the table marks."""
+    return any(
+        table.take(
+            np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le"), np.uint32)
+        ).any()
+        for start in range(0, len(text), _AT_ONCE)
+    )
+
+
+def _table(ranges: Iterable[tuple[int, int]], unassigned: bool = False) -> npt.NDArray[np.bool_]:
+    """Marks the code points that make a document one for `tokenizers`.
+
+    For normalization, those too that this Python does not know yet. Of text without such, Python
+    can tell whether it is normalized for `tokenizers` too: it stays so in later versions of
+    Unicode, and in earlier ones, which merely know fewer characters that move or join.
+    """
+    table = np.zeros(CODES, bool)
+    for start, stop in ranges:
+        table[start:stop] = True
+    if unassigned:
+        rest = np.flatnonzero(~table)
+        table[rest] = [unicodedata.category(chr(code)) == "Cn" for code in rest]
+    return table

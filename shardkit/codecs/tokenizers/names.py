@@ -1,0 +1,355 @@
+"""What the name of a tokenizer stands for, and what has to be decided when it is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardkit.codecs.tokenizers import bytelevel, engines, patterns
+from shardkit.codecs.tokenizers.ranks import FACTS, are_ranks, read_ranks
+from shardkit.codecs.tokenizers.tokenizer import (
+    Tokenizer,
+    digest,
+    encoding_data,
+    read_file,
+    versions,
+)
+from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
+
+SPECIAL_TOKENS = ("special", "text")
+_SIDECARS = ("tokenizer_config.json", "special_tokens_map.json")
+# Names that tokenizers give to such tokens, most likely first.
+_USUAL = {
+    "eos": (
+        *("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<EOS>"),
+        *("<｜end▁of▁sentence｜>", "<|im_end|>"),
+    ),
+    "bos": (
+        *("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "[BOS]", "<|bos|>", "<BOS>"),
+        "<｜begin▁of▁sentence｜>",
+    ),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>", "<｜▁pad▁｜>"),
+}
+
+
+def load_tokenizer(
+    name: str | os.PathLike[str], special_tokens: str = "special", eos_token: str | None = None
+) -> Tokenizer:
+    """The tokenizer that a file, a folder or a name stands for.
+
+    In this order: a path that exists; an encoding of tiktoken's; a repository of the Hugging Face
+    hub. `special_tokens`: what tokens such as "<|endoftext|>" are where they stand in a document,
+    "special" or "text". Raises UsageError for what is no tokenizer or cannot be had.
+    """
+    if special_tokens not in SPECIAL_TOKENS:
+        raise UsageError(
+            f"special_tokens is {special_tokens!r}", expected=" or ".join(SPECIAL_TOKENS)
+        )
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _of_file(_in_folder(path), special_tokens, eos_token)
+    if path.exists():
+        return _of_file(path, special_tokens, eos_token)
+    if _looks_like_path(str(name)):
+        raise NotFoundError("there is no such tokenizer", path=str(name))
+    import tiktoken
+
+    if str(name) in tiktoken.list_encoding_names():
+        return _of_encoding(str(name), special_tokens, eos_token)
+    return _of_file(_in_folder(_fetched(str(name))), special_tokens, eos_token)
+
+
+def open_copy(
+    path: str | os.PathLike[str], identity: Mapping[str, Any], fast: bool = False
+) -> Tokenizer:
+    """The tokenizer of a dataset, from the copy of its file that is kept beside the manifest.
+
+    `fast`: to encode with, so that it is worth to prove that the faster engine may be used. Raises
+    DamagedError if the file is not the one that the manifest names.
+    """
+    file = Path(path) / identity["file"] if Path(path).is_dir() else Path(path)
+    data = read_file(str(file))
+    if digest(data) != identity["digest"]:
+        raise DamagedError(
+            "the tokenizer beside a dataset is not the one it was made with",
+            path=str(file),
+            expected=f"xxh3-128 {identity['digest']}",
+            found=digest(data),
+            fix="restore the file",
+        )
+    known = {name: identity[name] for name in ("vocab_size", "eos_id", "bos_id", "pad_id")}
+    if fast and identity["kind"] == "huggingface":
+        tokenizer = _huggingface(file, data, identity["special_tokens"], None)
+        return replace(tokenizer, file=identity["file"], **known)
+    engine = {"huggingface": "tokenizers"}.get(identity["kind"], identity["kind"])
+    return Tokenizer(
+        kind=identity["kind"],
+        engine=engine,
+        path=str(file.absolute()),
+        file=identity["file"],
+        digest=identity["digest"],
+        special_tokens=identity["special_tokens"],
+        **known,
+        pattern=identity.get("pattern", ""),
+        added=tuple(identity.get("special_ids", {}).items()),
+        libraries=versions(engine),
+    )
+
+
+def _looks_like_path(name: str) -> bool:
+    is_file = Path(name).suffix in (".json", ".model", ".tiktoken")
+    return is_file or name.startswith((".", "~", os.sep)) or name.count("/") > 1
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file of a folder that holds the tokenizer."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise StorageError(
+            "a tokenizer's folder cannot be listed", path=str(folder), found=error.strerror
+        ) from error
+    if "tokenizer.json" in names:
+        return folder / "tokenizer.json"
+    others = [name for name in names if name.endswith((".model", ".tiktoken"))]
+    if len(others) == 1:
+        return folder / others[0]
+    raise UsageError(
+        "a folder holds no tokenizer" if not others else "a folder holds several tokenizers",
+        path=str(folder),
+        expected="tokenizer.json, or one file that ends in .model or .tiktoken",
+        found=", ".join(others or names[:10]) or "nothing",
+        fix="give the file; vocab.json with merges.txt, or vocab.txt, are turned into a "
+        "tokenizer.json by transformers' AutoTokenizer.from_pretrained and save_pretrained",
+    )
+
+
+def _fetched(name: str) -> Path:
+    """The folder of a hub repository's tokenizer, from the hub or from what is kept of it here."""
+    from huggingface_hub import snapshot_download
+
+    wanted = ["tokenizer.json", "*.model", "*.tiktoken", *_SIDECARS]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # the library's own, those of its HTTP client, and ValueError
+        raise UsageError(
+            f"there is no file {name!r}, and it could not be had from the Hugging Face hub",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            fix="check the name; where there is no network, give a tokenizer.json or its folder",
+        ) from error
+
+
+def _of_file(path: Path, special_tokens: str, eos_token: str | None) -> Tokenizer:
+    data = read_file(str(path))
+    if data.lstrip()[:1] == b"{":
+        return _huggingface(path, data, special_tokens, eos_token)
+    if are_ranks(data):
+        return _ranks(path, data, special_tokens, eos_token)
+    if path.suffix == ".model":
+        return _sentencepiece(path, data, special_tokens, eos_token)
+    raise UsageError(
+        "a file is no tokenizer",
+        path=str(path),
+        expected="a tokenizer.json, a SentencePiece .model or a .tiktoken file",
+        found=f"{len(data)} bytes that begin with {data[:16]!r}" if data else "an empty file",
+    )
+
+
+def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | None) -> Tokenizer:
+    slow = engines.open_tokenizers(data, str(path))
+    document = json.loads(slow.to_str())
+    model = document["model"]
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # Unigram: pairs of a token and its score
+        vocab = {token: number for number, (token, _) in enumerate(vocab)}
+    added = {token["content"]: token["id"] for token in document["added_tokens"]}
+    vocab = {**vocab, **added}
+    ids, notes = _ids(vocab, added, _named_beside(path), eos_token)
+    fast = bytelevel.Settings("", False, {})
+    unsafe: tuple[tuple[int, int], ...] = ()
+    try:
+        found = bytelevel.settings(document, special_tokens)
+        bytelevel.prove(model, bytelevel.ranks(model, found.pattern))
+        fast, unsafe = found, patterns.unsafe(found.pattern)
+    except bytelevel.UnprovenError as why:
+        notes.append(f"tokenizers is used, and not tiktoken, which is several times as fast: {why}")
+    libraries = ("tokenizers", "tiktoken") if fast.pattern else ("tokenizers",)
+    return Tokenizer(
+        kind="huggingface",
+        engine=libraries[-1],
+        path=str(path.absolute()),
+        file="tokenizer.json",
+        digest=digest(data),
+        special_tokens=special_tokens,
+        vocab_size=max(vocab.values(), default=-1) + 1,
+        eos_id=ids["eos"],
+        bos_id=ids["bos"],
+        pad_id=ids["pad"],
+        notes=tuple(notes),
+        pattern=fast.pattern,
+        nfc=fast.nfc,
+        added=tuple(fast.added.items()),
+        unsafe=unsafe,
+        libraries=versions(*libraries),
+    )
+
+
+def _ranks(path: Path, data: bytes, special_tokens: str, eos_token: str | None) -> Tokenizer:
+    """A file of ranks says neither how text is split nor which special tokens there are."""
+    facts = FACTS.get(path.stem)
+    if facts is None:
+        raise UsageError(
+            "a file of tiktoken's ranks does not say how text is split, nor does its name",
+            path=str(path),
+            expected="a name such as " + ", ".join(f"{name}.tiktoken" for name in FACTS),
+            fix="name it after its encoding, or use the tokenizer.json of the same model",
+        )
+    ranks = read_ranks(data, str(path))
+    return _tiktoken(
+        str(path.absolute()),
+        f"{path.stem}.tiktoken",
+        data,
+        ranks,
+        facts.pattern,
+        facts.special,
+        special_tokens,
+        eos_token,
+    )
+
+
+def _of_encoding(name: str, special_tokens: str, eos_token: str | None) -> Tokenizer:
+    import tiktoken
+
+    data = encoding_data(name)
+    encoding = tiktoken.get_encoding(name)
+    pattern = FACTS[name].pattern if name in FACTS else encoding._pat_str
+    return _tiktoken(
+        None,
+        f"{name}.tiktoken",
+        data,
+        encoding._mergeable_ranks,
+        pattern,
+        encoding._special_tokens,
+        special_tokens,
+        eos_token,
+    )
+
+
+def _tiktoken(
+    path: str | None,
+    file: str,
+    data: bytes,
+    ranks: dict[bytes, int],
+    pattern: str,
+    special: dict[str, int],
+    special_tokens: str,
+    eos_token: str | None,
+) -> Tokenizer:
+    taken = set(ranks.values())
+    if any(bytes([byte]) not in ranks for byte in range(256)) or len(taken) < len(ranks):
+        raise UsageError(
+            "a file of tiktoken's ranks is not complete, or has a number twice",
+            path=path or file,
+            expected="each of the 256 bytes, and other numbers on all lines",
+        )
+    if not taken.isdisjoint(special.values()):
+        raise UsageError(
+            "a file of tiktoken's ranks uses numbers that its encoding has for special tokens",
+            path=path or file,
+            expected=f"{Path(file).stem}, as the name of the file says",
+        )
+    ids, notes = _ids(special, special, {}, eos_token)
+    return Tokenizer(
+        kind="tiktoken",
+        engine="tiktoken",
+        path=path,
+        file=file,
+        digest=digest(data),
+        special_tokens=special_tokens,
+        vocab_size=max(taken | set(special.values())) + 1,
+        eos_id=ids["eos"],
+        bos_id=ids["bos"],
+        pad_id=ids["pad"],
+        notes=tuple(notes),
+        pattern=pattern,
+        added=tuple(special.items()),
+        libraries=versions("tiktoken"),
+    )
+
+
+def _sentencepiece(
+    path: Path, data: bytes, special_tokens: str, eos_token: str | None
+) -> Tokenizer:
+    processor = engines.open_sentencepiece(data, str(path))
+    size = processor.get_piece_size()
+    found = {"eos": processor.eos_id(), "bos": processor.bos_id(), "pad": processor.pad_id()}
+    named = {name: processor.id_to_piece(index) for name, index in found.items() if index >= 0}
+    vocab = {processor.id_to_piece(index): index for index in range(size)}
+    ids, notes = _ids(vocab, {}, named, eos_token)
+    if special_tokens == "special":
+        notes.append("SentencePiece never takes text of a document for one of its control tokens")
+    return Tokenizer(
+        kind="sentencepiece",
+        engine="sentencepiece",
+        path=str(path.absolute()),
+        file="tokenizer.model",
+        digest=digest(data),
+        special_tokens=special_tokens,
+        vocab_size=size,
+        eos_id=ids["eos"],
+        bos_id=ids["bos"],
+        pad_id=ids["pad"],
+        notes=tuple(notes),
+        libraries=versions("sentencepiece"),
+    )
+
+
+def _ids(
+    vocab: Mapping[str, int],
+    added: Iterable[str],
+    named: Mapping[str, str],
+    eos_token: str | None,
+) -> tuple[dict[str, int | None], list[str]]:
+    """The numbers of the eos, bos and pad tokens: asked for, named by a file, or guessed."""
+    if eos_token is not None and eos_token not in vocab:
+        raise UsageError(
+            f"eos_token is {eos_token!r}, which is not in the vocabulary",
+            fix="name one of its tokens, such as " + ", ".join(list(added)[:5]) if added else None,
+        )
+    tokens = dict(named) if eos_token is None else {**named, "eos": eos_token}
+    ids: dict[str, int | None] = {}
+    notes = []
+    for name, usual in _USUAL.items():
+        token = tokens.get(name)
+        if token is None or token not in vocab:
+            token = next((guess for guess in usual if guess in added), None)
+            if name == "eos" and token is not None:
+                notes.append(f"documents end with {token} ({vocab[token]}), going by its name")
+        ids[name] = None if token is None else vocab[token]
+    if ids["eos"] is None:
+        notes.append("no token that ends documents is known; eos_token names one")
+    return ids, notes
+
+
+def _named_beside(path: Path) -> dict[str, str]:
+    """The eos, bos and pad tokens that the files beside a tokenizer.json name."""
+    named: dict[str, str] = {}
+    for sidecar in (path.with_name(name) for name in _SIDECARS):
+        if not sidecar.exists():
+            continue
+        try:
+            content = json.loads(read_file(str(sidecar)))
+        except ValueError as error:
+            raise UsageError(
+                "a file beside a tokenizer is not JSON", path=str(sidecar), found=str(error)
+            ) from None
+        for name in _USUAL:
+            token = content.get(f"{name}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                named.setdefault(name, token)
+    return named

@@ -1,0 +1,211 @@
+"""What a tokenizer is to the rest of shardkit: a small object that workers get, and its engine."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from shardkit.codecs.tokenizers import engines
+from shardkit.codecs.tokenizers.bytelevel import Settings
+from shardkit.codecs.tokenizers.cuts import Ids
+from shardkit.codecs.tokenizers.engines import Engine
+from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
+from shardkit.errors import DamagedError, SourceError, StorageError, UsageError
+
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer's file, and what was decided about it; `load_tokenizer` makes one.
+
+    Its pickle holds no engine: that is loaded where it is first used, once per process. Workers
+    do not decide again, so they must have the same libraries, and the file as it was.
+    """
+
+    kind: str  # "huggingface", "tiktoken" or "sentencepiece"
+    engine: str  # what does the work: "tokenizers", "tiktoken" or "sentencepiece"
+    path: str | None  # None: an encoding that tiktoken keeps, under the name of `file`
+    file: str  # what a dataset calls its copy
+    digest: str  # xxh3-128 of the file's bytes, as 32 hex digits
+    special_tokens: str
+    vocab_size: int  # the largest id + 1
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    notes: tuple[str, ...] = ()  # for the user: what was decided, and why
+    # What tiktoken has to be told beside the ranks.
+    pattern: str = ""
+    nfc: bool = False
+    added: tuple[tuple[str, int], ...] = ()
+    unsafe: tuple[tuple[int, int], ...] = ()  # code points that the fast engine is not used for
+    libraries: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The smallest unsigned type that holds all ids, as numpy writes it."""
+        return np.min_scalar_type(max(self.vocab_size - 1, 0)).newbyteorder("<").str
+
+    def encode(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text, without any that mark its beginning or end.
+
+        Thread-safe. Raises SampleError for a text that is not valid Unicode.
+        """
+        engine = self._engine()
+        try:
+            return engine.encode(texts)
+        except (UnicodeEncodeError, TypeError):
+            engines.check_unicode(texts)
+            raise
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text for people; not always what was encoded."""
+        numbers = [int(index) for index in ids]
+        try:
+            return self._engine().decode(numbers)
+        except (KeyError, IndexError):
+            raise DamagedError(
+                "there is no such token in the vocabulary",
+                expected=f"ids below {self.vocab_size}",
+                found=str(max(numbers)),
+            ) from None
+
+    def identity(self) -> dict[str, Any]:
+        """What a manifest keeps; `open_copy` needs no more than this and the file."""
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "file": self.file,
+            "digest": self.digest,
+            "vocab_size": self.vocab_size,
+            "eos_id": self.eos_id,
+            "bos_id": self.bos_id,
+            "pad_id": self.pad_id,
+            "special_tokens": self.special_tokens,
+        }
+        if self.kind == "tiktoken":
+            found |= {"pattern": self.pattern, "special_ids": dict(self.added)}
+        return found
+
+    def versions(self) -> dict[str, str]:
+        """The libraries that decide the ids."""
+        return dict(self.libraries)
+
+    def files(self) -> dict[str, bytes]:
+        """What a dataset keeps, by name, so that the same tokenizer can be opened again."""
+        return {self.file: self._data()}
+
+    def at(self, path: str | Path) -> Tokenizer:
+        """The same tokenizer, read from a copy of its file."""
+        return replace(self, path=str(path))
+
+    def checked_on(self, texts: Sequence[str]) -> Tokenizer:
+        """Itself, or one that uses `tokenizers` if the fast engine is wrong on a document."""
+        if (self.kind, self.engine) != ("huggingface", "tiktoken"):
+            return self
+        slow = replace(self, engine="tokenizers", unsafe=(), libraries=versions("tokenizers"))
+        for number, (ours, theirs) in enumerate(
+            zip(self.encode(texts), slow.encode(texts), strict=True)
+        ):
+            if not np.array_equal(ours, theirs):
+                note = f"tokenizers is used: {_difference(number, ours, theirs)}"
+                return replace(slow, notes=(*self.notes, note))
+        return self
+
+    def _engine(self) -> Engine:
+        with _LOCK:
+            return _load(self)
+
+    def _data(self) -> bytes:
+        """The file's bytes; raises SourceError if they are no longer those that were looked at."""
+        if self.path is None:
+            data = encoding_data(Path(self.file).stem)
+        else:
+            data = read_file(self.path)
+        if digest(data) != self.digest:
+            raise SourceError(
+                "a tokenizer's file has changed since it was opened",
+                path=self.path or self.file,
+                expected=f"xxh3-128 {self.digest}",
+                found=digest(data),
+                fix="leave the file alone while it is used, and run again",
+            )
+        return data
+
+
+@functools.lru_cache(maxsize=8)
+def _load(tokenizer: Tokenizer) -> Engine:
+    if tokenizer.libraries != versions(*dict(tokenizer.libraries)):
+        raise UsageError(
+            "this machine would tokenize with other versions than the one that began",
+            expected=_listed(tokenizer.libraries),
+            found=_listed(versions(*dict(tokenizer.libraries))),
+            fix="install the same versions on all machines",
+        )
+    data, path = tokenizer._data(), tokenizer.path or tokenizer.file
+    special, pattern, added = tokenizer.special_tokens, tokenizer.pattern, dict(tokenizer.added)
+    if tokenizer.kind == "tiktoken":
+        return engines.Tiktoken(pattern, read_ranks(data, path), added, special)
+    if tokenizer.kind == "sentencepiece":
+        return engines.SentencePiece(data, path)
+    if tokenizer.engine == "tiktoken":
+        settings = Settings(pattern, tokenizer.nfc, added)
+        return engines.ByteLevelByTiktoken(data, path, special, settings, tokenizer.unsafe)
+    return engines.Tokenizers(data, path, special)
+
+
+def _difference(number: int, ours: Ids, theirs: Ids) -> str:
+    same = min(len(ours), len(theirs))
+    differs = np.flatnonzero(ours[:same] != theirs[:same])
+    at = int(differs[0]) if len(differs) else same
+    return (
+        f"in document {number} of those compared, token {at} is "
+        f"{_at(theirs, at)}, and tiktoken gave {_at(ours, at)}"
+    )
+
+
+def _at(ids: Ids, index: int) -> str:
+    return str(ids[index]) if index < len(ids) else "missing"
+
+
+def versions(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in names)
+
+
+def _listed(libraries: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in libraries)
+
+
+def digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StorageError(
+            "a tokenizer's file cannot be read", path=path, found=error.strerror
+        ) from error
+
+
+def encoding_data(name: str) -> bytes:
+    """The ranks of an encoding that tiktoken knows by name, as a file; it may fetch them."""
+    import tiktoken
+
+    try:
+        return write_ranks(tiktoken.get_encoding(name)._mergeable_ranks)
+    except OSError as error:  # requests' errors are OSErrors
+        raise UsageError(
+            f"tiktoken downloads a file for its encoding {name}, and that failed",
+            found=type(error).__name__,
+            fix=f"give a local file, such as {name}.tiktoken or a tokenizer.json; or fill a folder "
+            "where there is a network, and name it in TIKTOKEN_CACHE_DIR",
+        ) from error

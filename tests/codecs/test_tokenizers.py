@@ -1,0 +1,610 @@
+"""Tokenizers of tokenizer.json: ids, the fast engine and its proof, ids of special tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+import random
+import re
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardkit.codecs.tokenizers import Tokenizer, load_tokenizer, open_copy, patterns
+from shardkit.codecs.tokenizers.engines import ByteLevelByTiktoken
+from shardkit.errors import DamagedError, SampleError, SourceError, UsageError
+from tests.codecs import tokenizer_zoo as zoo
+
+Change = Callable[[dict[str, Any]], object]
+MEGABYTE = 1_000_000
+MODES = ("special", "text")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each tokenizer of the zoo."""
+    root = tmp_path_factory.mktemp("zoo")
+    for name in zoo.NAMES:
+        zoo.write_json(root / name, name)
+    return root
+
+
+@functools.cache
+def loaded(folder: Path, special_tokens: str = "special") -> Tokenizer:
+    return load_tokenizer(folder, special_tokens=special_tokens)
+
+
+@functools.cache
+def original(folder: Path, special_tokens: str = "special") -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = special_tokens == "text"
+    return tokenizer
+
+
+def assert_same_ids(folder: Path, texts: list[str], special_tokens: str = "special") -> None:
+    """Compares with `encode`, which keeps offsets, and not with what the code under test calls."""
+    ours = loaded(folder, special_tokens).encode(texts)
+    theirs = original(folder, special_tokens).encode_batch(texts, add_special_tokens=False)
+    assert len(ours) == len(texts)
+    for text, ids, encoding in zip(texts, ours, theirs, strict=True):
+        assert ids.dtype == np.uint32
+        if ids.tolist() != encoding.ids:
+            pairs = enumerate(zip(ids, encoding.ids, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), "past the end")
+            pytest.fail(f"token {at} differs in {text[:80]!r}")
+
+
+def characters(step: int = 1) -> list[str]:
+    """Code points of all planes; of the large uniform blocks one of `step`."""
+    uniform = [range(0x3400, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900)]
+    uniform += [range(0x17000, 0x18D00), range(0x20000, 0xE0000), range(0xE1000, 0x110000)]
+    skipped = {code for block in uniform for code in block if code % step}
+    surrogates = range(0xD800, 0xE000)
+    return [chr(c) for c in range(0x110000) if c not in skipped and c not in surrogates]
+
+
+def in_contexts(some: list[str]) -> list[str]:
+    """Each character beside letters, digits, spaces, line ends, apostrophes and itself."""
+    frames = (
+        "{0}",
+        "a{0}1 ",
+        " {0} {0}",
+        "'{0}",
+        "'{0}e\n{0}",
+        "A{0}b{0}  \u0301",
+        "\r{0}{0}\u00a0",
+    )
+    return ["".join(frame.format(c) for c in some) for frame in frames]
+
+
+TORTURE = [
+    "",
+    " ",
+    "\n",
+    "a",
+    zoo.END,
+    f"before{zoo.END}after {zoo.END}{zoo.END} \n{zoo.END}  end",
+    "<|im_start|>user\nhi<|im_end|>\n<tool_call>{}</tool_call> </tool_call <tool_call><|im",
+    "<|begin_of_text|>x<|end_of_text|><|eot_id|><|eot_id|",
+    "<" * 50 + "|endoftext|>",
+    f"{zoo.END}\u0338 ≯<|im_end|>\u0338",  # a mark that would join what is before it
+    "<tool_call>\u0338e\u0301</tool_call>\u0301",
+    "can't CAN'T we'LL I'D it'ſ 'ſ 'K x'ré 's's''s ’s",
+    "  a   b    c\t\td \t e\u00a0\u00a0f\u2003g\u3000h",
+    "a\r\nb\rc\nd\r\r\n\n\re\u2028f\u2029g\u0085h\x0bi\x0cj\x1ck\x1f",
+    "\n\n\n   \n  x \n\n  ",
+    "e\u0301 \u0301e a\u0323\u0307 a\u0307\u0323 \u1100\u1161\u11a8 가\u11a8 \u212b \u2126 \uf900",
+    "क\u094dष \u0915\u093c \u0958 ซ\u0e33 ང\u0f71\u0f72 \U0001109a\U000110ba \u16d63\u16d67",
+    "١٢٣ १२३ 1²3 ½ Ⅷ 12345678901 1,234.56 ၁၂ 𝟏𝟐𝟑",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪🇫🇷 👍🏽 ☠️ \u200d\u200b\u2060\ufeff\u180e\u00ad",
+    "𠀀𪚥 \U000e0041 \U0010ffff \U000f0000 \U00050000",
+    "def f(x):\n    return {'a': [1, 2.5e-10], \"b\": not x}  # комментарий\n\n\n",
+    "\x00\x01\x7f\x80\x9f",
+]
+
+
+@pytest.mark.parametrize("special_tokens", MODES)
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_ids_are_those_of_tokenizers(folder: Path, name: str, special_tokens: str) -> None:
+    assert_same_ids(folder / name, zoo.documents(60, seed=1) + TORTURE, special_tokens)
+
+
+@pytest.mark.parametrize("name", zoo.FAST)
+def test_characters_of_all_planes_are_split_alike(folder: Path, name: str) -> None:
+    some = characters(step=97)[zoo.FAST.index(name) :: len(zoo.FAST)]
+    blocks = [some[i : i + 1000] for i in range(0, len(some), 1000)]
+    assert_same_ids(folder / name, [text for block in blocks for text in in_contexts(block)])
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", zoo.FAST)
+def test_every_character_is_split_alike(folder: Path, name: str) -> None:
+    every = characters()
+    for i in range(0, len(every), 2000):
+        assert_same_ids(folder / name, in_contexts(every[i : i + 2000]))
+
+
+# Letters that fold to those of contractions, marks, digits of scripts, odd spaces, two joiners.
+ODD = "ſKİıßﬆﬁŉ\u0301\u0338\u0327\u1161\u11a8\u212b٣²½\u00a0\u0085\u200b\u200d\u3000\u180e\u2028"
+ALPHABET = "aZ'stremdlvSTREMDLV 1\n\r\t<|endofx>/_tool" + ODD
+strings = st.one_of(
+    st.text(st.sampled_from(ALPHABET)),
+    st.text(),
+    st.lists(st.sampled_from([zoo.END, "<tool_call>", "'ll", "  ", "\n", "e\u0301", "a"])).map(
+        "".join
+    ),
+)
+
+
+@pytest.mark.parametrize("special_tokens", MODES)
+@pytest.mark.parametrize("name", zoo.FAST)
+@given(texts=st.lists(strings, max_size=5))
+@example(texts=["≮|endoftext|>", "<\u0338|endoftext|>"])
+def test_any_text_gets_the_ids_of_tokenizers(
+    folder: Path, name: str, special_tokens: str, texts: list[str]
+) -> None:
+    assert_same_ids(folder / name, texts, special_tokens)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", zoo.FAST)
+def test_many_random_strings_get_the_ids_of_tokenizers(folder: Path, name: str) -> None:
+    dice = random.Random(name)
+    every = characters(step=101)
+    for _ in range(100):
+        pools = (ALPHABET, "abc '", every, "".join(zoo.documents(5, dice.randrange(99))))
+        texts = [
+            "".join(dice.choices(dice.choice(pools), k=dice.randrange(60))) for _ in range(2000)
+        ]
+        assert_same_ids(folder / name, texts, dice.choice(MODES))
+
+
+LONG = {
+    "one letter": "a" * MEGABYTE,
+    "letters": "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=MEGABYTE)),
+    "spaces": " " * MEGABYTE,
+    "spaces and a letter": " " * MEGABYTE + "a",
+    "line ends": "\n" * MEGABYTE + "a",
+    "odd spaces": "\t\u00a0\u3000" * 200_000 + "a",
+    "line ends of Windows": "\r\n" * 500_000,
+    "emoji": "😀" * 250_000,
+    "ideographs": "的一是不了" * 66_000,
+    "digits": "1234567890" * 100_000,
+    "marks": "e" + "\u0301" * 300_000,
+    "special tokens": zoo.END * 50_000,
+    "special tokens and spaces": zoo.END + " " * MEGABYTE + "a" + zoo.END,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "gpt4o"])
+def test_a_megabyte_without_a_word_gets_its_ids(folder: Path, name: str, text: str) -> None:
+    assert_same_ids(folder / name, [text])
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_the_fast_engine_is_used_where_it_is_right(folder: Path, name: str) -> None:
+    tokenizer = loaded(folder / name)
+    assert tokenizer.kind == "huggingface"
+    assert tokenizer.engine == ("tiktoken" if name in zoo.FAST else "tokenizers")
+    assert set(tokenizer.versions()) == {"tokenizers", tokenizer.engine}
+    assert (tokenizer.engine == "tokenizers") == any(
+        "tokenizers is used" in n for n in tokenizer.notes
+    )
+
+
+def changed(tmp_path: Path, change: Change, name: str = "gpt2") -> Path:
+    document = zoo.tokenizer_json(name)
+    change(document)
+    return zoo.write_json(tmp_path / "changed", document).parent
+
+
+def _swap_ids(document: dict[str, Any]) -> None:
+    vocab = document["model"]["vocab"]
+    first, second = [token for token in vocab if vocab[token] in (700, 701)]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+
+
+def _drop_a_merge(document: dict[str, Any]) -> None:
+    """Of a token that another token is made of."""
+    merges = document["model"]["merges"]
+    parts = {part for merge in merges for part in merge}
+    merges.remove(next(merge for merge in merges if "".join(merge) in parts))
+
+
+def _first_merges_last(document: dict[str, Any]) -> None:
+    merges = document["model"]["merges"]
+    merges[:] = merges[20:] + merges[:20]
+
+
+def _list_another_split(document: dict[str, Any]) -> None:
+    """A token of three bytes by a pair that its bytes do not end in."""
+    merges = document["model"]["merges"]
+    at = next(i for i, (a, b) in enumerate(merges) if len(a) == 2 and len(b) == 1)
+    a, b = merges[at]
+    document["model"]["vocab"][a[1] + b] = len(document["model"]["vocab"])
+    merges[at] = [a[0], a[1] + b]
+
+
+def _words_that_no_merge_makes(*words: str) -> Change:
+    """Such words are taken where a piece of text is one of them as a whole."""
+
+    def change(document: dict[str, Any]) -> None:
+        vocab = document["model"]["vocab"]
+        vocab.update({word: len(vocab) + i for i, word in enumerate(words)})
+        document["model"]["ignore_merges"] = True
+
+    return change
+
+
+def _drop_a_byte(document: dict[str, Any]) -> None:
+    vocab = document["model"]["vocab"]
+    merges = document["model"]["merges"]
+    used = {character for merge in merges for character in "".join(merge)}
+    del vocab[next(token for token in vocab if len(token) == 1 and token not in used)]
+
+
+def _option(name: str, value: object) -> Change:
+    return lambda document: document["model"].update({name: value})
+
+
+def _added(**options: object) -> Change:
+    return lambda document: document["added_tokens"][0].update(options)
+
+
+def _add(*contents: str) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        for content in contents:
+            number = 5000 + len(document["added_tokens"])
+            token = {**document["added_tokens"][0], "content": content, "id": number}
+            document["added_tokens"].append(token)
+
+    return change
+
+
+def _pre_tokenizer(**options: object) -> Change:
+    return lambda document: document["pre_tokenizer"].update(options)
+
+
+def _normalizer(**options: object) -> Change:
+    return lambda document: document.update(normalizer=options)
+
+
+REJECTED = {
+    "shuffled merges": (lambda d: random.Random(1).shuffle(d["model"]["merges"]), "order of ids"),
+    "first merges last": (_first_merges_last, "order of ids|merge otherwise"),
+    "a dropped merge": (_drop_a_merge, "merge otherwise by ids"),
+    "swapped ids": (_swap_ids, "order of ids"),
+    "another split": (_list_another_split, "merge otherwise by ids"),
+    "a word without merges": (_words_that_no_merge_makes("qj"), "no merge makes"),
+    "a missing byte": (_drop_a_byte, "single byte"),
+    "dropout": (_option("dropout", 0.1), "dropout"),
+    "byte fallback": (_option("byte_fallback", True), "byte_fallback"),
+    "lower case": (_normalizer(type="Lowercase"), "the normalizer is Lowercase"),
+    "a space in front": (_pre_tokenizer(add_prefix_space=True), "a space is put before"),
+    "no split": (_pre_tokenizer(use_regex=False), "use_regex"),
+    "no pre-tokenizer": (lambda d: d.update(pre_tokenizer=None), "no pre-tokenizer"),
+    "another pre-tokenizer": (
+        lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
+        "the pre-tokenizer is Whitespace",
+    ),
+    "an added token that strips": (_added(lstrip=True), "lstrip"),
+    "an added token of whole words": (_added(single_word=True), "single_word"),
+    "added tokens of spaces": (_add("  ", "    "), "begin inside"),
+    "an added token in another": (_add("<a>", "<a><b>"), "begin inside"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REJECTED.values(), ids=REJECTED)
+def test_what_is_not_proven_is_left_to_tokenizers(
+    tmp_path: Path, change: Change, reason: str
+) -> None:
+    folder = changed(tmp_path, change)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.engine == "tokenizers"
+    (note,) = [note for note in tokenizer.notes if "tokenizers is used" in note]
+    assert re.search(reason, note)
+    if "dropout" not in reason:
+        assert_same_ids(folder, zoo.documents(5, seed=2) + TORTURE)
+
+
+def _other_pattern(document: dict[str, Any]) -> None:
+    document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += r"|\d"
+
+
+def test_an_unknown_split_pattern_is_left_to_tokenizers(tmp_path: Path) -> None:
+    folder = changed(tmp_path, _other_pattern, "qwen2")
+    assert load_tokenizer(folder).engine == "tokenizers"
+
+
+def _match_and_remove_the_rest(document: dict[str, Any]) -> None:
+    document["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed", invert=True)
+
+
+def _merges_as_strings(document: dict[str, Any]) -> None:
+    document["model"]["merges"] = [" ".join(merge) for merge in document["model"]["merges"]]
+
+
+def _list_a_later_split(document: dict[str, Any]) -> None:
+    """A second merge of a token, which its bytes never come to: training finds such ones."""
+    vocab = document["model"]["vocab"]
+    parts = [
+        pair for pair in document["model"]["merges"] if len(pair[0]) == 1 and len(pair[1]) == 2
+    ]
+    a, b = next((a, b) for a, b in parts if a + b[0] in vocab)
+    document["model"]["merges"].append([a + b[0], b[1]])
+
+
+def _cut_and_pad(document: dict[str, Any]) -> None:
+    document["truncation"] = {
+        "max_length": 3,
+        "stride": 0,
+        "strategy": "LongestFirst",
+        "direction": "Right",
+    }
+    document["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": zoo.END,
+    }
+
+
+ACCEPTED = {
+    "matches kept": (_match_and_remove_the_rest, "qwen2"),
+    "older merges": (_merges_as_strings, "llama3"),
+    "a merge that never happens": (_list_a_later_split, "gpt2"),
+    "a dropped last merge": (lambda d: d["model"]["merges"].pop(), "gpt2"),
+    "a word without merges": (_words_that_no_merge_makes("zqxj", "Ġzqxj"), "gpt2"),
+    "words that are never pieces": (_words_that_no_merge_makes("q|", "Ã©Ġ"), "gpt2"),
+    "added tokens that are no special": (_add("[a]", "#b"), "gpt2"),
+    "an added token that merges make": (_add("A", "Ra"), "llama3"),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), ACCEPTED.values(), ids=ACCEPTED)
+def test_other_ways_to_write_the_same_are_proven(tmp_path: Path, change: Change, name: str) -> None:
+    folder = changed(tmp_path, change, name)
+    texts = [
+        *zoo.documents(20, seed=3),
+        *TORTURE,
+        "the [a]#b the#[a] zqxj zqxjzqxj q| q|q| aq|j é é ",
+    ]
+    for special_tokens in MODES:
+        assert loaded(folder, special_tokens).engine == "tiktoken"
+        assert_same_ids(folder, texts, special_tokens)
+
+
+@pytest.mark.parametrize("name", zoo.FAST)
+def test_documents_with_unsafe_characters_go_to_tokenizers(folder: Path, name: str) -> None:
+    """Here e with an acute accent is one, as if the two libraries' Unicode tables differed."""
+    given = loaded(folder / name)
+    tokenizer = replace(given, unsafe=(*given.unsafe, (ord("é"), ord("é") + 1)))
+    engine = tokenizer._engine()
+    assert isinstance(engine, ByteLevelByTiktoken)
+    sent: list[str] = []
+    slow = engine._slow.encode
+    engine._slow.encode = lambda texts: sent.extend(texts) or slow(texts)  # type: ignore[method-assign,func-returns-value]
+    texts = ["plain", "é", "è", "a é b", "\U000f0000", ""]
+    found = [ids.tolist() for ids in tokenizer.encode(texts)]
+    assert sent == ["é", "a é b", "\U000f0000"]
+    assert found == [original(folder / name).encode(text).ids for text in texts]
+
+
+def test_what_the_regex_engines_see_differently_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = patterns._by_tiktoken
+
+    def older(members: str, text: str) -> str:
+        """As if the tables of one did not know two letters yet."""
+        return (
+            re.sub("[ßア]", "", measured(members, text))
+            if "L" in members
+            else measured(members, text)
+        )
+
+    patterns.unsafe.cache_clear()
+    monkeypatch.setattr(patterns, "_by_tiktoken", older)
+    found = patterns.unsafe(patterns.GPT2)
+    patterns.unsafe.cache_clear()
+    assert [(a, b) for a, b in found if a < 0x40000] == [(0xDF, 0xE0), (0x30A2, 0x30A3)]
+    assert found[-1] == (0xF0000, 0x110000)
+
+
+def test_the_known_patterns_are_those_of_the_models() -> None:
+    assert set(patterns.KNOWN) == {patterns.GPT2, zoo.LLAMA3, zoo.QWEN2, zoo.GPT4O}
+
+
+def test_what_python_says_is_normalized_is_so_for_tokenizers() -> None:
+    """Though its tables may be older, and give other normal forms to text that is not."""
+    dice = random.Random(0)
+    known = [c for c in characters() if unicodedata.category(c) != "Cn"]
+    marks = [c for c in known if unicodedata.combining(c)]
+    texts = ["a".join(known), "\u0327".join(known), "\u0338\u0301 ".join(known)]
+    texts += ["".join(dice.choices(marks, k=5)).join(known) for _ in range(3)]
+    texts += ["".join(dice.choices(marks + known[:4000], k=100_000))]
+    normalize = tokenizers.normalizers.NFC().normalize_str
+    for text in texts:
+        normal = unicodedata.normalize("NFC", text)
+        assert normalize(normal) == normal
+
+
+@pytest.mark.parametrize("name", ["gpt2", "unigram"])
+def test_a_pickle_is_small_and_does_the_same(folder: Path, name: str) -> None:
+    tokenizer = loaded(folder / name)
+    data = pickle.dumps(tokenizer)
+    assert len(data) < 2000
+    copy = pickle.loads(data)
+    assert copy == tokenizer
+    texts = zoo.documents(5, seed=4)
+    for ours, theirs in zip(copy.encode(texts), tokenizer.encode(texts), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_another_process_gets_the_same_ids_without_a_proof(folder: Path) -> None:
+    code = """
+import pickle, sys
+from shardkit.codecs.tokenizers import bytelevel, patterns
+def never(*args):
+    raise AssertionError("decided again")
+bytelevel.prove = patterns.unsafe = never
+tokenizer, texts = pickle.load(sys.stdin.buffer)
+pickle.dump([ids.tolist() for ids in tokenizer.encode(texts)], sys.stdout.buffer)
+"""
+    tokenizer, texts = loaded(folder / "qwen2"), TORTURE
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((tokenizer, texts)),
+        capture_output=True,
+        check=True,
+    )
+    assert pickle.loads(done.stdout) == [ids.tolist() for ids in tokenizer.encode(texts)]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "wordpiece"])
+def test_many_threads_get_the_same_ids(folder: Path, name: str) -> None:
+    batches = [zoo.documents(5, seed=n) + TORTURE for n in range(8)]
+    tokenizer = replace(loaded(folder / name), notes=("a fresh engine",))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(tokenizer.encode, batches))
+    for batch, arrays in zip(batches, found, strict=True):
+        expected = original(folder / name).encode_batch(batch, add_special_tokens=False)
+        assert [ids.tolist() for ids in arrays] == [encoding.ids for encoding in expected]
+
+
+def test_a_file_that_changed_since_is_an_error(folder: Path, tmp_path: Path) -> None:
+    path = zoo.write_json(tmp_path, "gpt2")
+    tokenizer = load_tokenizer(path)
+    path.write_text(path.read_text("utf-8") + " ", "utf-8")
+    for use in (lambda: tokenizer.encode(["a"]), tokenizer.files):
+        with pytest.raises(SourceError, match="has changed") as caught:
+            use()
+        assert caught.value.where["path"] == str(path)
+
+
+def test_a_worker_with_other_libraries_is_an_error(folder: Path) -> None:
+    tokenizer = replace(loaded(folder / "gpt2"), libraries=(("tokenizers", "0.0.1"),))
+    with pytest.raises(UsageError, match="other versions") as caught:
+        tokenizer.encode(["a"])
+    assert caught.value.expected == "tokenizers 0.0.1"
+
+
+@pytest.mark.parametrize("name", [*zoo.FAST, "wordpiece"])
+def test_half_a_surrogate_pair_is_an_error_of_the_document(folder: Path, name: str) -> None:
+    with pytest.raises(SampleError, match=r"U\+D83D, at character 3"):
+        loaded(folder / name).encode(["fine", "é", "bad\ud83d"])
+
+
+def test_a_wrong_fast_engine_is_found_by_comparing(folder: Path, tmp_path: Path) -> None:
+    """As if a version of a library broke the rules that the proof builds on."""
+    right = loaded(folder / "gpt2")
+    assert right.checked_on(zoo.documents(10)) is right
+    path = zoo.write_json(tmp_path, "shuffled")
+    slow = load_tokenizer(path)
+    wrong = replace(right, path=str(path), digest=slow.digest)
+    texts = ["a", *zoo.documents(3)]
+    checked = wrong.checked_on(texts)
+    assert checked.engine == "tokenizers"
+    assert re.search(r"tokenizers is used: in document 1 .* token \d+ is \d+", checked.notes[-1])
+    for ours, theirs in zip(checked.encode(texts), slow.encode(texts), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert slow.checked_on(texts) is slow
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_a_copy_in_a_dataset_is_the_same_tokenizer(folder: Path, tmp_path: Path, name: str) -> None:
+    tokenizer = loaded(folder / name, "text")
+    identity = json.loads(json.dumps(tokenizer.identity()))
+    assert identity["file"] == "tokenizer.json"
+    assert "/" not in json.dumps(identity)
+    for file, content in tokenizer.files().items():
+        (tmp_path / file).write_bytes(content)
+    texts = zoo.documents(3, seed=5) + TORTURE
+    fast = open_copy(tmp_path, identity, fast=True)
+    assert fast.engine == tokenizer.engine
+    for copy in (fast, open_copy(tmp_path, identity), tokenizer.at(tmp_path / "tokenizer.json")):
+        assert copy.identity() == tokenizer.identity()
+        assert copy.decode([5, 300, 700]) == tokenizer.decode([5, 300, 700])
+        for ours, theirs in zip(copy.encode(texts), tokenizer.encode(texts), strict=True):
+            assert np.array_equal(ours, theirs)
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(DamagedError, match="not the one it was made with"):
+        open_copy(tmp_path, identity)
+
+
+@pytest.mark.parametrize("name", [*zoo.FAST, "shuffled"])
+def test_decoding_gives_the_text_back(folder: Path, name: str) -> None:
+    tokenizer = loaded(folder / name)
+    text = unicodedata.normalize("NFC", f"It’s 12 的 é\n\n  {zoo.END} x")
+    assert tokenizer.decode(tokenizer.encode([text])[0]) == text
+
+
+def _ids_of(tokenizer: Tokenizer) -> tuple[int | None, ...]:
+    return tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id
+
+
+def test_special_ids_are_guessed_by_name_and_a_note_says_so(folder: Path) -> None:
+    assert _ids_of(loaded(folder / "gpt2")) == (0, None, None)
+    assert (
+        "documents end with <|endoftext|> (0), going by its name" in loaded(folder / "gpt2").notes
+    )
+    assert _ids_of(loaded(folder / "llama3")) == (2000, 1999, None)
+    assert _ids_of(loaded(folder / "unigram")) == (2, 1, None)
+    assert _ids_of(loaded(folder / "wordpiece")) == (4, None, 1)
+
+
+def test_files_beside_a_tokenizer_name_its_special_ids(tmp_path: Path) -> None:
+    path = zoo.write_json(tmp_path, "qwen2")
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    config = {"eos_token": {"content": "<|im_end|>"}, "pad_token": zoo.END, "bos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    special = {"eos_token": zoo.END, "bos_token": "<|im_start|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    found = load_tokenizer(tmp_path)
+    expected = tuple(map(tokenizer.token_to_id, ("<|im_end|>", "<|im_start|>", zoo.END)))
+    assert _ids_of(found) == expected
+    assert not found.notes
+    assert load_tokenizer(path, eos_token=zoo.END).eos_id == 0
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UsageError, match="not JSON"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_may_have_no_end_token(tmp_path: Path) -> None:
+    path = changed(tmp_path, lambda document: document["added_tokens"].clear())
+    found = load_tokenizer(path)
+    assert found.eos_id is None
+    assert "eos_token names one" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(256, "|u1"), (257, "<u2"), (65536, "<u2"), (65537, "<u4")]
+)
+def test_the_type_is_the_smallest_that_holds_all_ids(folder: Path, size: int, dtype: str) -> None:
+    assert replace(loaded(folder / "gpt2"), vocab_size=size).dtype == dtype
+
+
+def test_the_vocabulary_ends_with_the_largest_id(tmp_path: Path, folder: Path) -> None:
+    assert loaded(folder / "qwen2").vocab_size == zoo.SIZE + 4
+    path = changed(tmp_path, lambda document: document["added_tokens"][0].update(id=0))
+    assert load_tokenizer(path).vocab_size == zoo.SIZE
+
+
+def test_unknown_options_are_errors(folder: Path) -> None:
+    with pytest.raises(UsageError, match="not in the vocabulary"):
+        load_tokenizer(folder / "gpt2", eos_token="<nothing>")
+    with pytest.raises(UsageError, match="special_tokens is 'some'"):
+        load_tokenizer(folder / "gpt2", special_tokens="some")

@@ -1,0 +1,226 @@
+"""Small tokenizers of every kind, trained on the spot, and text to train and to try them on."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+# As they stand in the tokenizer.json of Llama 3, Qwen2 and GPT-4o.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+END = "<|endoftext|>"
+SIZE = 2000
+
+Json = dict[str, Any]
+
+
+def documents(count: int = 300, seed: int = 0) -> list[str]:
+    """Made-up prose in several scripts, with numbers, contractions, code and odd spaces."""
+    dice = random.Random(seed)
+    letters = [
+        "etaoinshrdlu",
+        "etaoinshrdlu",
+        "оеаинтсрвл",
+        "的一是不了人我在",
+        "éàüöñç",
+        "ािकरनसत",
+    ]
+    words = [
+        "".join(dice.choices(alphabet, k=dice.randint(1, 9)))
+        for alphabet in letters
+        for _ in range(150)
+    ]
+    words += ["don't", "I'll", "WE'VE", "it’s", "😀", "👩‍👩‍👧", "def", "return", "==", "://", "..."]
+    joints = [" "] * 12 + [", ", ". ", "\n", "\n\n", "    ", "\t", "\r\n", " - ", "  ", "\u00a0"]
+
+    def document() -> str:
+        chosen = dice.choices(words, k=dice.randint(5, 120))
+        parts = [word if dice.random() > 0.1 else str(dice.randrange(10**6)) for word in chosen]
+        return "".join(part.title() + dice.choice(joints) for part in parts)
+
+    return [document() if n % 3 else document().lower() for n in range(count)]
+
+
+def byte_level(pattern: str | None = None, nfc: bool = False, size: int = SIZE) -> Tokenizer:
+    """Byte-level BPE; without a pattern, split as for GPT-2."""
+    tokenizer = Tokenizer(models.BPE())
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if pattern is None
+        else pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents(), trainer)
+    return tokenizer
+
+
+def _gpt2() -> Json:
+    return _json(byte_level())
+
+
+def _qwen2() -> Json:
+    """With more added tokens, some of which are not special, as in chats."""
+    tokenizer = byte_level(QWEN2, nfc=True)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    return _json(tokenizer)
+
+
+def _gpt4o() -> Json:
+    return _json(byte_level(GPT4O))
+
+
+def _llama3() -> Json:
+    """Made from ranks, as Llama's was: every pair that joins to a token is listed as a merge."""
+    document = _json(byte_level(LLAMA3))
+    vocab = document["model"]["vocab"]
+    del vocab[END]
+    splits = (
+        sorted(
+            ((t[:i], t[i:]) for i in range(1, len(t)) if t[:i] in vocab and t[i:] in vocab),
+            key=lambda pair: (vocab[pair[0]], vocab[pair[1]]),
+        )
+        for t in sorted(vocab, key=vocab.__getitem__)
+    )
+    document["model"]["merges"] = [list(pair) for pairs in splits for pair in pairs]
+    document["model"]["ignore_merges"] = True
+    tokenizer = Tokenizer.from_str(json.dumps(document | {"added_tokens": []}))
+    tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
+    return _json(tokenizer)
+
+
+def _shuffled() -> Json:
+    """Merges in another order than their ids: only `tokenizers` can do it."""
+    document = _gpt2()
+    random.Random(0).shuffle(document["model"]["merges"])
+    return document
+
+
+def _wordpiece() -> Json:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[EOS]"]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=SIZE, special_tokens=special, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents(), trainer)
+    return _json(tokenizer)
+
+
+def _unigram() -> Json:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=SIZE,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents(), trainer)
+    return _json(tokenizer)
+
+
+_MAKERS = {
+    "gpt2": _gpt2,
+    "llama3": _llama3,
+    "qwen2": _qwen2,
+    "gpt4o": _gpt4o,
+    "shuffled": _shuffled,
+    "wordpiece": _wordpiece,
+    "unigram": _unigram,
+}
+FAST = ("gpt2", "llama3", "qwen2", "gpt4o")
+NAMES = tuple(_MAKERS)
+
+
+def _json(tokenizer: Tokenizer) -> Json:
+    document: Json = json.loads(tokenizer.to_str())
+    return document
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return json.dumps(_MAKERS[name](), ensure_ascii=False)
+
+
+def tokenizer_json(name: str) -> Json:
+    """One of `NAMES`, as the content of its tokenizer.json, to be changed at will."""
+    document: Json = json.loads(_text(name))
+    return document
+
+
+def write_json(folder: Path, document: Json | str) -> Path:
+    """Writes tokenizer.json into a folder; `document` may be one of `NAMES`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tokenizer.json"
+    content = _text(document) if isinstance(document, str) else json.dumps(document)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def ranks(pattern: str = LLAMA3) -> dict[bytes, int]:
+    """What tiktoken would be given; the same merges as `byte_level` has."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    stands_for = {chr(byte): byte for byte in seen}
+    stands_for |= {chr(0x100 + i): byte for i, byte in enumerate(unseen)}
+    vocab = json.loads(byte_level(pattern).to_str())["model"]["vocab"]
+    del vocab[END]
+    return {bytes(stands_for[c] for c in token): number for token, number in vocab.items()}
+
+
+def write_ranks(path: Path, pattern: str = LLAMA3) -> Path:
+    """A file of tiktoken's ranks, which has to have the name of an encoding."""
+    lines = (
+        base64.b64encode(token) + b" %d\n" % rank
+        for token, rank in sorted(ranks(pattern).items(), key=lambda item: item[1])
+    )
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@functools.cache
+def sentencepiece_model(kind: str = "unigram") -> bytes:
+    """A .model file of the `sentencepiece` library."""
+    from sentencepiece import SentencePieceTrainer
+
+    file = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in documents() for line in text.splitlines()),
+        model_writer=file,
+        model_type=kind,
+        vocab_size=1000,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    return file.getvalue()
