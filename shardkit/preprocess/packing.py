@@ -79,7 +79,8 @@ class Packer(ABC):
             return [document] if len(document) else []
         self.counts["cut"] += 1
         starts = range(0, len(document), self._seq_len)
-        return [document[start : start + self._seq_len] for start in starts]
+        *full, end = [document[start : start + self._seq_len] for start in starts]
+        return [*full, end.copy()]  # an end that waits for others must not keep the whole document
 
 
 class Concat(Packer):

@@ -129,7 +129,7 @@ class Stream(Described, ABC):
 
 
 _PROBES = 16  # samples, or parts of a stream, that tell about all
-_PROBE_BYTES = 1 << 15  # read of each part
+_PROBE_BYTES = 1 << 14  # read of each part
 
 
 def some_of(source: Source | Stream, order: Indices | None = None) -> Iterator[Document]:

@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 
 from shardkit.testing import picture
-from tests.benchmarks import bench, photos, quality
+from tests.benchmarks import bench, corpus, photos, quality, tokens
 from tests.codecs.pictures import photo_like
 
 
@@ -35,6 +35,24 @@ def test_it_runs(data: Path, tmp_path: Path, what: str, runs: int) -> None:
     assert report["samples"] == 40
     assert all(len(seconds) == 1 for seconds in report["seconds"].values())
     assert len(report["seconds"]) == runs
+
+
+def test_tokenizing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        parts = [f"Paragraph {n} of text {number}, with words enough." for n in range(20)]
+        (tmp_path / f"texts/{number}.txt").write_text("\n\n".join(parts))
+    paragraphs = corpus.paragraphs_of(tmp_path / "texts")
+    assert len(paragraphs) == 60
+    data = tmp_path / "data"
+    data.mkdir()
+    corpus.make_tokenizer(paragraphs, data / "tokenizer.json", 400)
+    documents = corpus.make_corpus(paragraphs, data / "corpus.jsonl", 50_000)
+    lines = (data / "corpus.jsonl").read_text().splitlines()
+    assert len(set(lines)) == documents > 20
+    report = tokens.main(["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"])
+    assert report["tokens"] > 5_000  # of each: it ends with an error where they differ
+    assert list(report["seconds"]) == ["shardkit", *tokens.PEERS]
 
 
 def test_repeats_differ(data: Path) -> None:

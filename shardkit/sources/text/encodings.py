@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ _MARKS = (  # UTF-32's before UTF-16's, which begins like it
     (codecs.BOM_UTF8, "utf-8"),
 )
 MARK_SIZE = 4  # bytes at the start of a file that may be a mark
-DETECT_BYTES = 1 << 16  # of a file that tell its encoding
+_TELLING_BYTES = 1 << 16  # of a file that are looked at to tell its encoding
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def check_encoding(encoding: str) -> None:
     )
 
 
-def load_detector() -> Callable[[bytes], str]:
-    """A function that tells the encoding of a file by its first DETECT_BYTES.
+def load_detector() -> Callable[[Iterable[bytes]], str]:
+    """A function that tells the encoding of a file by all its blocks.
 
     Raises UsageError if the library for it is missing.
     """
@@ -126,22 +126,45 @@ def load_detector() -> Callable[[bytes], str]:
             fix="pip install shardkit[encodings], or say --encoding NAME",
         ) from None
 
-    return lambda head: _detect(head, from_bytes)
+    return lambda blocks: _detect(blocks, from_bytes)
 
 
-def _detect(head: bytes, from_bytes: Callable[[bytes], CharsetMatches]) -> str:
+def _detect(blocks: Iterable[bytes], from_bytes: Callable[[bytes], CharsetMatches]) -> str:
+    """What is valid UTF-8 to its end is UTF-8; of all else, lines that are not ASCII tell."""
+    utf8, telling = codecs.getincrementaldecoder("utf-8")(), b""
+    valid = first = True
+    for block in blocks:
+        if first:
+            first, known = False, _by_start(block)
+            if known is not None:
+                return known
+        if block.isascii() and valid and not utf8.getstate()[0]:
+            continue
+        if valid:
+            try:
+                utf8.decode(block)
+            except UnicodeDecodeError:
+                valid = False
+        if len(telling) < _TELLING_BYTES:
+            telling += b"\n".join(line for line in block.split(b"\n") if not line.isascii())
+        elif not valid:
+            break
+    if valid:  # it may end inside a character, which reading will say
+        return "utf-8"
+    matches = from_bytes(telling[:_TELLING_BYTES])
+    best = matches.best()
+    if best is None:  # reading as UTF-8 says which byte is wrong
+        return "utf-8"
+    found = [codecs.lookup(match.encoding).name for match in matches]
+    # Of the single-byte encodings that fit alike, the one that most files have.
+    alike = "cp1252" in found and not best.multi_byte_usage
+    return "cp1252" if alike else codecs.lookup(best.encoding).name
+
+
+def _by_start(head: bytes) -> str | None:
+    """The encoding of a file with a mark, or of UTF-16 without one; None for all others."""
     marked = next((name for mark, name in _MARKS if head.startswith(mark)), None)
-    if marked is not None:
-        return marked
-    if head.count(0) > len(head) // 4:  # Latin letters in UTF-16 are every second byte
+    if marked is None and head.count(0) > len(head) // 4:  # every second byte, in Latin letters
         odd = head[1::2].count(0) > head[::2].count(0)
         return "utf-16-le" if odd else "utf-16-be"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
-        return "utf-8"
-    except UnicodeDecodeError:
-        pass
-    whole = head[: head.rfind(b"\n") + 1] or head
-    best = from_bytes(whole).best()
-    # Where nothing fits, reading as UTF-8 says which byte is wrong.
-    return codecs.lookup(best.encoding).name if best else "utf-8"
+    return marked

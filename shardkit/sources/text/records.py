@@ -66,9 +66,9 @@ class TextFile:
         decoder = self._decoder(data[:MARK_SIZE])
         return decoder.raw_text(data[decoder.mark :], decoder.mark)
 
-    def head(self, size: int) -> bytes:
-        """The first bytes, `size` of them or some more, or fewer if there are no more."""
-        return b"".join(_first(blocks(self.path, self.size, self.compression), size))
+    def blocks(self) -> Iterator[bytes]:
+        """All its bytes, decompressed."""
+        return blocks(self.path, self.size, self.compression)
 
     def _decoder(self, head: bytes) -> Decoder:
         return Decoder.of(self.path, self.encoding, self.errors, head)

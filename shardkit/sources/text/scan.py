@@ -19,7 +19,7 @@ from shardkit.sources.files import NO_FILE
 from shardkit.sources.folder_scan import SPLIT_FOLDERS
 from shardkit.sources.text.blocks import BLOCK, expansion
 from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
-from shardkit.sources.text.encodings import DETECT_BYTES, check_encoding, load_detector
+from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
@@ -276,7 +276,7 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
     for index in range(len(files)):
         try:
             file = open_file(corpus.root, files, index, "strict")
-            encoding = detect(file.head(DETECT_BYTES)[:DETECT_BYTES])
+            encoding = detect(file.blocks())
         except SampleError:  # which reading will say in its turn
             continue
         if encoding not in files.encodings:
