@@ -51,11 +51,21 @@ def test_it_has_every_oddity() -> None:
     assert about(images / "circle/cmyk.jpg")[0] == "CMYK"
     assert about(images / "square/palette.png")[::3] == ("P", True)
     assert about(images / "circle/upright.jpg")[2] == {0x0112: 6}
-    texts = sorted(p.suffix for p in (SAMPLE_DATA / "text").iterdir())
+    texts = sorted(p.suffix for p in (SAMPLE_DATA / "text").iterdir() if p.is_file())
     assert texts == [".jsonl", ".txt", ".txt", ".txt"]
+    essays = [p.read_text("utf-8") for p in (SAMPLE_DATA / "text" / "essays").iterdir()]
+    assert 3000 < sum(map(len, essays)) < 8000
+    assert max(map(len, essays)) > 2 * min(map(len, essays))
 
 
-def test_it_converts(tmp_path: Path) -> None:
+def test_the_pictures_convert(tmp_path: Path) -> None:
     result = shardkit.convert(SAMPLE_DATA / "images", "wds", tmp_path / "out", workers=0)
     assert result.samples == 17
     assert shardkit.open(tmp_path / "out").classes == ("circle", "square", "stripes")
+
+
+def test_the_texts_convert(tmp_path: Path) -> None:
+    text = SAMPLE_DATA / "text"
+    for source, documents in (("essays", 8), ("notes.jsonl", 3), ("shards.txt", 2)):
+        result = shardkit.convert(text / source, "wds", tmp_path / source, workers=0)
+        assert result.samples == documents
