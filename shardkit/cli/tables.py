@@ -78,10 +78,9 @@ def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]
         "padding": f"{about['padding']:,} tokens, {about['padding'] / max(stored, 1):.2%} of all",
         "dropped": f"{about['dropped']:,} tokens, {about['dropped'] / max(tokens, 1):.2%} of all",
         "cut": f"{counted(about['cut'], 'document')} in more than one block",
-        "without text": counted(about["without text"], "sample"),
     }
     return [
         ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
-        ("tokens", made),
+        ("all tokens", made),
         *((name, words) for name, words in rest.items() if about[name]),
     ]

@@ -32,7 +32,7 @@ DOC_ENDS = "doc_ends"
 # Documents that are encoded together: enough for a thread to be worth waking.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 19
-_COUNTS = ("padding", "dropped", "cut", "without text")
+_COUNTS = ("padding", "dropped", "cut")
 _FLUSH = 1 << 14  # lengths kept before they are counted
 
 
@@ -40,8 +40,7 @@ _FLUSH = 1 << 14  # lengths kept before they are counted
 class TextTally:
     """What became of the documents; counts of several tasks merge in any order.
 
-    `counts` has "bytes" of their text in UTF-8, and the packer's "padding", "dropped" and "cut";
-    "without text" are samples that have none.
+    `counts` has "bytes" of their text in UTF-8, and the packer's "padding", "dropped" and "cut".
     `lengths` are the documents' tokens, with those that begin and end them.
     """
 
@@ -134,7 +133,7 @@ class TextSteps:
         return self._blocks(encoded, name, tally)
 
     def _document(self, item: Item, tokens: Tokens | None) -> Item:
-        """The sample of a document; one without text has no tokens either."""
+        """The sample of a document; one of other fields alone has no tokens."""
         read = item.read
         if isinstance(read, SampleError | Filtered):
             return item
@@ -167,9 +166,9 @@ class TextSteps:
             if isinstance(document.read, SampleError | Filtered):
                 yield document
                 continue
+            assert tokens is not None
             size += document.size
-            if tokens is not None:
-                yield from map(item, packer.add(tokens))
+            yield from map(item, packer.add(tokens))
         yield from map(item, packer.finish())
         tally.counts.update(packer.counts)
 
@@ -226,14 +225,19 @@ class TextSteps:
         tokens[len(before) + len(ids) :] = after
         return tokens
 
-    @staticmethod
+    def _untold(self, item: Item) -> Item:
+        """What has no text: a sample of its other fields, or nothing to store."""
+        if self.options.keep_fields or isinstance(item.read, SampleError | Filtered):
+            return item
+        left_out = Filtered("without text", item.name, sample_of(item.read)["__key__"])
+        return item._replace(read=left_out)
+
     def _counted(
-        batch: list[Item], encoded: _Encoded, tally: TextTally
+        self, batch: list[Item], encoded: _Encoded, tally: TextTally
     ) -> Iterator[tuple[Item, Tokens | None]]:
         for item, found in zip(batch, encoded, strict=True):
             if found is None:
-                tally.counts["without text"] += not isinstance(item.read, SampleError | Filtered)
-                yield item, None
+                yield self._untold(item), None
             elif isinstance(found[0], SampleError):
                 found[0].where["key"] = sample_of(item.read)["__key__"]
                 yield item._replace(read=found[0]), None

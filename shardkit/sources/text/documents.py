@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -150,7 +151,7 @@ def open_file(
 ) -> TextFile:
     name = files.name(index)
     return TextFile(
-        path=f"{root}/{files.relative(index)}",
+        path=os.path.join(root, files.relative(index)),
         size=int(files.sizes[index]),
         form=name.form,
         compression=name.compression,

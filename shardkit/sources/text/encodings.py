@@ -22,6 +22,9 @@ _MARKS = (  # UTF-32's before UTF-16's, which begins like it
     (codecs.BOM_UTF8, "utf-8"),
 )
 MARK_SIZE = 4  # bytes at the start of a file that may be a mark
+_FEW_BYTES = 16  # that are not ASCII: too few to tell by
+# The marks and zeros of these are looked for first: what has none is not one of them.
+_SETTLED = ["utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_8_sig"]
 _TELLING_BYTES = 1 << 16  # of a file that are looked at to tell its encoding
 
 
@@ -129,7 +132,7 @@ def load_detector() -> Callable[[Iterable[bytes]], str]:
     return lambda blocks: _detect(blocks, from_bytes)
 
 
-def _detect(blocks: Iterable[bytes], from_bytes: Callable[[bytes], CharsetMatches]) -> str:
+def _detect(blocks: Iterable[bytes], from_bytes: Callable[..., CharsetMatches]) -> str:
     """What is valid UTF-8 to its end is UTF-8; of all else, lines that are not ASCII tell."""
     utf8, telling = codecs.getincrementaldecoder("utf-8")(), b""
     valid = first = True
@@ -151,14 +154,26 @@ def _detect(blocks: Iterable[bytes], from_bytes: Callable[[bytes], CharsetMatche
             break
     if valid:  # it may end inside a character, which reading will say
         return "utf-8"
-    matches = from_bytes(telling[:_TELLING_BYTES])
+    telling = telling[:_TELLING_BYTES]
+    matches = from_bytes(telling, cp_exclusion=_SETTLED)
+    alike = [name for match in matches for name in match.could_be_from_charset]
     best = matches.best()
-    if best is None:  # reading as UTF-8 says which byte is wrong
-        return "utf-8"
-    found = [codecs.lookup(match.encoding).name for match in matches]
-    # Of the single-byte encodings that fit alike, the one that most files have.
-    alike = "cp1252" in found and not best.multi_byte_usage
-    return "cp1252" if alike else codecs.lookup(best.encoding).name
+    few = sum(byte > 127 for byte in telling) < _FEW_BYTES
+    # Where it cannot be told from those that fit as well, the one that most files have.
+    if (few or (best and not best.multi_byte_usage and "cp1252" in alike)) and _is(
+        telling, "cp1252"
+    ):
+        return "cp1252"
+    # Where nothing fits, reading as UTF-8 says which byte is wrong.
+    return "utf-8" if best is None else codecs.lookup(best.encoding).name
+
+
+def _is(data: bytes, encoding: str) -> bool:
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _by_start(head: bytes) -> str | None:

@@ -67,12 +67,12 @@ class Files:
     def fingerprint(self, fields: list[str]) -> dict[str, str]:
         """What identifies the files, and that these fields of them are read."""
         digest = xxhash.xxh3_128()
-        for texts in (fields, self.encodings, self.folders):
+        for texts in (fields, self.folders):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape") + b"\0\0")
         for first in range(0, len(self.names), 4096):
             names = "\0".join(self.names[first : first + 4096])
             digest.update(names.encode("utf-8", "surrogateescape") + b"\0")
-        for numbers in (self.folder_of, self.sizes, self.encoding_of):
+        for numbers in (self.folder_of, self.sizes):
             digest.update(np.ascontiguousarray(numbers).data)
         times = xxhash.xxh3_128(np.ascontiguousarray(self.times).data)
         return {"files": digest.hexdigest(), "times": times.hexdigest()}

@@ -106,7 +106,9 @@ def _single(path: Path) -> _Corpus:
     size = about.st_size if path.is_file() else NO_FILE
     files = _table([""], [_Found(0, path.name, size, about.st_mtime_ns)] if size else [])
     ignored = Counter({} if size else {"empty file": 1})
-    return _Corpus(os.fspath(path.parent), files, name.form != "text", ignored, [])
+    above = path.parent
+    root = "" if above == Path() else os.fspath(above)
+    return _Corpus(root, files, name.form != "text", ignored, [])
 
 
 def _folder(root: Path) -> _Corpus:
@@ -262,7 +264,7 @@ def _ratios(corpus: _Corpus) -> dict[str, float]:
     for compression, indices in by_compression.items():
         taken = made = 0
         for index in _spread(indices, _EXPANSION_FILES):
-            path = f"{corpus.root}/{files.relative(index)}"
+            path = os.path.join(corpus.root, files.relative(index))
             stored, decompressed = expansion(path, int(files.sizes[index]), compression)
             taken, made = taken + max(stored, 0), made + decompressed
         ratios[compression] = round(made / taken, 3) if taken else 1.0
@@ -373,7 +375,7 @@ def _can_be_cut(root: str, files: Files, index: int) -> bool:
         return True
     if b'"' not in '"'.encode(files.encoding(index)):
         return False
-    return not any(b'"' in block for block in _blocks(f"{root}/{files.relative(index)}"))
+    return not any(b'"' in block for block in _blocks(os.path.join(root, files.relative(index))))
 
 
 def _blocks(path: str) -> Iterator[bytes]:
