@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 
 from shardkit.testing import picture
-from tests.benchmarks import bench, corpus, photos, quality, tokens
+from tests.benchmarks import bench, corpus, ids, photos, quality, tokens
 from tests.codecs.pictures import photo_like
 
 
@@ -53,6 +53,17 @@ def test_tokenizing_is_measured(tmp_path: Path) -> None:
     report = tokens.main(["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"])
     assert report["tokens"] > 5_000  # of each: it ends with an error where they differ
     assert list(report["seconds"]) == ["shardkit", *tokens.PEERS]
+
+
+def test_ids_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Some words, and numbers: 1 22 333.\n\n  A second paragraph.\n")
+    (tmp_path / "b.txt").write_bytes("Größe und Länge".encode("latin-1"))
+    report = ids.main(["--data", str(tmp_path)])
+    assert {row["engine"] for row in report.values()} == {"tiktoken", "tokenizers"}
+    for row in report.values():
+        assert row["documents"] == 2
+        assert row["tokens"] > 10
+        assert row["different"] == 0
 
 
 def test_repeats_differ(data: Path) -> None:
