@@ -183,8 +183,19 @@ class Dataset:
         table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
         if table is None or self.manifest is None:
             return None
-        every = np.load(self.path / table.name, mmap_mode="r")
+        path = self.path / table.name
         samples = [shard.samples for shard in self.manifest.shards]
+        try:
+            with storage.explained("read", path):
+                every = np.load(path, mmap_mode="r")
+            if every.shape != (sum(samples),) or every.dtype.names is None:
+                raise ValueError(f"it has {every.shape} rows for {sum(samples):,} samples")
+        except (ValueError, EOFError, KeyError) as error:
+            raise DamagedError(
+                f"the lengths of the samples' arrays cannot be read: {error}",
+                path=path,
+                fix="convert again; `shardkit verify` tells what else is damaged",
+            ) from None
         names = [shard.file.name for shard in self.manifest.shards]
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]

@@ -128,6 +128,12 @@ class TextOptions:
         if packs and self.seq_len is None:
             raise UsageError("pack and remainder say how blocks are filled", fix="say seq_len=N")
 
+    @property
+    def reads(self) -> bool:
+        """Whether it is said how files are read."""
+        usual = (TextOptions.documents, TextOptions.encoding, TextOptions.encoding_errors)
+        return (self.documents, self.encoding, self.encoding_errors) != usual
+
 
 @dataclass(frozen=True)
 class ConvertOptions:

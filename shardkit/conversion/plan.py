@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
 # are copied, one process keeps the disk busy, and joining copies them twice: then pieces are there
 # for a run to continue at, and only a large one has any.
 _PIECES = 16
+_PROBE_TEXT = 1 << 15  # characters of a document that the engines are compared on
 _MARGIN = 1.1  # so that a guess of sizes does not fall short
 _ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
 _COPIED_BYTES = 4000 * 10**6
@@ -108,7 +109,7 @@ class Plan:
     @property
     def unit(self) -> str:
         """What tells how far a run is: "samples", or "bytes" of the source."""
-        documents = any(part.samples is None or part.steps.text is not None for part in self.parts)
+        documents = any(part.samples is None or part.steps.text for part in self.parts)
         return "bytes" if documents else "samples"
 
     def amount(self, task: Task) -> int:
@@ -123,7 +124,18 @@ class Plan:
 
     @property
     def bytes(self) -> int:
+        """To read; each of several splits reads a stream by itself."""
         return sum(self.sizes)
+
+    @property
+    def source_bytes(self) -> int:
+        """Of the source, whoever reads them."""
+        first = {id(part.source): part.name for part in reversed(self.parts)}
+        return sum(
+            self.sizes[task.number]
+            for task in self.tasks
+            if task.part.slice.share is None or first[id(task.part.source)] == task.part.name
+        )
 
     def ignored(self) -> dict[str, int]:
         """What the sources passed over, and how often."""
@@ -234,8 +246,9 @@ def make_plan(
 def _encodes(part: Part, format: Format) -> bool:
     """Whether values are encoded, and not copied, as far as a few samples tell."""
     pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
-    if part.steps or not format.encodes_pictures or isinstance(part.source, Stream):
-        return bool(part.steps)
+    encodes = part.steps.images is not None or part.steps.text is not None
+    if encodes or not format.encodes_pictures or isinstance(part.source, Stream):
+        return encodes
     for document in some_of(part.source, part.slice.order):
         sample = {} if isinstance(document.sample, SampleError) else document.sample
         try:
@@ -263,11 +276,13 @@ def _bounds(
         return format.bound(payload, len(part.schema))
     stats, samples, read = Stats(part.schema), 0, 0
     few = some_of(part.source, part.slice.order)
-    shaped = (Item(name, part.steps.shaped(sample), size) for name, sample, size in few)
-    for item in part.steps.in_order(shaped, "", 1, TextTally()):
+    steps = _without_padding(part.steps)
+    shaped = (Item(name, steps.shaped(sample), size) for name, sample, size in few)
+    for item in steps.in_order(shaped, "", 1, TextTally()):
         read += item.size
         try:
-            stats.add(part.schema.check(renamed(sample_of(item.read), rename)))
+            sample = renamed(sample_of(item.read), rename)
+            stats.add(sample if steps.text else part.schema.check(sample))
         except (SampleError, Filtered):
             continue
         samples += 1
@@ -278,6 +293,14 @@ def _bounds(
     mean = np.array([written // samples], np.int64)
     stored = int(format.bound(mean, len(part.schema))[0]) * samples
     return (payload * (_MARGIN * stored / max(read, 1))).astype(np.int64) + 1
+
+
+def _without_padding(steps: Steps) -> Steps:
+    """The same, less the padding of a last block, which of few documents would be a large part."""
+    text = steps.text
+    if text is None or text.options.seq_len is None or text.options.pack == "pad":
+        return steps
+    return replace(steps, text=replace(text, options=replace(text.options, remainder="keep")))
 
 
 def _tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> Tokenizer | None:
@@ -293,7 +316,7 @@ def _tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> 
     for source in sources.values():
         name = text_field(options, source.schema)
         found = (document.sample for document in some_of(source))
-        texts += [s[name] for s in found if isinstance(s, dict) and name in s]
+        texts += [s[name][:_PROBE_TEXT] for s in found if isinstance(s, dict) and name in s]
     return tokenizer.checked_on(texts)
 
 
@@ -318,11 +341,15 @@ def _steps(
 
         images = steps_for(source.schema, options.image, transform, format.raw_pictures)
         schema = schema_after(images, source)
-    text = None
+    text = fields = None
+    if tokenizer is None and options.text.field is not None and not options.text.keep_fields:
+        name = text_field(options.text, schema)
+        if set(schema) != {name}:  # a dataset: sources of text have left out the others
+            fields, schema = (name,), Schema({name: schema[name]})
     if tokenizer is not None:
         text = text_steps(tokenizer, options.text, schema)
         schema = text.schema_after(schema)
-    return Steps(images, text), schema.renamed(options.rename)
+    return Steps(images, text, fields), schema.renamed(options.rename)
 
 
 def _versions(parts: list[Part]) -> dict[str, str]:

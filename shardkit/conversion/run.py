@@ -115,6 +115,11 @@ def prepare(
     sources = open_sources(
         source, split=split, classes=checked.classes, schema=schema, text=checked.text
     )
+    if any(checked.text.reads and not source.reads_text for source in sources.values()):
+        raise UsageError(
+            "encoding, encoding_errors and documents are for files of text",
+            found="a source that has no such files",
+        )
     single = out is not None and is_single(Path(out), to)
     return make_plan(sources, to, checked, single=single, workers=checked.processes(source))
 
@@ -320,7 +325,7 @@ def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> Convert
         out=os.fspath(out),
         format=plan.format.name,
         splits={name: _split_result(folder) for name, folder in folders.items()},
-        source_bytes=plan.bytes,
+        source_bytes=plan.source_bytes,
         ignored=plan.ignored(),
         notes=plan.notes(),
         already_complete=already_complete,

@@ -40,13 +40,19 @@ class Steps:
 
     images: ImageSteps | None = None  # with a user's transform
     text: TextSteps | None = None
+    fields: tuple[str, ...] | None = None  # of each sample, all that is kept
 
     def __bool__(self) -> bool:
-        return self.images is not None or self.text is not None
+        return self != Steps()
 
     def shaped(self, sample: Sample | SampleError) -> Read:
         """One sample after the steps for each by itself."""
-        if self.images is None or isinstance(sample, SampleError):
+        if isinstance(sample, SampleError):
+            return sample
+        if self.fields is not None:
+            kept = ("__key__", *self.fields)
+            sample = {name: sample[name] for name in kept if name in sample}
+        if self.images is None:
             return sample
         try:
             return self.images(sample)

@@ -106,7 +106,7 @@ class TextSteps:
             raise UsageError(
                 f"there is a field {TOKENS!r} already", fix="rename it first, or leave out fields"
             )
-        optional = schema[self.field].optional
+        optional = schema[self.field].optional and self.options.keep_fields  # else it is left out
         dtype, seq_len = self.tokenizer.dtype, self.options.seq_len
         if seq_len is None:
             return Schema({TOKENS: Array(dtype, (None,), optional=optional), **kept})

@@ -30,6 +30,7 @@ class Described:
     notes: Sequence[str] = ()
     # What was passed over on purpose, and how often, for the summary.
     ignored: dict[str, int]
+    reads_text: bool = False  # of files, in an encoding
     unique_keys: bool = False  # whether keys cannot repeat, so that nobody has to compare them
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class TextFiles(Source):
     """Files of text under `root`, each a document."""
 
+    reads_text = True
     unique_keys = True
 
     def __init__(self, root: str, files: Files, errors: str, odd_keys: dict[int, str]) -> None:
@@ -84,6 +85,7 @@ class TextStream(Stream):
     Blank lines are no documents; the next document counts their bytes as its own.
     """
 
+    reads_text = True
     unique_keys = True
 
     def __init__(self, root: str, files: Files, parts: Parts, fields: Fields, errors: str) -> None:
