@@ -196,7 +196,7 @@ class _Comparison:
         """Compare fields and classes; returns the steps that make the dataset's pictures again."""
         self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
         text = self._options.get("text") or {}
-        only = None if text.get("keep_fields") else text.get("field")
+        only = "" if text.get("keep_fields") else text.get("field") or ""
         kept = [only] if only in source.schema else list(source.schema)
         theirs = [self._names.get(name, name) for name in kept]
         self._common = self._schema.keys() & set(theirs)
