@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xxhash
 
 from shardkit.formats import get_format
+from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, assert_same, everything
 
 BYTES = Path(__file__).with_name("bytes")
@@ -44,3 +46,22 @@ def test_those_of_others(format: str, name: str, fields: set[str]) -> None:
         assert found.get("json", {"n": number}) == {"n": number}
         picture = found.get("jpg", found.get("image"))
         assert xxhash.xxh3_64_hexdigest(picture) == PICTURES[number]
+
+
+def test_tokens_of_our_own() -> None:
+    schema = Schema({"tokens": Array("<u2", (None,))})
+    known = get_format("megatron")
+    for layout in (known.layout(schema), None):
+        reader = known.open(BYTES / "megatron/ours.bin", layout)
+        assert len(reader) == 3
+        for number in range(3):
+            tokens = np.arange(number * number, dtype="<u2")
+            assert_same(reader[number], {"__key__": f"doc/{number}", "tokens": tokens})
+
+
+def test_tokens_of_others() -> None:
+    reader = get_format("megatron").open(BYTES / "megatron/theirs.bin", None)
+    assert len(reader) == 3
+    for number in range(3):
+        tokens = np.array([*range(number + 1), 70_000 + number], "<i4")
+        assert_same(reader[number], {"__key__": f"theirs/{number:09d}", "tokens": tokens})
