@@ -8,19 +8,24 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset, open_dataset
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats.base import KnowsSizes, ReadsFields
 from shardkit.manifest import FieldStats, Splits
+from shardkit.preprocess.text import TOKENS
 from shardkit.schema import Array, Bytes, Image, Int
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _TEXT = 60  # characters of a value that are shown
+_TOKENS = 12
 _LABELS = ("label", "cls")
 
 
@@ -184,6 +189,20 @@ def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
     }
 
 
+def _decoded(dataset: Dataset, tokens: npt.NDArray[Any]) -> str:
+    """The first tokens of a sample as text, where the dataset keeps its tokenizer."""
+    path = dataset.tokenizer_path
+    if dataset.manifest is None or path is None:
+        return f"{tokens[:_TOKENS].tolist()}"
+    from shardkit.codecs.tokenizers import open_copy
+
+    try:
+        text = open_copy(path, dataset.manifest.tokenizer).decode(tokens[:_TOKENS].tolist())
+    except ShardkitError:  # its library is not installed, say
+        return f"{tokens[:_TOKENS].tolist()}"
+    return repr(text)
+
+
 def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
     kind = dataset.schema[name]
     if isinstance(kind, Image):
@@ -195,7 +214,8 @@ def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
     if isinstance(kind, Bytes):
         return f"{len(value):,} bytes"
     if isinstance(kind, Array):
-        return f"{value.dtype} {value.shape}"
+        about = f"{value.dtype} {value.shape}"
+        return f"{about}: {_decoded(dataset, value)}" if name == TOKENS else about
     text = " ".join(value.split()) if isinstance(value, str) else str(value)
     if len(text) > _TEXT:
         return text[: _TEXT - 3] + "..."

@@ -1173,6 +1173,17 @@ def test_every_kind_of_file_gives_the_same_tokens(
         assert shardkit.verify(out, against=tmp_path / name).problems == []
 
 
+def test_inspect_shows_tokens_as_text(gpt2: Path, tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "a.jsonl", ["one two three"])
+    make(source, "arrow", tmp_path / "out", {"tokenizer": gpt2})
+    (first,) = inspect(tmp_path / "out")["first"]
+    assert "'one two three" in first["tokens"]
+    (tmp_path / "out/tokenizer.json").write_text("{}")
+    (first,) = inspect(tmp_path / "out")["first"]
+    ids = shardkit.open(tmp_path / "out")[0]["tokens"]
+    assert first["tokens"] == f"uint16 {ids.shape}: {ids[:12].tolist()}"
+
+
 # --- large ----------------------------------------------------------------------------------------
 
 
