@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.codecs.tokenizers import patterns
+from shardkit.codecs.tokenizers import cuts, patterns
 from shardkit.codecs.tokenizers.cuts import Cutter, encoded, make_encoding
 
 # What the patterns tell apart, and spaces of all kinds; \x1c is one for Python alone.
@@ -66,3 +66,11 @@ def test_runs_are_cut_and_the_cuts_leave_no_trace(pattern: str) -> None:
 
 def test_a_text_with_the_mark_in_it_is_left_to_others() -> None:
     assert _cutters[patterns.GPT2].encode("a\U0010ffffb") is None
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+def test_long_texts_are_looked_at_in_parts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a  b \n\n  c\té   d  " * 20
+    whole = {pattern: cutter._cuts(text) for pattern, cutter in _cutters.items()}
+    monkeypatch.setattr(cuts, "_AT_ONCE", at_once)
+    assert {pattern: cutter._cuts(text) for pattern, cutter in _cutters.items()} == whole

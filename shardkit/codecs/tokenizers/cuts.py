@@ -31,6 +31,7 @@ Ids = npt.NDArray[np.uint32]
 _MARK, _MARK_ID = "\U0010ffff", 2**32 - 2
 _LOOK_AHEAD = r"|\s+(?!\S)|\s+"
 _LINE_ENDS = ("\r", "\n")
+_AT_ONCE = 1 << 20  # characters that are looked at together
 
 
 def make_encoding(
@@ -78,6 +79,12 @@ class Cutter:
 
     def _cuts(self, text: str) -> list[int]:
         """Where runs of spaces end but for one."""
+        cuts: list[int] = []
+        for start in range(0, len(text), _AT_ONCE):
+            cuts += self._cuts_from(text[start : start + _AT_ONCE + 2], start)
+        return cuts
+
+    def _cuts_from(self, text: str, start: int) -> list[int]:
         codes: npt.NDArray[np.unsignedinteger]
         if text.isascii():
             codes = np.frombuffer(text.encode("ascii"), np.uint8)
@@ -85,5 +92,5 @@ class Cutter:
             codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         space = self._space[codes]
         at = np.flatnonzero(space[:-2] & self._last[codes[1:-1]] & ~space[2:])
-        cuts: list[int] = (at + 1).tolist()
+        cuts: list[int] = (at + (start + 1)).tolist()
         return cuts
