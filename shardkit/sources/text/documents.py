@@ -59,10 +59,7 @@ class TextFiles(Source):
         return self._files.fingerprint([LINE_FIELD])
 
     def key(self, index: int) -> str:
-        if index in self._odd_keys:
-            return self._odd_keys[index]
-        relative, name = self._files.relative(index), self._files.name(index)
-        return relative[: len(relative) - len(self._files.names[index]) + len(name.stem)]
+        return self._odd_keys.get(index) or self._files.stem(index)
 
     def name(self, index: int) -> str:
         return self._files.relative(index)

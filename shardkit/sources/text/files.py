@@ -42,6 +42,11 @@ class Files:
         assert name is not None  # others are no files of text
         return name
 
+    def stem(self, index: int) -> str:
+        """The path without suffixes, which is the key of a whole file but for odd ones."""
+        suffixes = len(self.names[index]) - len(self.name(index).stem)
+        return self.relative(index)[:-suffixes]
+
     def encoding(self, index: int) -> str:
         encoding: str = self.encodings[self.encoding_of[index]]
         return encoding

@@ -389,9 +389,8 @@ def _odd_keys(files: Files) -> dict[int, str]:
     odd: dict[int, str] = {}
     taken: set[str] = set()
     for index in range(len(files)):
-        relative, name = files.relative(index), files.name(index)
-        plain = relative[: len(relative) - len(files.names[index]) + len(name.stem)]
-        key = unique_key(key_of(plain), name.suffix, taken)
+        plain = files.stem(index)
+        key = unique_key(key_of(plain), files.name(index).suffix, taken)
         taken.add(key)
         if key != plain:
             odd[index] = key
