@@ -1,0 +1,23 @@
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+def headers(
+    pictures: Sequence[bytes], found: npt.NDArray[np.int32], max_pixels: int, /
+) -> None: ...
+def crop_jpegs(
+    pictures: Sequence[bytes],
+    jobs: npt.NDArray[np.int32],
+    out: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]],
+    done: npt.NDArray[np.bool_],
+    max_pixels: int,
+    /,
+) -> None: ...
+def crop_pixels(
+    pictures: Sequence[npt.NDArray[np.uint8]],
+    jobs: npt.NDArray[np.int32],
+    out: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]],
+    /,
+) -> None: ...
+def use_avx2(wanted: bool, /) -> bool: ...

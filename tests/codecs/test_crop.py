@@ -1,0 +1,536 @@
+"""Crops of JPEGs and of pixels: Pillow's bits of simplejpeg's pixels, by each way to make them."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.codecs import crop
+from shardkit.codecs.crop import JOB, crop_jpegs, crop_pixels, headers
+from tests.benchmarks.quality import psnr
+from tests.codecs.pictures import (
+    Pixels,
+    cmyk_profile,
+    encoded,
+    exif,
+    grey_profile,
+    photo,
+    photo_like,
+    rgb_profile,
+)
+
+BILINEAR = PIL.Image.Resampling.BILINEAR
+EXTENSION = crop._crop
+WAYS = ["avx2", "plain", "libraries"]
+SIZES = [(1, 1), (2, 3), (7, 40), (17, 18), (66, 34), (131, 97), (97, 131), (3, 250)]
+
+
+def save(pixels: Pixels, mode: str = "RGB", **options: Any) -> bytes:
+    return encoded(PIL.Image.fromarray(pixels).convert(mode), "JPEG", quality=92, **options)
+
+
+def by_simplejpeg(pixels: Pixels, chroma: str) -> bytes:
+    data: bytes = simplejpeg.encode_jpeg(pixels, 92, "RGB", chroma)
+    return data
+
+
+# How a picture can be stored, as far as decoding a part of it differs.
+KINDS = {
+    "444": lambda pixels: save(pixels, subsampling="4:4:4"),
+    "422": lambda pixels: save(pixels, subsampling="4:2:2"),
+    "420": lambda pixels: save(pixels, subsampling="4:2:0"),
+    "440": lambda pixels: by_simplejpeg(pixels, "440"),
+    "411": lambda pixels: by_simplejpeg(pixels, "411"),
+    "grey": lambda pixels: save(pixels, "L"),
+    "progressive 422": lambda pixels: save(pixels, subsampling="4:2:2", progressive=True),
+    "progressive 420": lambda pixels: save(pixels, subsampling="4:2:0", progressive=True),
+    "progressive grey": lambda pixels: save(pixels, "L", progressive=True),
+    "restarts in rows": lambda pixels: save(pixels, restart_marker_rows=1),
+    "restarts anywhere": lambda pixels: save(pixels, subsampling="4:2:2", restart_marker_blocks=3),
+}
+PHOTO = photo_like(3, 341, 256)
+PICTURES = [
+    (kind, make(PHOTO[:height, :width].copy()))
+    for width, height in SIZES
+    for kind, make in KINDS.items()
+]
+JPEG = save(PHOTO)
+
+
+class Job(NamedTuple):
+    """A row of jobs, with its columns' names; and the size of the row that it is written to."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    full_width: int
+    full_height: int
+    left: int
+    top: int
+    flip: int
+    row: tuple[int, int]  # height, width
+
+
+assert Job._fields[:-1] == JOB
+
+
+def whole(width: int, height: int, **changes: Any) -> Job:
+    """The picture as it is, but for `changes`; the row is all of what it is resized to."""
+    job = Job(0, 0, width, height, width, height, 0, 0, 0, (0, 0))._replace(**changes)
+    return job if "row" in changes else job._replace(row=(job.full_height, job.full_width))
+
+
+def as_array(jobs: Sequence[Job]) -> npt.NDArray[np.int32]:
+    return np.array([job[:-1] for job in jobs], np.int32).reshape(-1, len(JOB))
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with by(request.param):
+        yield request.param
+
+
+class by:  # noqa: N801
+    """One of WAYS is used inside."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __enter__(self) -> None:
+        if self.way == "libraries":
+            crop._crop = None
+        elif EXTENSION is None:
+            pytest.skip("the extension was not built: it needs a compiler and libjpeg-dev")
+        else:
+            EXTENSION.use_avx2(self.way == "avx2")
+
+    def __exit__(self, *_: object) -> None:
+        crop._crop = EXTENSION
+        if EXTENSION is not None:
+            EXTENSION.use_avx2(True)
+
+
+def made(data: bytes, *jobs: Job) -> list[Pixels]:
+    """The rows of the jobs of one picture, which all succeed."""
+    rows = [np.full((*job.row, 3), 77, np.uint8) for job in jobs]
+    assert crop_jpegs([data] * len(jobs), as_array(jobs), rows).all()
+    return rows
+
+
+def resized(pixels: Pixels, job: Job, box: tuple[float, float, float, float]) -> Pixels:
+    """What Pillow makes of `box` of a crop, one pass after the other."""
+    left, top, right, bottom = box
+    size = job.full_width, job.full_height
+    picture = PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    wide = picture.resize((size[0], picture.height), BILINEAR, (left, 0, right, picture.height))
+    full = np.asarray(wide.resize(size, BILINEAR, (0, top, size[0], bottom)))
+    window = full[job.top : job.top + job.row[0], job.left : job.left + job.row[1]]
+    return window[:, ::-1] if job.flip else window
+
+
+def expected(pixels: Pixels, job: Job) -> Pixels:
+    part = pixels[job.y : job.y + job.height, job.x : job.x + job.width]
+    return resized(part, job, (0, 0, job.width, job.height))
+
+
+def same(found: Pixels, other: Pixels) -> None:
+    np.testing.assert_array_equal(found, other, strict=True)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, width: int, height: int, most: float = math.inf) -> Job:
+    """Any job of a picture, at most `most` times smaller on one side."""
+
+    def side(length: int) -> tuple[int, int, int, int, int]:
+        size = draw(st.integers(1, length))
+        start = draw(st.sampled_from([0, length - size]) | st.integers(0, length - size))
+        least = math.floor(size / most) + 1
+        full = draw(st.just(size) | st.integers(least, max(least, 90)))
+        window = draw(st.just(full) | st.integers(1, full))
+        return start, size, full, draw(st.integers(0, full - window)), window
+
+    x, wide, full_width, left, columns = side(width)
+    y, high, full_height, top, rows = side(height)
+    flip = draw(st.integers(0, 1))
+    return Job(x, y, wide, high, full_width, full_height, left, top, flip, (rows, columns))
+
+
+# --- the bits ------------------------------------------------------------------------------------
+
+
+@given(st.data())
+@pytest.mark.parametrize("way", WAYS)
+def test_any_job_gives_pillows_bits(way: str, data: st.DataObject) -> None:
+    _, jpeg = data.draw(st.sampled_from(PICTURES))
+    pixels = simplejpeg.decode_jpeg(jpeg)
+    height, width, _ = pixels.shape
+    wanted = data.draw(st.lists(jobs(width, height, most=2 * crop._LEFT), min_size=1, max_size=4))
+    with by(way):
+        for job, row in zip(wanted, made(jpeg, *wanted), strict=True):
+            same(row, expected(pixels, job))
+
+
+@given(st.data())
+@pytest.mark.parametrize("way", WAYS)
+def test_any_job_of_pixels_gives_pillows_bits(way: str, data: st.DataObject) -> None:
+    width, height = data.draw(st.sampled_from(SIZES))
+    pixels = PHOTO[-height:, -width:].copy()
+    wanted = data.draw(st.lists(jobs(width, height), min_size=1, max_size=4))
+    rows = [np.empty((*job.row, 3), np.uint8) for job in wanted]
+    with by(way):
+        crop_pixels([pixels] * len(wanted), as_array(wanted), rows)
+    for job, row in zip(wanted, rows, strict=True):
+        same(row, expected(pixels, job))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(67, 50), (33, 17), (18, 66)])
+def test_a_part_has_the_pixels_that_the_whole_has(
+    way: str, kind: str, size: tuple[int, int]
+) -> None:
+    # Wherever it begins and ends: decoding a part sees no neighbours outside of it.
+    width, height = size
+    jpeg = KINDS[kind](photo_like(8, width, height))
+    pixels = simplejpeg.decode_jpeg(jpeg)
+    across = [(x, min(n, width - x)) for x in range(width) for n in (1, 2, 9, width)]
+    down = [(y, min(n, height - y)) for y in range(height) for n in (1, 2, 9, height)]
+    wanted = [whole(n, height, x=x) for x, n in across]
+    wanted += [whole(width, n, y=y) for y, n in down]
+    wanted += [
+        whole(n, m, x=x, y=y)
+        for (x, n), (y, m) in zip(across, down * -(-len(across) // len(down)), strict=False)
+    ]
+    for job, row in zip(wanted, made(jpeg, *wanted), strict=True):
+        same(row, pixels[job.y : job.y + job.height, job.x : job.x + job.width])
+
+
+@pytest.mark.parametrize("size", [(190, 190), (256, 256), (100, 240), (224, 224), (223, 225)])
+def test_training_crops_are_pillows_in_one_call(way: str, size: tuple[int, int]) -> None:
+    job = whole(*size, x=31, full_width=224, full_height=224)
+    (row,) = made(JPEG, job)
+    pixels = simplejpeg.decode_jpeg(JPEG)[: size[1], 31 : 31 + size[0]]
+    picture = PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    # Pillow 13 takes the columns first in some cases, which rounds otherwise.
+    pillows = np.asarray(picture.resize((224, 224), BILINEAR)).astype(int)
+    assert np.abs(row - pillows).max() <= 1
+
+
+def test_large_scales_take_all_pixels_into_account(way: str) -> None:
+    wanted = [
+        whole(341, 256, full_width=width, full_height=height)
+        for width, height in [(1, 1), (2, 256), (341, 3), (5, 700), (900, 1)]
+    ]
+    rows = [np.empty((*job.row, 3), np.uint8) for job in wanted]
+    crop_pixels([PHOTO] * len(wanted), as_array(wanted), rows)
+    for job, row in zip(wanted, rows, strict=True):
+        same(row, expected(PHOTO, job))
+
+
+# --- decoding at a smaller size ------------------------------------------------------------------
+
+LARGE = photo_like(11, 1213, 911)
+LARGE_JPEGS = {kind: make(LARGE) for kind, make in KINDS.items()}
+# What part of its sides is asked for, of crops at several places inside of whole blocks.
+REDUCED = {
+    whole(1100, 720, full_width=45, full_height=30): 8,
+    whole(1100, 721, x=5, y=170, full_width=45, full_height=30, flip=1): 8,
+    whole(1093, 727, x=101, y=53, full_width=90, full_height=60): 4,
+    whole(1100, 720, x=113, y=191, full_width=183, full_height=120, flip=1): 2,
+    whole(1100, 720, x=3, y=2, full_width=184, full_height=120): 1,
+    whole(1200, 720, full_width=50, full_height=121): 1,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crops_far_larger_than_what_is_asked_for_are_decoded_smaller(way: str, kind: str) -> None:
+    jpeg = LARGE_JPEGS[kind]
+    for (job, part), row in zip(REDUCED.items(), made(jpeg, *REDUCED), strict=True):
+        smaller = {"min_width": -(-1213 // part), "min_height": -(-911 // part)}
+        pixels = simplejpeg.decode_jpeg(jpeg, **smaller)
+        x, y, width, height = (side / part for side in job[:4])
+        left, top = math.floor(x), math.floor(y)
+        # Those that the crop touches, the outer ones partly.
+        inside = pixels[top : math.ceil(y + height), left : math.ceil(x + width)]
+        same(row, resized(inside, job, (x - left, y - top, x - left + width, y - top + height)))
+
+
+def test_a_part_is_what_it_is_in_the_whole_at_smaller_sizes_too(way: str) -> None:
+    for jpeg in LARGE_JPEGS.values():
+        job = whole(1200, 900, x=13, y=7, full_width=49, full_height=37)
+        (full,) = made(jpeg, job)
+        parts = [(0, 0), (11, 3), (39, 30), (1, 29)]
+        some = [job._replace(left=left, top=top, row=(7, 10)) for left, top in parts]
+        for (left, top), row in zip(parts, made(jpeg, *some), strict=True):
+            same(row, full[top : top + 7, left : left + 10])
+
+
+@pytest.mark.parametrize("size", [(182, 120), (90, 60), (45, 30)])
+def test_it_is_near_the_full_picture_all_the_same(size: tuple[int, int]) -> None:
+    # As near as conversions come: tests/codecs/test_resize.py.
+    found = []
+    for seed in range(4):
+        jpeg = save(photo_like(seed, 1213, 911))
+        job = whole(1100, 720, x=33, y=50 + seed, full_width=size[0], full_height=size[1])
+        (row,) = made(jpeg, job)
+        found.append(psnr(row, expected(simplejpeg.decode_jpeg(jpeg), job)))
+    assert min(found) >= 40
+
+
+def test_tiny_pictures_are_decoded_as_they_are(way: str) -> None:
+    for size in [(6, 6), (7, 6), (6, 8), (8, 8), (1, 9)]:
+        jpeg = save(PHOTO[: size[1], : size[0]])
+        (row,) = made(jpeg, whole(*size, full_width=1, full_height=1))
+        if max(size) < crop._SHORTEST:
+            same(
+                row,
+                expected(simplejpeg.decode_jpeg(jpeg), whole(*size, full_width=1, full_height=1)),
+            )
+
+
+# --- headers -------------------------------------------------------------------------------------
+
+
+def header(data: bytes) -> list[int]:
+    found: list[int] = headers([data])[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_of_pictures_that_may_be_cropped(way: str, kind: str) -> None:
+    assert header(KINDS[kind](photo_like(1, 40, 30))) == [40, 30, 1]
+
+
+PNG = encoded(photo(), "PNG")
+OTHERS = {
+    "nothing": b"",
+    "text": b"no picture",
+    "a png": PNG,
+    "cmyk": encoded(photo("CMYK"), "JPEG"),
+    "turned": encoded(photo(), "JPEG", exif=exif(6)),
+    "mirrored": encoded(photo(), "JPEG", exif=exif(2)),
+    "of other colours": encoded(photo(), "JPEG", icc_profile=rgb_profile()),
+    "grey of other shades": encoded(photo("L"), "JPEG", icc_profile=grey_profile(1.0)),
+    "a profile that is none": encoded(photo(), "JPEG", icc_profile=b"nonsense"),
+    "a profile of ink": encoded(photo(), "JPEG", icc_profile=cmyk_profile()),
+    "cut": JPEG[:-2],
+    "followed by something": JPEG + b"\0",
+    "only a header": JPEG[:300],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_pictures_are_left_to_others(way: str, name: str) -> None:
+    assert header(OTHERS[name]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exif": exif(1)},
+        {"icc_profile": rgb_profile(((0.64, 0.33), (0.3, 0.6), (0.15, 0.06)), None)},
+    ],
+)
+def test_what_changes_nothing_is_no_hindrance(way: str, options: dict[str, Any]) -> None:
+    assert header(encoded(photo(), "JPEG", **options)) == [24, 16, 1]
+
+
+def test_pictures_of_too_many_pixels_are_left_to_others(way: str) -> None:
+    at = JPEG.index(b"\xff\xc0") + 5
+    huge = JPEG[:at] + b"\xff\xff\xff\xff" + JPEG[at + 4 :]
+    assert header(huge) == [0, 0, 0]
+    row = np.empty((1, 4, 4, 3), np.uint8)
+    assert not crop_jpegs([huge], as_array([whole(4, 4)]), row).any()
+
+
+@given(st.data())
+def test_headers_are_read_alike(data: st.DataObject) -> None:
+    some = [jpeg for _, jpeg in PICTURES[::7]] + [
+        OTHERS[name] for name in ("turned", "of other colours", "cmyk")
+    ]
+    changed = bytearray(data.draw(st.sampled_from(some)))
+    # Not the tables: what is wrong there is found by decoding.
+    near = changed.index(b"\xff\xc2" if b"\xff\xc2" in changed else b"\xff\xc0")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, 80) | st.integers(near, near + 20))
+        changed[min(at, len(changed) - 1)] = data.draw(st.integers(0, 255))
+    jpeg = bytes(changed[: data.draw(st.just(len(changed)) | st.integers(0, len(changed)))])
+    with by("avx2"):
+        found = header(jpeg)
+    with by("libraries"):
+        other = header(jpeg)
+    if found != other:  # a table that ends too early: the extension sees it when it decodes
+        assert other == [0, 0, 0]
+        row = np.empty((1, 1, 1, 3), np.uint8)
+        assert not crop_jpegs([jpeg], as_array([whole(1, 1)]), row).any()
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def damaged(seed: int, data: bytes) -> bytes:
+    random = np.random.default_rng(seed)
+    changed = bytearray(data)
+    for at in random.integers(0, len(data), random.integers(1, 9)):
+        changed[at] = random.integers(256)
+    if seed % 3 == 0:
+        del changed[random.integers(len(data)) :]
+    elif seed % 3 == 1:
+        at = random.integers(len(data))
+        del changed[at : at + random.integers(1, 99)]
+    return bytes(changed)
+
+
+def test_damage_ends_a_picture_and_no_other(way: str) -> None:
+    job = whole(341, 256, full_width=32, full_height=24)
+    (right,) = made(JPEG, job)
+    for seed in range(60):
+        some = [JPEG, damaged(seed, PICTURES[seed][1]), JPEG, damaged(seed, JPEG), JPEG]
+        rows = np.zeros((5, 24, 32, 3), np.uint8)
+        done = crop_jpegs(some, as_array([job] * 5), rows)
+        assert done[::2].all()
+        for row in rows[::2]:
+            same(row, right)
+
+
+def test_a_cut_picture_is_done_only_where_all_of_the_crop_is_there(way: str) -> None:
+    job = whole(341, 60, y=20)
+    (right,) = made(JPEG, job)
+    done = 0
+    for stop in range(0, len(JPEG), 997):
+        row = np.empty((1, *job.row, 3), np.uint8)
+        if crop_jpegs([JPEG[:stop]], as_array([job]), row)[0]:
+            same(row[0], right)
+            done += 1
+    assert done < len(JPEG) // 997
+    if way == "libraries":  # these decode all of it
+        assert not done
+
+
+def test_what_is_no_jpeg_is_not_done(way: str) -> None:
+    some = [b"", b"\xff", b"\xff\xd8\xff", b"text", PNG, OTHERS["cmyk"]]
+    rows = np.empty((len(some), 4, 4, 3), np.uint8)
+    assert not crop_jpegs(some, as_array([whole(4, 4)] * len(some)), rows).any()
+
+
+@pytest.mark.skipif(EXTENSION is None, reason="without the extension, all of it is decoded anyway")
+def test_unfinished_progressive_pictures_are_left_to_others() -> None:
+    # The library smooths them, and a part would be smoothed otherwise than the whole.
+    progressive = save(PHOTO, progressive=True)
+    scans = [at for at in range(len(progressive)) if progressive.startswith(b"\xff\xda", at)]
+    row = np.empty((1, 9, 9, 3), np.uint8)
+    for at in scans[1:]:
+        end = progressive.rfind(b"\xff\xc4", 0, at)  # the scan's tables are before it
+        short = progressive[:end] + b"\xff\xd9"
+        assert not crop_jpegs([short], as_array([whole(9, 9)]), row).any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[{"x": -1}, {"y": -1}, {"width": 0}, {"height": -3}, {"left": -1}, {"top": -1}],
+        *[{"left": 1}, {"top": 1}, {"full_width": 39}, {"full_height": 0}, {"row": (0, 40)}],
+        *[{"left": 2**31 - 1}, {"row": (31, 40)}, {"row": (30, 0)}],
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(way: str, changes: dict[str, Any]) -> None:
+    job = whole(40, 30, row=(30, 40))._replace(**changes)
+    row = [np.empty((*job.row, 3), np.uint8)]
+    with pytest.raises(ValueError, match="a window that is not inside of its size"):
+        crop_jpegs([JPEG], as_array([job]), row)
+    with pytest.raises(ValueError, match="a window that is not inside of its size"):
+        crop_pixels([PHOTO], as_array([job]), row)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"x": 302}, {"y": 227}, {"width": 342}, {"height": 2**31 - 1}, {"x": 2**31 - 1}]
+)
+def test_crops_that_are_not_inside_of_the_picture(way: str, changes: dict[str, Any]) -> None:
+    job = whole(40, 30, row=(30, 40))._replace(**changes)
+    row = np.empty((1, 30, 40, 3), np.uint8)
+    assert not crop_jpegs([JPEG], as_array([job]), row).any()
+    with pytest.raises(ValueError, match="a crop that is not inside of its picture"):
+        crop_pixels([PHOTO], as_array([job]), row)
+
+
+def test_as_many_jobs_and_rows_as_pictures_are_needed(way: str) -> None:
+    job = as_array([whole(4, 4)])
+    rows = np.empty((2, 4, 4, 3), np.uint8)
+    for pictures, some, out in [(2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 2), (0, 1, 0)]:
+        many = np.repeat(job, some, axis=0)
+        with pytest.raises(ValueError, match=r"\d|as many rows"):
+            crop_jpegs([JPEG] * pictures, many, rows[:out])
+        with pytest.raises(ValueError, match=r"\d|as many rows"):
+            crop_pixels([PHOTO] * pictures, many, rows[:out])
+
+
+def test_nothing_is_done_for_nothing(way: str) -> None:
+    none = as_array([])
+    assert headers([]).shape == (0, 3)
+    assert crop_jpegs([], none, []).shape == (0,)
+    crop_pixels([], none, np.empty((0, 4, 4, 3), np.uint8))
+
+
+# --- memory and threads --------------------------------------------------------------------------
+
+
+def test_nothing_is_written_beside_a_row(way: str) -> None:
+    for width in range(1, 40):
+        rows = np.full((3, 5, width, 3), 77, np.uint8)
+        wanted = [whole(90, 50, full_width=width, full_height=5)]
+        assert crop_jpegs([JPEG], as_array(wanted), rows[1:2]).all()
+        crop_pixels([PHOTO], as_array(wanted), rows[1:2])
+        assert (rows[::2] == 77).all()
+
+
+def test_rows_may_lie_anywhere(way: str) -> None:
+    batch = np.zeros((4, 8, 9, 3), np.uint8)
+    some = [whole(90, 50, x=n, full_width=9, full_height=8) for n in range(2)]
+    assert crop_jpegs([JPEG] * 2, as_array(some), [batch[3], batch[1]]).all()
+    for place, row in zip((3, 1), made(JPEG, *some), strict=True):
+        same(batch[place], row)
+    assert not batch[::2].any()
+
+
+def test_threads_do_not_disturb_one_another(way: str) -> None:
+    wanted = [whole(300, 200, x=n, full_width=64, full_height=48) for n in range(8)]
+    right = made(JPEG, *wanted)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            rows = np.empty((8, 48, 64, 3), np.uint8)
+            crop_jpegs([JPEG, damaged(turn, JPEG)] * 4, as_array(wanted), rows)
+            if not all((rows[n] == right[n]).all() for n in range(0, 8, 2)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such measure")
+def test_damage_leaks_no_memory(way: str) -> None:
+    some = [damaged(seed, JPEG) for seed in range(30)]
+    rows = np.empty((30, 24, 32, 3), np.uint8)
+    job = as_array([whole(341, 256, full_width=32, full_height=24)] * 30)
+    for turn in range(45):
+        if turn == 5:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        crop_jpegs(some, job, rows)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10  # kB
