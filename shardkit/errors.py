@@ -40,13 +40,15 @@ class ShardkitError(Exception):
 
     def located(self, **where: Any) -> ShardkitError:
         """The same error with more places filled in; those it has already stay as they are."""
-        return type(self)(
+        located = type(self)(
             self.what,
             expected=self.expected,
             found=self.found,
             fix=self.fix,
             **{**where, **self.where},
         )
+        located.__cause__ = self.__cause__
+        return located
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json` and `errors.jsonl`: the parts, without those that are empty."""

@@ -1,0 +1,10 @@
+"""What happens to samples while they are loaded: pictures cropped and resized, and a user's own."""
+
+from shardkit.transforms.draws import Draws as Draws
+from shardkit.transforms.steps import CenterCrop as CenterCrop
+from shardkit.transforms.steps import Decode as Decode
+from shardkit.transforms.steps import Normalize as Normalize
+from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFlip
+from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
+from shardkit.transforms.steps import Resize as Resize
+from shardkit.transforms.transforms import Transforms as Transforms

@@ -1,0 +1,322 @@
+"""The transforms of some fields, one after the other, for some samples at once.
+
+A chain is made of stages. Neighbouring transforms of pictures become one `Job`: a crop or a resize,
+then windows of that and flips, which one call does for all samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.image import NotAnImageError
+from shardkit.errors import SampleError, ShardkitError
+from shardkit.options import MAX_PIXELS
+from shardkit.sample import Sample
+from shardkit.transforms.calls import Call
+from shardkit.transforms.draws import Draws
+from shardkit.transforms.masks import mask_values, placed
+from shardkit.transforms.pictures import Pictures, SizeError, TooLargeError
+from shardkit.transforms.place import Place
+from shardkit.transforms.steps import (
+    BFLOAT16,
+    CenterCrop,
+    Normalize,
+    Placing,
+    RandomResizedCrop,
+    Resize,
+    Size,
+    Transform,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's place in its group
+    Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
+
+_thread = threading.local()
+
+
+class Failed(NamedTuple):
+    """Why there is no value, and the number of the field that it is about."""
+
+    error: NotAnImageError | ShardkitError
+    field: int = 0
+
+
+@dataclass
+class Group:
+    """Some samples on their way through a chain."""
+
+    rows: list[int]  # their numbers
+    columns: list[list[Any]]  # of each field, their values
+    draws: Draws
+
+    def without(self, failed: Mapping[int, Failed]) -> Group:
+        """The group without those that failed, by their places in it."""
+        left = [n for n in range(len(self.rows)) if n not in failed]
+        columns = [[column[n] for n in left] for column in self.columns]
+        return Group([self.rows[n] for n in left], columns, self.draws.of(left))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Transforms of pictures that one call does; without any, pictures are only decoded."""
+
+    stream: int  # of random numbers
+    steps: tuple[Placing, ...] = ()
+
+    def takes(self, step: Transform) -> bool:
+        """Whether another transform can be a part of it: at most one crop or resize, then one
+        window, and flips.
+        """
+        if not self.steps or not isinstance(step, RandomResizedCrop | Resize | CenterCrop):
+            return True
+        return isinstance(step, CenterCrop) and not any(
+            isinstance(one, CenterCrop) for one in self.steps
+        )
+
+    def known(self, size: Size | None) -> Size | None:
+        for step in self.steps:
+            size = step.known(size)
+        return size
+
+    def run(self, group: Group, size: Size | None, make: Make) -> dict[int, Failed]:
+        """Put pixels in the place of pictures, and values in that of masks.
+
+        `size` is what all have to come out in, if that is known.
+        """
+        pictures = Pictures.of(group.columns[0])
+        failed = {number: Failed(error) for number, error in pictures.errors.items()}
+        places = {}
+        for number, place in enumerate(self._places(pictures, group.draws)):
+            if number not in failed:
+                try:
+                    places[number] = _checked(place, size)
+                except NotAnImageError as error:
+                    failed[number] = Failed(error)
+        out = {n: make(n, (place.rows, place.columns)) for n, place in places.items()}
+        failed.update((n, Failed(error)) for n, error in pictures.cut(places, out).items())
+        for field, column in enumerate(group.columns[1:], 1):
+            for number, value in enumerate(column):
+                if number not in failed:
+                    try:
+                        mask = mask_values(value, pictures.header(number))
+                        column[number] = placed(mask, places[number])
+                    except NotAnImageError as error:
+                        failed[number] = Failed(error, field)
+        group.columns[0] = [out.get(number) for number in range(len(group.rows))]
+        return failed
+
+    def _places(self, pictures: Pictures, draws: Draws) -> list[Place]:
+        places = [Place.whole(width, height) for width, height in pictures.sizes]
+        drawn = draws.uniform(self.stream, sum(step.numbers for step in self.steps)).tolist()
+        for number, place in enumerate(places):
+            if number not in pictures.errors:
+                first = 0
+                for step in self.steps:
+                    step.place(place, drawn[number][first : first + step.numbers])
+                    first += step.numbers
+        return places
+
+
+def _checked(place: Place, size: Size | None) -> Place:
+    """Raise NotAnImageError for what cannot come out, or not in the size that is expected."""
+    if size is not None and (place.rows, place.columns) != size:
+        raise SizeError(
+            f"{place.columns:,} x {place.rows:,} pixels instead of {size[1]:,} x {size[0]:,}"
+        )
+    if place.pixels > MAX_PIXELS:
+        raise TooLargeError(f"{place.full_width:,} x {place.full_height:,} after resizing")
+    return place
+
+
+Stage = Job | Normalize | Call
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What happens to some fields: to a picture and what lies on it, or to any others."""
+
+    fields: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    by_name: bool  # whether callables get values by name
+    size: Size | None = None  # of the pictures that are read, if all have the same
+
+    @functools.cached_property
+    def sizes(self) -> list[Size | None]:
+        """The size of pictures after each stage, if it is always the same."""
+        made, size = [], self.size
+        for stage in self.stages:
+            if isinstance(stage, Call):
+                size = None
+            elif isinstance(stage, Job):
+                size = stage.known(size)
+            made.append(size)
+        return made
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, Output]:
+        """Shape and type of the fields of which they are known."""
+        size, last = self.sizes[-1], self.stages[-1]
+        if size is None:
+            return {}
+        kind: np.dtype[Any] | str = np.dtype(np.uint8)
+        if isinstance(last, Normalize):
+            kind = BFLOAT16 if last.is_bfloat16 else last.stored
+        masks: dict[str, Output] = dict.fromkeys(self.fields[1:], (size, np.dtype(np.int64)))
+        return {self.fields[0]: ((*size, 3), kind), **masks}
+
+    def apply(
+        self,
+        samples: Sequence[Sample | None],
+        rows: Sequence[int],
+        draws: Draws,
+        out: Mapping[str, npt.NDArray[Any]],
+    ) -> dict[int, ShardkitError]:
+        """Do it to some samples; returns the errors of those that fail."""
+        errors: dict[int, ShardkitError] = {}
+        rows = self._complete(samples, rows, errors)
+        # Pictures as large as they were are not held in memory for all samples between stages.
+        together = self.sizes[0] is not None or len(self.stages) == 1
+        for some in [rows] if together else [[row] for row in rows]:
+            columns = [[_given(samples, row)[name] for row in some] for name in self.fields]
+            self._run(Group(some, columns, draws.of(some)), samples, out, errors)
+        return errors
+
+    def _complete(
+        self, samples: Sequence[Sample | None], rows: Sequence[int], errors: dict[int, ShardkitError]
+    ) -> list[int]:
+        """The samples that have the fields. To those that have none of them, nothing is done."""
+        complete = []
+        for row in rows:
+            sample = _given(samples, row)
+            absent = [name for name in self.fields if name not in sample]
+            if not absent:
+                complete.append(row)
+            elif self.outputs or len(absent) < len(self.fields):
+                errors[row] = SampleError(
+                    f"the sample has no field {absent[0]!r}, which is to be transformed",
+                    key=sample["__key__"],
+                    found=", ".join(name for name in sample if name != "__key__"),
+                    fix='fill it in, or leave such samples out with on_error="skip"',
+                )
+        return complete
+
+    def _run(
+        self,
+        group: Group,
+        samples: Sequence[Sample | None],
+        out: Mapping[str, npt.NDArray[Any]],
+        errors: dict[int, ShardkitError],
+    ) -> None:
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, Call):
+                failed = self._call(stage, group)
+            elif isinstance(stage, Job):
+                make = self._maker(number, group, out, np.dtype(np.uint8))
+                failed = stage.run(group, self.sizes[number], make)
+            else:
+                failed = {}
+                _normalize(stage, group, self._maker(number, group, out, stage.stored))
+            for place, failure in failed.items():
+                row = group.rows[place]
+                errors[row] = _of_sample(failure, _given(samples, row)["__key__"], self.fields)
+            if failed:
+                group = group.without(failed)
+        self._hand_out(group, samples, out)
+
+    def _maker(
+        self,
+        number: int,
+        group: Group,
+        out: Mapping[str, npt.NDArray[Any]],
+        dtype: np.dtype[Any],
+    ) -> Make:
+        """What gives a stage the array for a sample: in the batch, or between two stages."""
+        name, size = self.fields[0], self.sizes[number]
+        following = self.stages[number + 1 : number + 2]
+        if not following and name in self.outputs and name in out:
+            batch = out[name]
+            return lambda place, _: batch[group.rows[place]]
+        if size is not None and following and isinstance(following[0], Normalize):
+            between = _between(len(group.rows), size)
+            return lambda place, _: between[place]
+        return lambda _, some_size: np.empty((*some_size, 3), dtype)
+
+    def _call(self, call: Call, group: Group) -> dict[int, Failed]:
+        failed = {}
+        for place in range(len(group.rows)):
+            names = zip(self.fields, group.columns, strict=True)
+            values = {name: column[place] for name, column in names}
+            try:
+                made = call(values, self.by_name, group.draws, place)
+            except ShardkitError as error:
+                failed[place] = Failed(error)
+                continue
+            for name, column in zip(self.fields, group.columns, strict=True):
+                column[place] = made[name]
+        return failed
+
+    def _hand_out(
+        self,
+        group: Group,
+        samples: Sequence[Sample | None],
+        out: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
+        """Put what was made into the batch, where it is not there yet, or into the samples."""
+        masks = self.fields[1:] if any(isinstance(stage, Job) for stage in self.stages) else ()
+        for name, column in zip(self.fields, group.columns, strict=True):
+            in_batch = name in self.outputs and name in out
+            for row, value in zip(group.rows, column, strict=True):
+                if not in_batch:
+                    _given(samples, row)[name] = _as_mask(value) if name in masks else value
+                elif name in masks:
+                    out[name][row] = value
+
+
+def _normalize(step: Normalize, group: Group, make: Make) -> None:
+    for place, pixels in enumerate(group.columns[0]):
+        group.columns[0][place] = made = make(place, pixels.shape[:2])
+        step(pixels, made)
+
+
+def _between(count: int, size: Size) -> npt.NDArray[np.uint8]:
+    """An array of this thread for pixels that the next stage uses up: new ones cost page faults."""
+    pixels = count * size[0] * size[1] * 3
+    buffer = getattr(_thread, "buffer", None)
+    if buffer is None or len(buffer) < pixels:
+        buffer = _thread.buffer = np.empty(pixels, np.uint8)
+    made: npt.NDArray[np.uint8] = buffer[:pixels].reshape(count, *size, 3)
+    return made
+
+
+def _as_mask(value: Any) -> Any:
+    is_mask = isinstance(value, np.ndarray) and value.dtype.kind in "bui"
+    return value.astype(np.int64) if is_mask else value
+
+
+def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitError:
+    """An error of a value as one of its sample."""
+    error, where = failure.error, {"key": key, "field": fields[failure.field]}
+    if isinstance(error, NotAnImageError):
+        return SampleError(
+            error.what,
+            **where,
+            expected=error.expected,
+            found=str(error),
+            fix=f'{error.fix}, or leave such samples out with on_error="skip"',
+        )
+    return error.located(**where)
+
+
+def _given(samples: Sequence[Sample | None], row: int) -> Sample:
+    sample = samples[row]
+    assert sample is not None
+    return sample

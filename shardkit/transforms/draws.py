@@ -1,0 +1,69 @@
+"""Random numbers of samples, as arithmetic: the same for any number of ranks, workers and threads.
+
+A number is a hash of (seed, turn, index, stream), where the turn is the epoch, the index is the
+sample's, and each random transform has a stream of its own. The hash is the one of `order.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardkit.order import splitmix
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # between the states of SplitMix64
+_UNUSED = np.uint64(11)  # bits of 64 that a float's fraction has no room for
+_FRACTION = 2.0**-53
+
+
+class Draws:
+    """Random numbers for some samples, a row for each."""
+
+    def __init__(
+        self, seed: int, turns: npt.NDArray[np.int64], indexes: npt.NDArray[np.int64]
+    ) -> None:
+        hashed = splitmix(_hash(seed) ^ turns.astype(np.uint64))
+        self._rows = splitmix(hashed ^ indexes.astype(np.uint64))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, rows: Sequence[int]) -> Draws:
+        """Those of some of the samples, which are named in their order."""
+        if len(rows) == len(self):
+            return self
+        some = copy.copy(self)
+        some._rows = self._rows[list(rows)]
+        return some
+
+    def uniform(self, stream: int, count: int) -> npt.NDArray[np.float64]:
+        """(samples, count) numbers from 0 up to 1, without 1."""
+        states = (self._rows ^ _hash(stream))[:, None] + _steps(count)
+        return (splitmix(states) >> _UNUSED).astype(np.float64) * _FRACTION
+
+    def generator(self, row: int, stream: int) -> np.random.Generator:
+        """A generator for one sample."""
+        return np.random.Generator(np.random.PCG64(self.number(row, stream)))
+
+    def number(self, row: int, stream: int) -> int:
+        """A whole number of 64 bits for one sample: the seed of another's generator."""
+        return int(splitmix(self._rows[row : row + 1] ^ _hash(stream))[0])
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash(number: int) -> np.uint64:
+    hashed: np.uint64 = splitmix(np.array([number % 2**64], np.uint64))[0]
+    return hashed
+
+
+@functools.lru_cache(maxsize=64)
+def _steps(count: int) -> npt.NDArray[np.uint64]:
+    """From the first state of a sequence to the others."""
+    return np.arange(count, dtype=np.uint64) * _STEP

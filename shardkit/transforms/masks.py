@@ -1,0 +1,83 @@
+"""What lies on a picture: values that stay what they are, and go where their picture goes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.header import Header
+from shardkit.codecs.image import NotAnImageError
+from shardkit.preprocess.geometry import Geometry
+from shardkit.preprocess.masks import MaskError, mask_of, values_of
+from shardkit.transforms.place import Place
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Values = npt.NDArray[Any]
+
+
+class ColourError(NotAnImageError):
+    """A mask with more than one value for a pixel, or with values that are no whole numbers."""
+
+    what = "the value is no mask"
+    expected = "a whole number for each pixel of its picture"
+    fix = "store the mask as a picture of one channel"
+
+
+def mask_values(value: Any, picture: Header) -> Values:
+    """The values of a mask, (height, width), as it lies on its upright picture.
+
+    Raises NotAnImageError.
+    """
+    size = picture.upright
+    if isinstance(value, bytes):
+        value = values_of(mask_of(value, picture, Geometry(*size, size)))
+    if not isinstance(value, np.ndarray):
+        raise ColourError(f"{type(value).__name__} {value!r:.60}")
+    mask: Values = value
+    if mask.ndim == 3 and mask.shape[2] in (1, 3) and (mask == mask[:, :, :1]).all():
+        mask = mask[:, :, 0]  # equal channels, as formats that hold pictures in colour store it
+    if mask.ndim != 2 or mask.dtype.kind not in "bui":
+        raise ColourError(f"an array of {mask.dtype} {mask.shape}")
+    if mask.shape != size[::-1]:
+        raise MaskError(
+            f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels on a picture of "
+            f"{size[0]} x {size[1]}"
+        )
+    return mask
+
+
+def placed(mask: Values, place: Place) -> Values:
+    """A mask where its picture goes: nearest values, and 0 in margins."""
+    columns, no_columns = _sources(
+        place.x, place.width, place.full_width, place.left, place.columns
+    )
+    rows, no_rows = _sources(place.y, place.height, place.full_height, place.top, place.rows)
+    if place.flip:
+        columns, no_columns = columns[::-1], no_columns[::-1]
+    made: Values = mask[rows][:, columns]
+    made[no_rows] = 0
+    made[:, no_columns] = 0
+    return made
+
+
+def _sources(
+    start: int, length: int, full: int, first: int, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Along one side, which old value each of the new has, and which of the new have none."""
+    wanted = np.arange(first, first + count)
+    outside = (wanted < 0) | (wanted >= full)
+    return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
+    """Which of `length` values each of `full` is nearest to, by Pillow's NEAREST."""
+    from PIL import Image
+
+    line = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+    nearest: npt.NDArray[np.int64] = np.array(line.resize((full, 1), Image.Resampling.NEAREST))[0]
+    return nearest

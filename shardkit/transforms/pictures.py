@@ -1,0 +1,142 @@
+"""Pixels of many pictures at once, cropped, resized and mirrored into the places they go to.
+
+A value is an encoded picture or its pixels. Plain JPEGs go through one call that decodes only what
+is needed; all others are decoded strictly, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.crop import crop_jpegs, crop_pixels, headers
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.pixels import to_rgb
+from shardkit.options import MAX_PIXELS
+from shardkit.transforms.place import Place
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+    Errors = dict[int, NotAnImageError]
+
+
+class PixelsError(NotAnImageError):
+    """A value that is neither an encoded picture nor its pixels."""
+
+    expected = "an encoded picture, or pixels: uint8 (height, width, 3)"
+    fix = "make pixels of it before this transform"
+
+
+class TooLargeError(NotAnImageError):
+    """So many pixels that one picture would take all memory."""
+
+    what = "the picture has too many pixels"
+    expected = f"at most {MAX_PIXELS:,}"
+    fix = "make it smaller, for example with --resize while converting"
+
+
+class SizeError(NotAnImageError):
+    """A picture of another size than its field says."""
+
+    what = "the picture is not of the size that all pictures of its field have"
+    expected = None
+    fix = "convert the dataset again, or repair the sample"
+
+
+@dataclass
+class Pictures:
+    """Some values, and what their headers say. Those of `errors` are no pictures."""
+
+    values: Sequence[Any]
+    sizes: list[tuple[int, int]]  # width and height of each, upright
+    plain: list[bool]  # JPEGs that `crop_jpegs` may take
+    headers: dict[int, Header]  # of other encoded pictures
+    errors: Errors
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Pictures:
+        encoded = [value if isinstance(value, bytes) else b"" for value in values]
+        found = headers(encoded).tolist()
+        sizes = [(width, height) for width, height, _ in found]
+        made = cls(values, sizes, [plain == 1 for _, _, plain in found], {}, {})
+        for number, is_plain in enumerate(made.plain):
+            if not is_plain:
+                try:
+                    sizes[number] = made._look_at(number)
+                except NotAnImageError as error:
+                    made.errors[number] = error
+        return made
+
+    def header(self, number: int) -> Header:
+        """What a mask has to know of its picture."""
+        return self.headers.get(number) or Header("", *self.sizes[number])
+
+    def cut(self, places: Mapping[int, Place], out: Mapping[int, Pixels]) -> Errors:
+        """Write pictures to the arrays that `out` has for them; returns those that fail."""
+        inside = {n: place.clipped() if place.beyond else place for n, place in places.items()}
+        within = {
+            n: out[n] if place is places[n] else np.empty((place.rows, place.columns, 3), np.uint8)
+            for n, place in inside.items()
+        }
+        jobs = {n: place.job() for n, place in inside.items()}
+        errors: Errors = {}
+        for number in self._all_plain(jobs, within):
+            try:
+                pixels = self._pixels(number)
+            except NotAnImageError as error:
+                errors[number] = error
+            else:
+                crop_pixels([pixels], np.array([jobs[number]], np.int32), [within[number]])
+        for number, place in places.items():
+            if within[number] is not out[number] and number not in errors:
+                _with_margins(within[number], place, out[number])
+        return errors
+
+    def _look_at(self, number: int) -> tuple[int, int]:
+        """Width and height of what is no plain JPEG."""
+        value = self.values[number]
+        if isinstance(value, bytes):
+            header = self.headers[number] = read_header(value)
+            if header.width * header.height > MAX_PIXELS:
+                raise TooLargeError(f"{header.width:,} x {header.height:,}")
+            return header.upright
+        if not isinstance(value, np.ndarray):
+            raise PixelsError(f"{type(value).__name__} {value!r:.60}")
+        if value.dtype != np.uint8 or value.shape[2:] != (3,) or not value.size:
+            raise PixelsError(f"an array of {value.dtype} {value.shape}")
+        return value.shape[1], value.shape[0]
+
+    def _all_plain(
+        self, jobs: Mapping[int, tuple[int, ...]], out: Mapping[int, Pixels]
+    ) -> list[int]:
+        """Cut all that one call can do; returns the numbers of the others."""
+        plain = [number for number in jobs if self.plain[number]]
+        if not plain:
+            return list(jobs)
+        done = crop_jpegs(
+            [self.values[number] for number in plain],
+            np.array([jobs[number] for number in plain], np.int32),
+            [out[number] for number in plain],
+        )
+        ready = {number for number, is_done in zip(plain, done.tolist(), strict=True) if is_done}
+        return [number for number in jobs if number not in ready]
+
+    def _pixels(self, number: int) -> Pixels:
+        value = self.values[number]
+        return to_rgb(value) if isinstance(value, bytes) else np.ascontiguousarray(value)
+
+
+def _with_margins(inner: Pixels, place: Place, out: Pixels) -> None:
+    """Put the part of a window that is inside of the picture between black margins."""
+    height, width, _ = inner.shape
+    left, top = max(-place.left, 0), max(-place.top, 0)
+    if place.flip:
+        left = place.columns - left - width
+    out[:] = 0
+    out[top : top + height, left : left + width] = inner

@@ -1,0 +1,290 @@
+"""The transforms of pictures: frozen objects, checked when made.
+
+Names, options and meanings are those of torchvision. A size is a number, or (height, width).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from shardkit.errors import UsageError
+from shardkit.options import check_choice
+from shardkit.transforms.place import Place
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+
+Size = tuple[int, int]  # height and width
+
+BFLOAT16 = "bfloat16"  # numpy has no such type: arrays of it hold its bits as uint16
+_FLOATS = ("float32", "float16", BFLOAT16)
+_TRIES = 10
+_MAX_SIDE = 1 << 15
+# Pixels at a time: from 2^18 on, OpenCV starts threads of its own, which do not survive a fork.
+_ALONE = 1 << 17
+
+
+@dataclass(frozen=True, repr=False)
+class Transform:
+    """Base of the transforms of pictures."""
+
+    def __repr__(self) -> str:
+        options = [
+            repr(value) if f.default is dataclasses.MISSING else f"{f.name}={value!r}"
+            for f in dataclasses.fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(options)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Placing(Transform):
+    """Base of those that say where pixels go, some by random numbers from 0 up to 1."""
+
+    numbers: ClassVar[int] = 0  # how many of those
+
+    def known(self, size: Size | None) -> Size | None:
+        """The size that comes out, as far as that of the picture and the options tell it."""
+        return size
+
+    def place(self, place: Place, drawn: Sequence[float]) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Decode(Transform):
+    """The picture as upright pixels, (height, width, 3) uint8, as the other transforms see it.
+
+    They decode it themselves: this one is for callables that are to get pixels.
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class RandomResizedCrop(Placing):
+    """A random part of the picture, resized.
+
+    Its area is between `scale` of the picture's, its aspect between `ratio`, in a logarithmic
+    measure. Where ten tries fit into no place, it is the largest part in the centre whose aspect is
+    allowed.
+    """
+
+    size: int | tuple[int, int]
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    numbers = 2 + 2 * _TRIES
+
+    def __post_init__(self) -> None:
+        _check_size(self)
+        _check_range(self, "scale", nothing=True)
+        _check_range(self, "ratio")
+
+    def known(self, size: Size | None) -> Size | None:
+        return _height_width(self.size)
+
+    def place(self, place: Place, drawn: Sequence[float]) -> None:
+        width, height = place.columns, place.rows
+        least, most = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for by_area, by_aspect in zip(drawn[2::2], drawn[3::2], strict=True):
+            area = width * height * _between(*self.scale, by_area)
+            aspect = math.exp(_between(least, most, by_aspect))
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                x, y = int(drawn[0] * (width - w + 1)), int(drawn[1] * (height - h + 1))
+                break
+        else:
+            w, h = self._largest(width, height)
+            x, y = (width - w) // 2, (height - h) // 2
+        place.crop(x, y, w, h)
+        place.resize(*_width_height(self.size))
+
+    def _largest(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of the largest part whose aspect is allowed."""
+        least, most = self.ratio
+        if width / height < least:
+            return width, min(max(round(width / least), 1), height)
+        if width / height > most:
+            return min(max(round(height * most), 1), width), height
+        return width, height
+
+
+@dataclass(frozen=True, repr=False)
+class Resize(Placing):
+    """The picture in another size, antialiased: a number is the shorter side."""
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        _check_size(self)
+
+    def known(self, size: Size | None) -> Size | None:
+        return self.size if isinstance(self.size, tuple) else size and self._scaled(*size)
+
+    def place(self, place: Place, drawn: Sequence[float]) -> None:
+        if isinstance(self.size, tuple):
+            place.resize(*_width_height(self.size))
+        else:
+            place.resize(*self._scaled(place.columns, place.rows))
+
+    def _scaled(self, one: int, other: int) -> tuple[int, int]:
+        """Both sides, the shorter of which gets the size; the longer one is rounded down."""
+        assert isinstance(self.size, int)
+        longer = int(self.size * max(one, other) / min(one, other))
+        return (self.size, longer) if one <= other else (longer, self.size)
+
+
+@dataclass(frozen=True, repr=False)
+class CenterCrop(Placing):
+    """The middle of the picture; black margins where the picture is smaller."""
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        _check_size(self)
+
+    def known(self, size: Size | None) -> Size | None:
+        return _height_width(self.size)
+
+    def place(self, place: Place, drawn: Sequence[float]) -> None:
+        width, height = _width_height(self.size)
+        place.window(_margin(place.columns, width), _margin(place.rows, height), width, height)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomHorizontalFlip(Placing):
+    """The picture mirrored left to right, with probability `p`."""
+
+    p: float = 0.5
+
+    numbers = 1
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.p) or not 0 <= self.p <= 1:
+            raise UsageError("p must be a probability, from 0 to 1", found=repr(self.p))
+
+    def place(self, place: Place, drawn: Sequence[float]) -> None:
+        place.flip ^= drawn[0] < self.p
+
+
+@dataclass(frozen=True, repr=False)
+class Normalize(Transform):
+    """(pixel / 255 - mean) / std of each channel, as "float32", "float16" or "bfloat16"."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if not _are_numbers(values, 3):
+                raise UsageError(
+                    f"{name} must be three numbers, of red, green and blue", found=repr(values)
+                )
+            object.__setattr__(self, name, tuple(float(value) for value in values))
+        if min(self.std) <= 0:
+            raise UsageError("std must be above 0", found=repr(self.std))
+        check_choice(self, "dtype", _FLOATS)
+
+    def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
+        """Pixels, (height, width, 3), to an array of the same shape and of type `stored`."""
+        import cv2
+
+        table, wanted = self._table, out.view(self._table.dtype)
+        rows = max(_ALONE // pixels.shape[1], 1)
+        for first in range(0, len(pixels), rows):
+            part = np.s_[first : first + rows]
+            cv2.LUT(pixels[part], table, dst=wanted[part])
+
+    @property
+    def is_bfloat16(self) -> bool:
+        return self.dtype == BFLOAT16
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The type of arrays that hold the values."""
+        return np.dtype(np.uint16 if self.is_bfloat16 else self.dtype)
+
+    @functools.cached_property
+    def _table(self) -> npt.NDArray[Any]:
+        """What each of the 256 values of a channel becomes: (1, 256, 3).
+
+        Floats of 16 bits are given as whole numbers, as OpenCV only copies them.
+        """
+        exact = (np.arange(256)[:, None] / 255 - np.array(self.mean)) / np.array(self.std)
+        if self.is_bfloat16:
+            table: npt.NDArray[Any] = to_bfloat16(exact.astype(np.float32))
+        else:
+            table = exact.astype(self.dtype)
+        return (table.view(np.uint16) if table.itemsize == 2 else table)[None]
+
+
+def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of the nearest bfloat16 of finite numbers; of two as near, the even one."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _margin(length: int, wanted: int) -> int:
+    """What is cut off before the middle; negative: what is added."""
+    return round((length - wanted) / 2) if length > wanted else -((wanted - length) // 2)
+
+
+def _between(low: float, high: float, drawn: float) -> float:
+    return low + (high - low) * drawn
+
+
+def _height_width(size: int | tuple[int, int]) -> Size:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def _width_height(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size[1], size[0]) if isinstance(size, tuple) else (size, size)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+    return is_real and math.isfinite(value)
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+        return False
+    return len(values) == count and all(_is_number(value) for value in values)
+
+
+def _check_size(transform: Any) -> None:
+    size = transform.size
+    sides = (size,) if _is_number(size) else tuple(size) if _are_numbers(size, 2) else ()
+    if not sides or not all(side in range(1, _MAX_SIDE + 1) for side in sides):
+        raise UsageError(
+            "size must be a whole number of pixels, or (height, width)",
+            expected=f"1 to {_MAX_SIDE:,}",
+            found=repr(size),
+        )
+    whole = tuple(int(side) for side in sides)
+    object.__setattr__(transform, "size", whole[0] if len(whole) == 1 else whole)
+
+
+def _check_range(transform: Any, name: str, nothing: bool = False) -> None:
+    """Two numbers, the first of which may be 0 if `nothing` is allowed."""
+    values = getattr(transform, name)
+    right = _are_numbers(values, 2) and 0 <= values[0] <= values[1] and values[1] > 0
+    if not right or (values[0] == 0 and not nothing):
+        raise UsageError(
+            f"{name} must be two numbers above 0, the smaller one first", found=repr(values)
+        )
+    object.__setattr__(transform, name, tuple(float(value) for value in values))

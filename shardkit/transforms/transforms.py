@@ -1,0 +1,209 @@
+"""The transforms of a dataset: by field, checked against its schema, applied to many samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.sample import Sample
+from shardkit.schema import Array, FieldType, Image, Schema
+from shardkit.transforms.calls import Call, name_of
+from shardkit.transforms.chain import Chain, Job, Stage
+from shardkit.transforms.draws import Draws
+from shardkit.transforms.steps import Normalize, Placing, Size, Transform
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.transforms.chain import Output
+
+    Step = Transform | Callable[..., Any]
+
+_STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
+
+
+class Transforms:
+    """What happens to the samples of a dataset before they are put into a batch.
+
+    A field has a transform, or several in their order. Transforms of pictures get encoded pictures,
+    or pixels, uint8 (height, width, 3); of several fields the first is the picture and the others
+    are masks, which go where it goes. All else that can be called gets the value of the field; of
+    several fields it gets the values by name, and returns a dict of them. It is called in several
+    threads at once.
+
+    >>> from shardkit.schema import Int
+    >>> from shardkit.transforms.steps import RandomResizedCrop
+    >>> schema = Schema({"image": Image(), "label": Int()})
+    >>> Transforms({"image": RandomResizedCrop(224), "label": float}, schema).outputs()
+    {'image': ((224, 224, 3), dtype('uint8'))}
+    """
+
+    def __init__(self, transforms: Mapping[str | tuple[str, ...], Any], schema: Schema) -> None:
+        if not isinstance(transforms, Mapping):
+            raise UsageError(
+                "transforms are given by field",
+                expected='a dict such as {"image": shardkit.RandomResizedCrop(224)}',
+                found=repr(transforms),
+            )
+        self._schema = schema
+        self._chains: list[Chain] = []
+        taken: set[str] = set()
+        for number, (given, steps) in enumerate(transforms.items()):
+            fields = _fields(given, schema)
+            twice = sorted(taken.intersection(fields))
+            if twice:
+                raise UsageError(
+                    f"field {twice[0]!r} has transforms in two places",
+                    fix="name all of them in one place, in their order",
+                )
+            taken.update(fields)
+            self._chains.append(_chain(given, fields, _steps(given, steps), schema, number))
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that are transformed."""
+        return frozenset(name for chain in self._chains for name in chain.fields)
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        """The fields that come out as pictures of ours, (height, width, 3)."""
+        return frozenset(
+            chain.fields[0] for chain in self._chains if not isinstance(chain.stages[-1], Call)
+        )
+
+    @property
+    def encoded(self) -> frozenset[str]:
+        """The fields that are decoded as pictures."""
+        firsts = ((chain.fields[0], chain.stages[0]) for chain in self._chains)
+        return frozenset(
+            name
+            for name, stage in firsts
+            if isinstance(stage, Job) and isinstance(self._schema[name], Image)
+        )
+
+    @property
+    def halves(self) -> frozenset[str]:
+        """Those of them that hold the bits of bfloat16."""
+        last = ((chain.fields[0], chain.stages[-1]) for chain in self._chains)
+        return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
+
+    def outputs(self) -> dict[str, Output]:
+        """Shape and type of the fields of which they are known before anything is read.
+
+        Pictures are (height, width, 3), masks (height, width). The others come out in the samples.
+        """
+        return {name: kind for chain in self._chains for name, kind in chain.outputs.items()}
+
+    def apply(
+        self,
+        samples: Sequence[Sample | None],
+        draws: Draws,
+        out: Mapping[str, npt.NDArray[Any]],
+    ) -> dict[int, ShardkitError]:
+        """Transform samples, all but those that are None; returns the errors of those that fail.
+
+        `draws` has a row for each sample. What becomes of a field of `out` is written to the
+        sample's row of its array, whose shape and type are those of `outputs`; else it takes the
+        place of the value in the sample.
+        """
+        errors: dict[int, ShardkitError] = {}
+        for chain in self._chains:
+            rows = [n for n, s in enumerate(samples) if s is not None and n not in errors]
+            errors.update(chain.apply(samples, rows, draws, out))
+        return errors
+
+
+def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
+    fields = given if isinstance(given, tuple) else (given,)
+    for name in fields:
+        if name not in schema:
+            raise UsageError(
+                f"there is no field {name!r} to transform",
+                expected="one of " + ", ".join(schema),
+            )
+    if not fields or len(set(fields)) < len(fields):
+        raise UsageError("transforms are for one field or several", found=repr(given))
+    return fields
+
+
+def _steps(given: Any, steps: Any) -> list[Step]:
+    made = list(steps) if isinstance(steps, list | tuple) else [steps]
+    for step in made:
+        if isinstance(step, type) and issubclass(step, Transform):
+            raise UsageError(
+                f"a transform of {given!r} is a class", found=step.__name__,
+                fix=f"make one, as in {step.__name__}(...)",
+            )  # fmt: skip
+        if not isinstance(step, Transform) and not callable(step):
+            raise UsageError(
+                f"a transform of {given!r} is none", found=repr(step),
+                expected="one of shardkit's, or a function",
+            )  # fmt: skip
+    if not made:
+        raise UsageError(f"there is no transform for {given!r}", fix="leave the field out")
+    return made
+
+
+def _chain(
+    given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
+) -> Chain:
+    size = None
+    if isinstance(steps[0], Transform):
+        size = _size(steps[0], fields[0], schema[fields[0]])
+        for name in fields[1:]:
+            _check_mask(name, schema[name])
+    return Chain(fields, _stages(given, steps, number * _STREAMS), isinstance(given, tuple), size)
+
+
+def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
+    """Steps, of which neighbours are one where that is possible. Each has a stream of its own."""
+    stages: list[Stage] = []
+    for number, step in enumerate(steps, stream):
+        last = stages[-1] if stages else None
+        if isinstance(last, Normalize) and (isinstance(step, Transform) or last.is_bfloat16):
+            name = repr(step) if isinstance(step, Transform) else name_of(step)
+            raise UsageError(
+                f"{name} of {given!r} comes after {last!r}, which leaves no pixels for it",
+                fix="normalize last",
+            )
+        if not isinstance(step, Transform):
+            stages.append(Call(step, number))
+            continue
+        if not isinstance(last, Job) or not last.takes(step):
+            last = Job(number)
+            stages.append(last)
+        if isinstance(step, Placing):
+            stages[-1] = replace(last, steps=(*last.steps, step))
+        elif isinstance(step, Normalize):
+            stages.append(step)
+    return tuple(stages)
+
+
+def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
+    """The size of a field's pictures, if it is known. Raises UsageError for what has none."""
+    if isinstance(kind, Image):
+        return None
+    if isinstance(kind, Array) and kind.dtype in (None, np.dtype(np.uint8).str):
+        shape = kind.shape or (None, None, 3)
+        if len(shape) == 3 and shape[2] in (None, 3):
+            height, width, _ = shape
+            return None if height is None or width is None else (height, width)
+    raise UsageError(
+        f"{step!r} is for pictures, which field {name!r} has not",
+        expected="a field of encoded pictures, or of pixels: uint8 (height, width, 3)",
+        found=repr(kind),
+    )
+
+
+def _check_mask(name: str, kind: FieldType) -> None:
+    whole = isinstance(kind, Array) and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
+    if not whole and not isinstance(kind, Image):
+        raise UsageError(
+            f"field {name!r} cannot lie on a picture",
+            expected="a field of encoded pictures, or of whole numbers, (height, width)",
+            found=repr(kind),
+        )

@@ -1,0 +1,77 @@
+"""Samples and how the tests send them through transforms."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from shardkit.schema import Image, Schema
+from shardkit.transforms import Draws, Transforms
+from tests.codecs.pictures import encoded, photo_like
+
+Sample = dict[str, Any]
+Pixels = npt.NDArray[np.uint8]
+
+PICTURES = Schema({"image": Image()})
+BOTH = Schema({"image": Image(), "mask": Image()})
+
+
+def file_of(pixels: npt.NDArray[Any], format: str = "PNG", **options: Any) -> bytes:
+    return encoded(PIL.Image.fromarray(pixels), format, **options)
+
+
+def photos(count: int, format: str = "JPEG") -> list[Sample]:
+    """Pictures of many sizes."""
+    sizes = [(60 + 17 * n % 50, 50 + 23 * n % 60) for n in range(count)]
+    return [
+        {"__key__": f"{n}", "image": file_of(photo_like(n, *size), format)}
+        for n, size in enumerate(sizes)
+    ]
+
+
+def draws_of(count: int, seed: int = 0, turn: int = 0, first: int = 0) -> Draws:
+    return Draws(seed, np.full(count, turn), np.arange(first, first + count))
+
+
+def begun(transforms: Transforms, count: int) -> dict[str, npt.NDArray[Any]]:
+    """The memory of a batch, full of a value that nobody wants."""
+    return {
+        name: np.full((count, *shape), 77, np.uint16 if dtype == "bfloat16" else dtype)
+        for name, (shape, dtype) in transforms.outputs().items()
+    }
+
+
+def applied(
+    steps: dict[Any, Any],
+    samples: list[Sample],
+    schema: Schema = PICTURES,
+    *,
+    chunk: int | None = None,
+    seed: int = 0,
+    turn: int = 0,
+) -> list[Sample]:
+    """What becomes of samples, chunk by chunk; raises the first error."""
+    made = []
+    for first in range(0, len(samples), chunk or len(samples)):
+        some = copy.deepcopy(samples[first : first + (chunk or len(samples))])
+        transforms = Transforms(steps, schema)
+        out = begun(transforms, len(some))
+        errors = transforms.apply(some, draws_of(len(some), seed, turn, first), out)
+        for error in errors.values():
+            raise error
+        made += [{**s, **{n: rows[k] for n, rows in out.items()}} for k, s in enumerate(some)]
+    return made
+
+
+def assert_same(some: Iterable[Sample], others: Iterable[Sample]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name])
+            if isinstance(value, np.ndarray):
+                assert value.dtype == other[name].dtype

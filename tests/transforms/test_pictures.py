@@ -1,0 +1,390 @@
+"""Pictures, pixels and masks through the transforms: compared with Pillow, step by step."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.codecs import crop
+from shardkit.codecs.pixels import to_ppm, to_rgb
+from shardkit.errors import SampleError
+from shardkit.schema import Array, Image, Schema
+from shardkit.transforms import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Transforms,
+)
+from shardkit.transforms.place import Place
+from tests.codecs.pictures import encoded, exif, photo, photo_like, rgb_profile
+from tests.preprocess.test_masks import assert_lies_on, drawn, scene
+from tests.transforms.chunks import (
+    BOTH,
+    PICTURES,
+    Sample,
+    applied,
+    assert_same,
+    begun,
+    draws_of,
+    file_of,
+    photos,
+)
+
+ARRAYS = Schema({"image": Array("|u1")})
+BILINEAR, NEAREST = PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.NEAREST
+CROP = RandomResizedCrop(32)
+FLIP = RandomHorizontalFlip(1.0)
+
+
+def by_pillow(
+    picture: PIL.Image.Image, steps: list[Any], filter: PIL.Image.Resampling = BILINEAR
+) -> npt.NDArray[Any]:
+    """What steps without chance do, one after the other."""
+    for step in steps:
+        width, height = picture.size
+        place = Place.whole(width, height)
+        step.place(place, [0.5] * step.numbers)
+        if isinstance(step, RandomHorizontalFlip):
+            picture = picture.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+        elif isinstance(step, CenterCrop):
+            box = place.left, place.top, place.left + place.columns, place.top + place.rows
+            picture = picture.crop(box)  # 0 beyond its edges
+        else:
+            box = place.x, place.y, place.x + place.width, place.y + place.height
+            picture = picture.crop(box).resize((place.columns, place.rows), filter)
+    return np.asarray(picture)
+
+
+def assert_alike(pixels: npt.NDArray[Any], expected: npt.NDArray[Any], resizes: int = 1) -> None:
+    """But for rounding between two passes, which Pillow does in another order since 13."""
+    assert pixels.dtype == np.uint8
+    np.testing.assert_allclose(pixels.astype(int), expected, rtol=0, atol=resizes)
+
+
+def decoded(data: bytes) -> PIL.Image.Image:
+    if data.startswith(b"\xff\xd8"):
+        return PIL.Image.fromarray(simplejpeg.decode_jpeg(data))
+    return PIL.Image.open(io.BytesIO(data)).convert("RGB")
+
+
+# --- against Pillow ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "array"])
+def test_a_random_crop_is_cropped_resized_and_mirrored(format: str) -> None:
+    samples = photos(40, "PNG" if format == "array" else format)
+    pictures = [decoded(sample["image"]) for sample in samples]
+    schema = PICTURES
+    if format == "array":
+        schema = ARRAYS
+        for sample, picture in zip(samples, pictures, strict=True):
+            sample["image"] = np.asarray(picture)
+    step = RandomResizedCrop((32, 40))
+    found = applied({"image": [step, RandomHorizontalFlip()]}, samples, schema)
+    numbers = draws_of(40).uniform(0, step.numbers + 1)
+    for picture, sample, row in zip(pictures, found, numbers.tolist(), strict=True):
+        place = Place.whole(*picture.size)
+        step.place(place, row[:-1])
+        box = place.x, place.y, place.x + place.width, place.y + place.height
+        expected = np.asarray(picture.crop(box).resize((40, 32), BILINEAR))
+        assert_alike(sample["image"], expected[:, :: -1 if row[-1] < 0.5 else 1])
+    assert 10 < (numbers[:, -1] < 0.5).sum() < 30
+
+
+SIDES = st.integers(12, 60)
+SIZES = SIDES | st.tuples(SIDES, SIDES)
+STEPS = st.one_of(
+    SIZES.map(Resize),
+    SIZES.map(CenterCrop),
+    st.just(FLIP),
+    st.just(Decode()),
+    SIZES.map(lambda size: RandomResizedCrop(size, scale=(40, 50), ratio=(0.8, 1.2))),
+)
+
+
+def unchanged(value: Any) -> Any:
+    return value
+
+
+def both_unchanged(image: Any, mask: Any) -> dict[str, Any]:
+    return {"image": image, "mask": mask}
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "array"])
+@given(st.integers(16, 60), st.integers(16, 60), st.lists(STEPS, min_size=1, max_size=4))
+def test_steps_that_are_done_at_once_are_those_done_one_by_one(
+    format: str, width: int, height: int, steps: list[Any]
+) -> None:
+    pixels = photo_like(width, width, height)
+    value: Any = pixels if format == "array" else file_of(pixels, format)
+    picture = PIL.Image.fromarray(pixels) if format == "array" else decoded(value)
+    expected = by_pillow(picture, [step for step in steps if not isinstance(step, Decode)])
+    one_by_one = [one for step in steps for one in (step, unchanged)]
+    sample = {"__key__": "a", "image": value}
+    schema = ARRAYS if format == "array" else PICTURES
+    normalize = Normalize((0.4, 0.5, 0.6), (0.1, 0.2, 0.3), "float16")
+    for more in ([], [normalize]):
+        together = applied({"image": [*steps, *more]}, [sample], schema)
+        assert_same(together, applied({"image": [*one_by_one, *more]}, [sample], schema))
+        if not more:
+            assert_alike(together[0]["image"], expected, len(steps))
+
+
+def test_the_extension_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
+    before = applied(steps, photos(20))
+    monkeypatch.setattr(crop, "_crop", None)
+    assert_same(applied(steps, photos(20)), before)
+
+
+def test_margins_are_black_and_lie_around_the_picture() -> None:
+    pixels = np.full((10, 20, 3), 200, np.uint8)
+    for format in ("PNG", "JPEG"):
+        sample = {"__key__": "a", "image": file_of(pixels, format)}
+        found = applied({"image": [CenterCrop((13, 25)), FLIP]}, [sample])[0]["image"]
+        assert (found[1:11, 3:23] == 200).all()
+        assert found.sum() == 200 * pixels.size
+
+
+# --- pictures that are not plain -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_pictures_are_upright(format: str, orientation: int) -> None:
+    options = {"lossless": True} if format == "WEBP" else {}
+    data = encoded(scene(), format, exif=exif(orientation), **options)
+    upright = to_rgb(data)
+    assert upright.shape[:2] == ((120, 80) if orientation >= 5 else (80, 120))
+    sample = {"__key__": "a", "image": data}
+    np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], upright)
+    steps = [Resize(40), CenterCrop((30, 24))]
+    expected = by_pillow(PIL.Image.fromarray(upright), steps)
+    assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(photo("CMYK"), "JPEG"),
+        encoded(photo("L"), "JPEG"),
+        encoded(photo("RGB"), "JPEG", icc_profile=rgb_profile()),
+        encoded(photo("RGB"), "JPEG", progressive=True),
+        encoded(photo("RGB"), "JPEG") + b"behind the end",
+        encoded(photo("RGBA"), "PNG"),
+        encoded(photo("P"), "PNG"),
+        encoded(photo("L"), "PNG"),
+        encoded(photo("RGB"), "GIF"),
+        encoded(photo("RGB"), "BMP"),
+        to_ppm(np.asarray(photo("RGB"))),
+    ],
+    ids=[
+        "cmyk",
+        "grey",
+        "icc",
+        "progressive",
+        "tail",
+        "alpha",
+        "palette",
+        "L",
+        "gif",
+        "bmp",
+        "ppm",
+    ],
+)
+def test_every_picture_is_seen_as_the_codecs_see_it(data: bytes) -> None:
+    sample = {"__key__": "a", "image": data}
+    expected = to_rgb(data)
+    np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], expected)
+    steps = [Resize((9, 11)), FLIP]
+    expected = by_pillow(PIL.Image.fromarray(expected), steps)
+    assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
+
+
+WHOLE = {format: file_of(photo_like(1, 80, 60), format) for format in ("JPEG", "PNG", "WEBP")}
+MIDDLE = {format: len(data) // 2 for format, data in WHOLE.items()}
+
+
+@pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP], [Resize(40), CenterCrop(32)]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"some text",
+        b"\xff\xd8\xff",
+        3,
+        None,
+        WHOLE["JPEG"][: MIDDLE["JPEG"]],
+        WHOLE["PNG"][: MIDDLE["PNG"]],
+        WHOLE["WEBP"][: MIDDLE["WEBP"]],
+        WHOLE["JPEG"][: MIDDLE["JPEG"]] + b"\xff\xd9",
+        WHOLE["PNG"][: MIDDLE["PNG"]] + b"\0" + WHOLE["PNG"][MIDDLE["PNG"] + 1 :],
+    ],
+    ids=["empty", "text", "start", "int", "none", "jpeg", "png", "webp", "jpeg-end", "png-byte"],
+)
+def test_a_damaged_picture_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -> None:
+    samples: list[Any] = photos(7)
+    samples[3] = None
+    samples[4]["image"] = bad
+    transforms = Transforms({"image": steps}, PICTURES)
+    out = begun(transforms, 7)
+    errors = transforms.apply(samples, draws_of(7), out)
+    assert list(errors) == [4]
+    assert isinstance(errors[4], SampleError)
+    assert errors[4].where == {"key": "4", "field": "image"}
+    assert 'on_error="skip"' in str(errors[4].fix)
+    assert (out["image"][3] == 77).all()
+    for row in (0, 1, 2, 5, 6):
+        alone = begun(transforms, 1)
+        assert not transforms.apply([photos(7)[row]], draws_of(1, first=row), alone)
+        np.testing.assert_array_equal(out["image"][row], alone["image"][0])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros((8, 8), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8, 3), np.float32),
+        np.zeros((0, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8),
+    ],
+    ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
+)  # fmt: skip
+def test_arrays_that_are_no_pixels_are_errors(pixels: Any) -> None:
+    with pytest.raises(SampleError, match="no picture") as error:
+        applied({"image": CROP}, [{"__key__": "a", "image": pixels}], Schema({"image": Array()}))
+    assert str(pixels.shape) in str(error.value.found)
+    assert "uint8 (height, width, 3)" in str(error.value.expected)
+
+
+def test_pixels_may_lie_in_memory_in_any_way() -> None:
+    pixels = photo_like(1, 60, 50)
+    views = [pixels.copy(), pixels.swapaxes(0, 1), pixels[::-1, ::2], np.asfortranarray(pixels)]
+    views[0].flags.writeable = False
+    for view in views:
+        found = applied({"image": Resize(20)}, [{"__key__": "a", "image": view}], ARRAYS)
+        expected = by_pillow(PIL.Image.fromarray(np.ascontiguousarray(view)), [Resize(20)])
+        assert_alike(found[0]["image"], expected)
+
+
+def test_pixels_of_another_size_than_their_field_says_are_an_error() -> None:
+    schema = Schema({"image": Array("|u1", (8, 9, 3))})
+    right = {"__key__": "a", "image": np.zeros((8, 9, 3), np.uint8)}
+    wrong = {"__key__": "b", "image": np.zeros((9, 8, 3), np.uint8)}
+    assert applied({"image": FLIP}, [right], schema)[0]["image"].shape == (8, 9, 3)
+    with pytest.raises(SampleError, match="not of the size") as error:
+        applied({"image": FLIP}, [right, wrong], schema)
+    assert error.value.found == "8 x 9 pixels instead of 9 x 8"
+
+
+@pytest.mark.parametrize("step", [Resize(1 << 15), [Resize(1 << 15), CenterCrop(8)]])
+def test_no_picture_may_take_all_memory(step: Any) -> None:
+    sample = {"__key__": "a", "image": file_of(np.zeros((1, 5000, 3), np.uint8))}
+    with pytest.raises(SampleError, match="too many pixels") as error:
+        applied({"image": step}, [sample])
+    assert "163,840,000 x 32,768 after resizing" in str(error.value.found)
+
+
+# --- masks ---------------------------------------------------------------------------------------
+
+
+def pair(format: str = "PNG", orientation: int = 1, mode: str = "L") -> Sample:
+    options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
+    picture = encoded(scene(), format, exif=exif(orientation), **options)
+    return {"__key__": "a", "image": picture, "mask": encoded(drawn(mode), "PNG")}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [RandomResizedCrop((50, 70), scale=(0.5, 1)), RandomHorizontalFlip()],
+        [Decode(), both_unchanged, RandomResizedCrop(64, scale=(0.5, 1))],
+        [Resize(90), CenterCrop(80), RandomHorizontalFlip()],
+        [RandomHorizontalFlip(), CenterCrop(200)],
+        [Decode()],
+    ],
+)  # fmt: skip
+def test_a_mask_lies_on_its_picture(steps: list[Any], format: str, orientation: int) -> None:
+    for turn in range(6):
+        found = applied({("image", "mask"): steps}, [pair(format, orientation)], BOTH, turn=turn)[0]
+        pixels, mask = found["image"], found["mask"]
+        assert mask.dtype == np.int64
+        inside = ~(pixels == 0).all(axis=2)  # without margins
+        assert (mask[~inside] == 0).all()
+        rows, columns = np.flatnonzero(inside.any(axis=1)), np.flatnonzero(inside.any(axis=0))
+        part = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert_lies_on(pixels[part], mask[part])
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "I;16"])
+def test_a_mask_has_the_nearest_of_its_own_values(mode: str) -> None:
+    step = RandomResizedCrop((30, 41))
+    values = np.asarray(drawn(mode)).astype(np.int32)
+    for turn in range(20):
+        found = applied({("image", "mask"): [step, FLIP]}, [pair(mode=mode)], BOTH, turn=turn)[0][
+            "mask"
+        ]
+        place = Place.whole(120, 80)
+        step.place(place, draws_of(1, turn=turn).uniform(0, step.numbers)[0].tolist())
+        box = place.x, place.y, place.x + place.width, place.y + place.height
+        expected = PIL.Image.fromarray(values).crop(box).resize((41, 30), NEAREST)
+        np.testing.assert_array_equal(found, np.asarray(expected)[:, ::-1])
+
+
+def test_masks_may_be_arrays_and_pictures_in_colour_that_is_grey() -> None:
+    steps = {("image", "mask"): [RandomResizedCrop(33), RandomHorizontalFlip()]}
+    expected = applied(steps, [pair()], BOTH)
+    values = np.asarray(drawn())
+    in_colour = np.repeat(values[:, :, None], 3, axis=2)
+    for mask in (to_ppm(in_colour), file_of(in_colour)):
+        assert_same(applied(steps, [{**pair(), "mask": mask}], BOTH), expected)
+    schema = Schema({"image": Array(), "mask": Array()})
+    for array in (values, values.astype(np.int64), values.astype(">u2"), in_colour):
+        sample = {"__key__": "a", "image": np.asarray(scene()), "mask": array}
+        assert_same(applied(steps, [sample], schema), expected)
+
+
+@pytest.mark.parametrize(
+    ("mask", "words", "found"),
+    [
+        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not fit its picture", "80 x 120"),
+        (np.zeros((120, 80), np.uint8), "does not fit its picture", "80 x 120"),
+        (encoded(scene(), "PNG"), "no mask", "uint8 (80, 120, 3)"),
+        (np.zeros((80, 120), np.float32), "no mask", "float32"),
+        (np.zeros(3, np.int64), "no mask", "(3,)"),
+        ("text", "no mask", "str"),
+        (encoded(drawn(), "PNG")[:-20], "is cut", "png"),
+        (b"", "no picture", "empty"),
+    ],
+)
+def test_what_cannot_lie_on_the_picture_is_an_error_of_its_sample(
+    mask: Any, words: str, found: str
+) -> None:
+    samples = [pair(), {**pair(), "mask": mask}, pair()]
+    schema = BOTH if isinstance(mask, bytes) else Schema({"image": Image(), "mask": Array()})
+    transforms = Transforms({("image", "mask"): CROP}, schema)
+    errors = transforms.apply(samples, draws_of(3), begun(transforms, 3))
+    assert list(errors) == [1]
+    assert isinstance(errors[1], SampleError)
+    assert words in str(errors[1])
+    assert found in str(errors[1].found)
+    assert errors[1].where == {"key": "a", "field": "mask"}
+
+
+def test_every_further_field_is_a_mask() -> None:
+    schema = Schema({"image": Image(), "mask": Image(), "depth": Image()})
+    sample = {**pair(), "depth": encoded(drawn("I;16"), "PNG")}
+    steps = {("image", "mask", "depth"): [CROP, RandomHorizontalFlip()]}
+    found = applied(steps, [sample], schema)[0]
+    np.testing.assert_array_equal(found["mask"] * 300, found["depth"])

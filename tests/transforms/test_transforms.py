@@ -1,0 +1,396 @@
+"""Chains of transforms: what they are made of, what they give, and what functions of a user do."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.schema import Array, Image, Int, Schema, Text
+from shardkit.transforms import (
+    CenterCrop,
+    Decode,
+    Draws,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Transforms,
+)
+from tests.preprocess.test_masks import drawn, scene
+from tests.transforms.chunks import (
+    BOTH,
+    PICTURES,
+    Sample,
+    applied,
+    assert_same,
+    begun,
+    draws_of,
+    encoded,
+    photos,
+)
+
+SCHEMA = Schema({"image": Image(), "mask": Image(), "text": Text(), "tokens": Array("<u2")})
+CROP, FLIP = RandomResizedCrop(24), RandomHorizontalFlip()
+HALF = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2), "bfloat16")
+SINGLE = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+
+
+def noisy(image: Any, rng: np.random.Generator) -> Any:
+    return image + rng.integers(0, 9, image.shape, np.uint8)
+
+
+def both_noisy(*, image: Any, mask: Any, rng: np.random.Generator) -> dict[str, Any]:
+    return {"image": noisy(image, rng), "mask": mask, "more": 3}
+
+
+def fails(value: Any, what: Exception) -> Any:
+    raise what
+
+
+class Doubled:
+    def __call__(self, value: Any) -> Any:
+        return value * 2
+
+
+# --- what comes out ------------------------------------------------------------------------------
+
+RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
+
+
+@pytest.mark.parametrize(
+    ("steps", "schema", "outputs"),
+    [
+        ({}, PICTURES, {}),
+        ({"image": CROP}, PICTURES, {"image": ((24, 24, 3), np.dtype(np.uint8))}),
+        ({"image": [Resize(9), CenterCrop(2)]}, PICTURES, {"image": ((2, 2, 3), np.dtype("u1"))}),
+        ({"image": [CROP, FLIP, SINGLE]}, PICTURES, {"image": ((24, 24, 3), np.dtype(np.float32))}),
+        ({"image": [CROP, HALF]}, PICTURES, {"image": ((24, 24, 3), "bfloat16")}),
+        ({"image": [Decode(), noisy, CROP]}, PICTURES, {"image": ((24, 24, 3), np.dtype("u1"))}),
+        ({"image": [CROP, noisy]}, PICTURES, {}),
+        ({"image": [Resize(30), FLIP, SINGLE]}, PICTURES, {}),
+        ({"image": Decode()}, PICTURES, {}),
+        ({"image": [FLIP, SINGLE]}, RAW, {"image": ((40, 50, 3), np.dtype(np.float32))}),
+        ({"image": Resize(20)}, RAW, {"image": ((20, 25, 3), np.dtype(np.uint8))}),
+        ({"image": [noisy, FLIP]}, RAW, {}),
+        (
+            {("image", "mask"): [CROP, HALF]},
+            BOTH,
+            {"image": ((24, 24, 3), "bfloat16"), "mask": ((24, 24), np.dtype(np.int64))},
+        ),
+        ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
+    ],
+)  # fmt: skip
+def test_shapes_are_known_before_anything_is_read(
+    steps: Any, schema: Schema, outputs: dict[str, Any]
+) -> None:
+    assert Transforms(steps, schema).outputs() == outputs
+
+
+def test_which_fields_are_what_is_known() -> None:
+    transforms = Transforms(
+        {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}, SCHEMA
+    )
+    assert transforms.fields == set(SCHEMA)
+    assert transforms.pictures == transforms.encoded == transforms.halves == {"image"}
+    ends_in_a_function = Transforms({"image": [CROP, noisy]}, SCHEMA)
+    assert ends_in_a_function.pictures == ends_in_a_function.halves == set()
+    assert ends_in_a_function.encoded == {"image"}
+
+
+@pytest.mark.parametrize(
+    "steps", [CROP, [CROP, SINGLE], [CROP, HALF], [Decode(), noisy, CROP], [Resize(9), FLIP, HALF]]
+)
+def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
+    """As for a dataset that is read sample by sample."""
+    alone = photos(6)
+    assert not Transforms({"image": steps}, PICTURES).apply(alone, draws_of(6), {})
+    assert_same(alone, applied({"image": steps}, photos(6)))
+    arrays = [sample["image"] for sample in alone]
+    assert not any(np.shares_memory(arrays[0], other) for other in arrays[1:])
+
+
+def test_what_comes_out_stays_when_more_is_made() -> None:
+    for steps in ([CROP, SINGLE], [CROP, Doubled()], [CROP, SINGLE, Doubled()], [FLIP, SINGLE]):
+        transforms = Transforms({"image": steps}, PICTURES)
+        first = photos(4)
+        transforms.apply(first, draws_of(4), {})
+        before = [sample["image"].copy() for sample in first]
+        transforms.apply(photos(4), draws_of(4, turn=1), {})
+        for sample, image in zip(first, before, strict=True):
+            np.testing.assert_array_equal(sample["image"], image)
+
+
+def test_fields_that_are_no_pictures_go_through_functions() -> None:
+    samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
+    found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
+    assert found["text"] == "abcabc"
+    assert found["tokens"].tolist() == [1, 2, 3]
+
+    def shortened(text: str, tokens: Any) -> dict[str, Any]:
+        return {"text": text[: len(tokens)], "tokens": tokens[: len(text)], "more": 1}
+
+    samples[0]["text"] = "ab"
+    found = applied({("text", "tokens"): shortened}, samples, SCHEMA)[0]
+    assert found["text"] == "ab"
+    assert found["tokens"].tolist() == [3, 1]
+    assert "more" not in found
+
+
+def test_a_function_before_any_decoding_gets_the_bytes() -> None:
+    data = photos(1)[0]["image"]
+    assert applied({"image": len}, photos(1))[0]["image"] == len(data)
+    backwards = [{"__key__": "0", "image": data[::-1]}]
+    found = applied({"image": [lambda value: value[::-1], CROP]}, backwards)
+    assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
+
+
+def test_samples_that_are_not_there_are_left_alone() -> None:
+    transforms = Transforms({"image": CROP}, PICTURES)
+    out = begun(transforms, 3)
+    assert transforms.apply([None, None, None], draws_of(3), out) == {}
+    assert transforms.apply([], draws_of(0), begun(transforms, 0)) == {}
+    assert (out["image"] == 77).all()
+
+
+# --- what chance depends on ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"image": [CROP, FLIP]},
+        {"image": [CROP, FLIP, HALF]},
+        {"image": [Decode(), noisy, FLIP]},
+        {"image": [FLIP, CROP, noisy]},
+        {("image", "mask"): [CROP, FLIP]},
+        {("image", "mask"): [Decode(), both_noisy, CROP]},
+    ],
+)
+def test_chunks_and_threads_change_nothing(steps: Any) -> None:
+    samples = photos(32) + photos(32, "PNG")
+    mask = {"mask": encoded(drawn(), "PNG")}
+    if ("image", "mask") in steps:
+        samples = [{**s, "image": encoded(scene(), "JPEG"), **mask} for s in samples]
+    schema = BOTH if ("image", "mask") in steps else PICTURES
+    expected = applied(steps, samples, schema)
+    for chunk in (1, 7):
+        assert_same(applied(steps, samples, schema, chunk=chunk), expected)
+
+    transforms = Transforms(steps, schema)
+
+    def one(row: int) -> Sample:
+        sample = dict(samples[row])
+        assert not transforms.apply([sample], draws_of(1, first=row), {})
+        return sample
+
+    with ThreadPoolExecutor(4) as pool:
+        assert_same(pool.map(one, range(64)), expected)
+
+
+def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own() -> None:
+    samples = [{**photos(1)[0], "__key__": f"{n}"} for n in range(12)]
+    steps = {"image": [CROP, FLIP]}
+    seen = [s["image"].tobytes() for s in applied(steps, samples)]
+    seen += [s["image"].tobytes() for s in applied(steps, samples, turn=1)]
+    seen += [s["image"].tobytes() for s in applied(steps, samples, seed=1)]
+    assert len(set(seen)) == 36
+    schema = Schema({"left": Image(), "right": Image()})
+    pair = {"__key__": "a", "left": samples[0]["image"], "right": samples[0]["image"]}
+    found = applied({"left": CROP, "right": CROP}, [pair], schema)[0]
+    assert (found["left"] != found["right"]).any()
+
+
+def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain() -> None:
+    def draw(value: Any, rng: np.random.Generator) -> Any:
+        return [*value, rng.random()] if isinstance(value, list) else [rng.random()]
+
+    steps = {"text": [draw, functools.partial(draw), draw]}
+    samples = [{"__key__": f"{n}", "text": ""} for n in range(5)]
+    numbers = np.array([s["text"] for s in applied(steps, samples, SCHEMA)])
+    assert len(np.unique(numbers)) == 15
+    again = np.array([s["text"] for s in applied(steps, samples, SCHEMA, chunk=2)])
+    np.testing.assert_array_equal(numbers, again)
+
+
+def test_albumentations_take_pictures_and_masks_and_draw_by_sample() -> None:
+    pytest.importorskip("albumentations", reason="an example of what plugs in, and no dependency")
+    import albumentations
+
+    compose = albumentations.Compose(
+        [
+            albumentations.RandomResizedCrop((48, 40), scale=(0.5, 1)),
+            albumentations.HorizontalFlip(p=0.5),
+            albumentations.RandomBrightnessContrast(p=0.8),
+        ]
+    )
+    steps = {("image", "mask"): [Decode(), compose]}
+    picture, mask = encoded(scene(), "JPEG"), encoded(drawn(), "PNG")
+    samples = [{"__key__": f"{n}", "image": picture, "mask": mask} for n in range(16)]
+    expected = applied(steps, samples, BOTH)
+    assert {s["image"].shape for s in expected} == {(48, 40, 3)}
+    assert all(s["mask"].dtype == np.int64 for s in expected)
+    assert len({s["mask"].tobytes() for s in expected}) > 12
+    assert_same(applied(steps, samples, BOTH, chunk=3), expected)
+    transforms = Transforms(steps, BOTH)
+
+    def one(row: int) -> Sample:
+        sample = dict(samples[row])
+        assert not transforms.apply([sample], draws_of(1, first=row), {})
+        return sample
+
+    with ThreadPoolExecutor(4) as pool:
+        assert_same(pool.map(one, range(16)), expected)
+    assert pickle.loads(pickle.dumps(transforms)).apply(samples, draws_of(16), {}) == {}
+    assert_same(samples, expected)
+
+
+def test_transforms_travel_to_other_processes() -> None:
+    transforms = Transforms({"image": [Decode(), noisy, CROP, FLIP, HALF]}, PICTURES)
+    here, there = photos(5), photos(5)
+    assert not transforms.apply(here, draws_of(5), {})
+    assert not pickle.loads(pickle.dumps(transforms)).apply(there, draws_of(5), {})
+    assert_same(here, there)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def errors_of(steps: Any, samples: list[Any], schema: Schema = SCHEMA) -> dict[int, Any]:
+    transforms = Transforms(steps, schema)
+    return transforms.apply(samples, draws_of(len(samples)), begun(transforms, len(samples)))
+
+
+def odd_fails(value: str) -> str:
+    if int(value) % 2:
+        raise KeyError("caption")
+    return value
+
+
+def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named() -> None:
+    samples: list[Sample] = [{"__key__": f"k{n}", "text": f"{n}"} for n in range(4)]
+    errors = errors_of({"text": [odd_fails, Doubled()]}, samples)
+    assert list(errors) == [1, 3]
+    for row, error in errors.items():
+        assert isinstance(error, SampleError)
+        assert error.where == {"key": f"k{row}", "field": "text"}
+        name = "tests.transforms.test_transforms.odd_fails"
+        assert str(error.what) == f"the transform {name} raised KeyError: 'caption'"
+        assert isinstance(error.__cause__, KeyError)
+    assert [sample["text"] for sample in samples] == ["00", "1", "22", "3"]
+
+
+@pytest.mark.parametrize("kind", [SampleError, ShardkitError])
+def test_errors_of_ours_stay_as_they_are(kind: type[ShardkitError]) -> None:
+    def refuses(value: str) -> str:
+        raise kind("too short", found="3") from ValueError("inner")
+
+    (error,) = errors_of({"text": refuses}, [{"__key__": "a", "text": "abc"}]).values()
+    assert type(error) is kind
+    assert (error.what, error.found) == ("too short", "3")
+    assert error.where == {"key": "a", "field": "text"}
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_what_a_function_gives_must_be_usable() -> None:
+    picture = photos(1)[0]
+    sample = {**picture, "mask": encoded(drawn(), "PNG"), "text": "a", "tokens": np.zeros(3)}
+    for field, step, words, found in (
+        ("text", lambda value: None, "returned nothing", None),
+        (("text", "tokens"), lambda text, tokens: [text], "something else than the fields", "list"),
+        (("text", "tokens"), lambda text, tokens: {"text": text}, "something else", "text"),
+        (("text", "tokens"), lambda text, tokens: {}, "something else", "nothing"),
+        ("image", [Decode(), lambda value: value / 2, CROP], "no picture", "float64"),
+        ("image", [Decode(), lambda value: "none", SINGLE], "no picture", "str 'none'"),
+    ):
+        (error,) = errors_of({field: step}, [dict(sample)]).values()
+        assert isinstance(error, SampleError)
+        assert words in error.what
+        assert found is None or found in str(error.found)
+        assert error.where["key"] == "0"
+
+
+def test_a_picture_and_its_mask_must_stay_of_one_size() -> None:
+    def only_one(image: Any, mask: Any) -> dict[str, Any]:
+        return {"image": image[:40], "mask": mask}
+
+    sample = {"__key__": "a", "image": encoded(scene(), "PNG"), "mask": encoded(drawn(), "PNG")}
+    (error,) = errors_of({("image", "mask"): [Decode(), only_one, CROP]}, [sample], BOTH).values()
+    assert "a mask of 120 x 80 pixels on a picture of 120 x 40" in str(error.found)
+    assert error.where == {"key": "a", "field": "mask"}
+
+
+def test_a_sample_that_failed_goes_no_further() -> None:
+    seen = []
+    bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
+    steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
+    errors = errors_of(steps, [bad, good])
+    assert list(errors) == [0]
+    assert seen == ["b"]
+
+
+def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
+    nothing: Sample = {"__key__": "a"}
+    for steps in ({"text": str.lower}, {"image": Decode()}, {("image", "mask"): Decode()}):
+        assert errors_of(steps, [dict(nothing)]) == {}
+    for steps, sample in (
+        ({"image": CROP}, nothing),
+        ({("image", "mask"): Decode()}, {**nothing, "image": photos(1)[0]["image"]}),
+    ):
+        (error,) = errors_of(steps, [dict(sample)]).values()
+        assert isinstance(error, SampleError)
+        assert "has no field" in error.what
+        assert error.where["key"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([CROP], "given by field"),
+        ({"picture": CROP}, "no field 'picture' to transform"),
+        ({("image", "none"): CROP}, "no field 'none' to transform"),
+        ({(): CROP}, "for one field or several"),
+        ({("image", "image"): CROP}, "for one field or several"),
+        ({"image": CROP, ("image", "mask"): CROP}, "'image' has transforms in two places"),
+        ({"image": []}, "no transform for 'image'"),
+        ({"image": RandomResizedCrop}, "is a class"),
+        ({"image": [CROP, 3]}, "of 'image' is none"),
+        ({"image": "crop"}, "of 'image' is none"),
+        ({"text": CROP}, r"RandomResizedCrop\(24\) is for pictures, which field 'text' has not"),
+        ({"tokens": [Decode()]}, r"Decode\(\) is for pictures, which field 'tokens' has not"),
+        ({("text", "image"): CROP}, "is for pictures"),
+        ({("image", "text"): CROP}, "'text' cannot lie on a picture"),
+        ({"image": [SINGLE, CROP]}, "comes after Normalize"),
+        ({"image": [CROP, SINGLE, SINGLE]}, "comes after Normalize"),
+        ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_read(steps: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Transforms(steps, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "kind", [Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()]
+)
+def test_only_pictures_and_their_pixels_are_cropped(kind: Any) -> None:
+    with pytest.raises(UsageError, match="is for pictures"):
+        Transforms({"image": CROP}, Schema({"image": kind}))
+    Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # who knows what it makes
+
+
+@pytest.mark.parametrize("kind", [Array(), Array("|u1"), Array("|u1", (None, None, 3)), Image()])
+def test_arrays_of_unknown_shape_may_be_pixels(kind: Any) -> None:
+    Transforms({"image": CROP}, Schema({"image": kind}))
+
+
+def test_the_names_are_public() -> None:
+    for name in ("Decode", "CenterCrop", "Normalize", "Resize"):
+        assert getattr(shardkit, name).__module__ == "shardkit.transforms.steps"
+    assert Draws.__module__ == "shardkit.transforms.draws"
