@@ -10,7 +10,7 @@ import os
 import stat
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,16 @@ from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import format_of, get_format, unknown_format
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.manifest import Manifest
 from shardkit.schema import Array, Bytes, FieldType, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Each open shard holds up to three mapped files, and a process may often hold 1,024 files.
+    from shardkit.transforms.transforms import Transforms
+
+# Each open shard holds up to three files, and a process may often hold 1,024.
 _OPEN_SHARDS = 128
 
 
@@ -58,6 +60,8 @@ class Dataset:
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
         self._format = get_format(format)
+        self._mapped = True
+        self.transforms: Transforms | None = None  # of `ds[i]`
         self._readers: dict[int, ShardReader] = {}
         self._opened: deque[int] = deque()  # oldest first
         self._starts: list[int] = []
@@ -110,7 +114,17 @@ class Dataset:
         reader = self._readers.get(shard)
         if reader is None:
             reader = self.reader(shard)
-        return reader[position]
+        sample = reader[position]
+        return sample if self.transforms is None else self._transformed(sample, shard, position)
+
+    def _transformed(self, sample: dict[str, Any], shard: int, position: int) -> dict[str, Any]:
+        from shardkit.transforms.draws import Draws
+
+        assert self.transforms is not None
+        seed, zero = int.from_bytes(os.urandom(8), "little"), np.zeros(1, np.int64)
+        for error in self.transforms.apply([sample], Draws(seed, zero, zero), {}).values():
+            raise error.located(path=self.shard_path(shard), position=position)
+        return sample
 
     def locate(self, index: int) -> tuple[int, int]:
         """Number of the shard that holds a sample, and the sample's position in it."""
@@ -133,6 +147,16 @@ class Dataset:
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
         part._readers, part._opened = {}, deque()
         return part
+
+    def unmapped(self) -> Dataset:
+        """The same dataset, whose shards are read without mapping them where their format can.
+
+        A shard that is cut while it is read then gives an error. Nothing that is open is shared.
+        """
+        found = copy.copy(self)
+        found._mapped = False
+        found._readers, found._opened = {}, deque()
+        return found
 
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""
@@ -226,7 +250,11 @@ class Dataset:
             return reader
         path = self.shard_path(shard)
         _check_size(path, self._bytes[shard])
-        opened = self._format.open(path, self._layouts[shard])
+        layout = self._layouts[shard]
+        if not self._mapped and isinstance(self._format, ReadsUnmapped):
+            opened = self._format.open_unmapped(path, layout)
+        else:
+            opened = self._format.open(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
                 "the shard or its index does not have the samples that it should",
@@ -272,12 +300,26 @@ class Dataset:
         return len(reader)
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str], *, transforms: Mapping[Any, Any] | None = None
+) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
-    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken.
+    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones draw anew whenever a
+    sample is read.
+
+    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
+    and UsageError for transforms that do not fit it.
     """
-    path = Path(path)
+    dataset = _open(Path(path))
+    if transforms is not None:
+        from shardkit.transforms.transforms import Transforms
+
+        dataset.transforms = Transforms(transforms, dataset.schema)
+    return dataset
+
+
+def _open(path: Path) -> Dataset:
     try:
         mode = path.stat().st_mode
     except OSError as error:

@@ -11,11 +11,13 @@ Needs pytest and hypothesis (`pip install shardkit[test]`). tests/formats/test_w
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
+import os
 import pickle
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -26,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import (
     Format,
@@ -35,6 +37,8 @@ from shardkit.formats.base import (
     KnowsKeys,
     KnowsSizes,
     ReadsFields,
+    ReadsRows,
+    ReadsUnmapped,
     ShardReader,
 )
 from shardkit.sample import JsonText, Sample
@@ -139,6 +143,46 @@ def _read_in_process(reader: ShardReader, position: int, answers: Any) -> None:
     answers.put(reader[position]["__key__"])
 
 
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(b"something else")
+    other.replace(path)
+
+
+# What may happen to the file of a shard that is open.
+HARMS: dict[str, Callable[[Path], None]] = {
+    "cut to half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: os.truncate(path, 0),
+    "removed": Path.unlink,
+    "replaced": _replace,
+}
+
+
+def open_unmapped(format: Format, path: Path, layout: dict[str, Any] | None) -> ShardReader:
+    """A reader that maps nothing; the ordinary one for a format without such."""
+    if isinstance(format, ReadsUnmapped):
+        return format.open_unmapped(path, layout)
+    return format.open(path, layout)
+
+
+def _read_harmed(name: str, path: Path, layout: dict[str, Any], harm: str, answers: Any) -> None:
+    """Read a shard that is harmed after it was opened, and after its first sample was read."""
+    reader = open_unmapped(get_format(name), path, layout)
+    found: list[Any] = [reader[0]]
+    HARMS[harm](path)
+    for position in range(1, len(reader)):
+        try:
+            found.append(reader[position])
+        except ShardkitError as error:
+            found.append(error.where)
+    answers.put(found)
+
+
+def _open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
 class FormatContract:
     """What every format must do. What one cannot do is named in `gaps`, never overridden.
 
@@ -194,10 +238,16 @@ class FormatContract:
         """Ten samples with every type of field."""
         return [self.sample(n) for n in range(10)]
 
-    @pytest.fixture
-    def reader(self, format: Format, path: Path, samples: list[Sample]) -> Iterator[ShardReader]:
+    @pytest.fixture(params=["mapped", "unmapped"])
+    def reader(
+        self, format: Format, path: Path, samples: list[Sample], request: pytest.FixtureRequest
+    ) -> Iterator[ShardReader]:
         """A reader of those samples."""
         with_reader = write_shard(format, path, self.schema, samples)
+        if request.param == "unmapped":
+            layout = with_reader.layout
+            with_reader.close()
+            with_reader = open_unmapped(format, path, layout)
         yield with_reader
         with_reader.close()
 
@@ -487,6 +537,118 @@ class FormatContract:
         least = max(4096, self.least_bytes)
         assert format.bound(payload, len(schema)).sum() + least >= path.stat().st_size
 
+    def test_a_foreign_shard_reads_the_same_unmapped(
+        self, format: Format, path: Path, samples: list[Sample]
+    ) -> None:
+        write_shard(format, path, self.schema, samples).close()
+        mapped, unmapped = format.open(path, None), open_unmapped(format, path, None)
+        assert unmapped.layout.keys() == mapped.layout.keys()
+        assert dict(unmapped.schema) == dict(mapped.schema)
+        for number in range(len(samples)):
+            assert_same(unmapped[number], mapped[number])
+
+    def test_rows_are_the_arrays_of_the_samples(self, format: Format, path: Path) -> None:
+        schema = Schema({"x": Array("<u2", (5,))})
+        samples: list[Sample] = [
+            {"__key__": f"{n}", "x": np.arange(n, n + 5, dtype="<u2") * 13_000} for n in range(40)
+        ]
+        write_shard(format, path, schema, samples).close()
+        reader = open_unmapped(format, path, format.layout(schema))
+        if not isinstance(reader, ReadsRows):
+            return
+        asked: list[list[int]] = [[], [7], [39, 0, 0, 13], list(range(40))[::-1]]
+        for positions in asked:
+            numbers, out = np.array(positions, np.int64), np.full((len(positions), 5), -1, np.int64)
+            assert reader.read_rows("x", numbers, out)
+            assert out.tolist() == [samples[n]["x"].tolist() for n in positions]
+            assert reader.read_keys(numbers) == [f"{n}" for n in positions]
+        out = np.full((2, 4), -1, np.int64)  # of another shape than the values
+        assert not reader.read_rows("x", np.array([0, 1]), out)
+        assert (out == -1).all()
+        reader.close()
+        with pytest.raises(ValueError, match="closed"):
+            reader.read_rows("x", np.array([0]), np.zeros((1, 5), np.int64))
+        with pytest.raises(ValueError, match="closed"):
+            reader.read_keys(np.array([0]))
+
+    @pytest.mark.parametrize("harm", HARMS)
+    def test_a_file_that_is_harmed_while_it_is_open_gives_samples_or_errors(
+        self, format: Format, path: Path, harm: str
+    ) -> None:
+        if not isinstance(format, ReadsUnmapped):
+            return
+        (field,) = self.large
+        samples = [{"__key__": f"{n:02d}", field: self.large_value(19_998)} for n in range(40)]
+        layout = write_shard(format, path, self.large, samples).layout
+        context: Any = multiprocessing.get_context("spawn")
+        answers = context.Queue()
+        arguments = (self.name, path, layout, harm, answers)
+        process = context.Process(target=_read_harmed, args=arguments)
+        process.start()
+        found = answers.get(timeout=60)
+        process.join()
+        assert process.exitcode == 0
+        whole = 0
+        for position, (sample, expected) in enumerate(zip(found, samples, strict=True)):
+            if "__key__" in sample:
+                assert_same(sample, expected)
+                whole += 1
+            else:
+                assert sample["position"] == position
+                assert sample["offset"] >= 0
+                assert path.stem in str(sample["path"])
+        assert whole == 40 if harm in ("removed", "replaced") else whole >= 1
+
+    def test_what_is_not_mapped_is_closed_when_nobody_refers_to_it(
+        self, format: Format, path: Path, samples: list[Sample]
+    ) -> None:
+        if not isinstance(format, ReadsUnmapped):
+            return
+        layout = write_shard(format, path, self.schema, samples).layout
+        gc.collect()
+        gc.disable()  # a shard is closed at once, not when the collector comes round
+        try:
+            before = _open_files()
+            reader = format.open_unmapped(path, layout)
+            kept = reader[3]
+            maps = Path("/proc/self/maps")
+            if maps.exists():
+                assert str(path.parent) not in maps.read_text()
+            assert _open_files() > before
+            reader.close()
+            assert _open_files() == before
+            reader = format.open_unmapped(path, layout)
+            assert_same(reader[3], kept)
+            del reader
+            assert _open_files() == before
+        finally:
+            gc.enable()
+
+    @settings(
+        max_examples=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),  # fixtures and subclasses are shared on purpose
+    )
+    @given(data=st.data())
+    def test_a_damaged_file_gives_no_other_samples_unmapped(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    ) -> None:
+        format = get_format(self.name)
+        path = tmp_path_factory.mktemp("bad") / file_name("shard-000000", self.name)
+        samples = [self.sample(n) for n in range(4)]
+        layout = write_shard(format, path, self.schema, samples).layout
+        harmed = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(harmed) - 1))
+            harmed[at] = data.draw(st.integers(0, 255))
+        path.write_bytes(harmed)
+        mapped = _outcomes(lambda: format.open(path, layout))
+        unmapped = _outcomes(lambda: open_unmapped(format, path, layout))
+        for one, other in zip(mapped, unmapped, strict=True):
+            if one is not None:  # where it is damaged, one may see more of it than the other
+                assert other is not None
+                assert_same(other, one)
+
     @settings(
         max_examples=30,
         deadline=None,
@@ -503,6 +665,21 @@ class FormatContract:
         assert len(reader) == len(samples)
         for number, sample in enumerate(samples):
             assert_same(reader[number], sample)
+
+
+def _outcomes(open_shard: Callable[[], ShardReader]) -> list[Sample | None]:
+    """The first four samples of a shard; None for each that gives one of our errors."""
+    try:
+        reader = open_shard()
+    except ShardkitError:
+        return [None] * 4
+    found: list[Sample | None] = []
+    for position in range(4):
+        try:
+            found.append(reader[position])
+        except (ShardkitError, IndexError):
+            found.append(None)
+    return found
 
 
 def _keys_of(samples: list[Sample]) -> list[str]:

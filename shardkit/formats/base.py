@@ -110,6 +110,23 @@ class KnowsKeys(Protocol):
         """The key of every sample, in order."""
 
 
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A reader that gives arrays and keys of many samples in one call."""
+
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        """Write the field's array in each of the samples into `out`, number n into `out[n]`.
+
+        Values are cast to the type of `out`. False, with nothing written, where the shard or one of
+        these samples cannot be read so: one by one they then tell what is wrong, if anything is.
+        """
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of the samples."""
+
+
 class Format(ABC):
     """What the engines ask of a format."""
 
@@ -187,3 +204,16 @@ class Joins(Protocol):
         classes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Write a shard at `path` with the samples of the shards `parts`, one after the other."""
+
+
+@runtime_checkable
+class ReadsUnmapped(Protocol):
+    """A format whose shards can be read without mapping them, as streaming does."""
+
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
+        """As `open`, but no file of the shard is mapped: values are read when they are asked for.
+
+        A shard that is cut while it is open gives one of our errors, where a mapped page would end
+        the process; one that is removed or replaced is read on as it was. What is small (tables,
+        offsets, keys) may be read once and kept; payloads are not.
+        """

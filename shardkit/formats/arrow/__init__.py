@@ -5,6 +5,7 @@ values.py    values out of arrays
 messages.py  where the batches of an IPC file or stream stand
 foreign.py   fields for the columns of files that others made
 reader.py    random access to the rows of batches
+unmapped.py  the same without mapping the file
 writer.py    batches into a file
 parquet.py   the format `parquet`
 footer.py    rows and nulls of a Parquet file's row groups
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.formats.arrow.reader import IpcReader
+from shardkit.formats.arrow.unmapped import UnmappedIpcReader
 from shardkit.formats.arrow.writer import BatchWriter, ipc_file, join_batches
 from shardkit.formats.base import Format
 from shardkit.schema import Schema
@@ -42,6 +44,9 @@ class Arrow(Format):
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
         return IpcReader(path, layout)
+
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
+        return UnmappedIpcReader(path, layout)
 
     def create(
         self,

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from shardkit.storage import Data
+
 TAIL = 8  # the footer's length, and the magic
 _LIST, _STRUCT = 9, 12
 # Numbers of fields in parquet.thrift.
@@ -27,13 +29,13 @@ class RowGroup(NamedTuple):
     nulls: dict[str, int | None]
 
 
-def row_groups(data: memoryview) -> list[RowGroup]:
+def row_groups(data: Data) -> list[RowGroup]:
     """The row groups of a whole file; raises ValueError or IndexError for a damaged footer."""
     end = len(data) - TAIL
-    (size,) = struct.unpack_from("<I", data, end)
+    (size,) = struct.unpack("<I", data[end : end + 4])
     if not 0 < size <= end:
         raise ValueError(f"a footer of {size} bytes in a file of {len(data)}")
-    footer = _Compact(bytes(data[end - size : end]))
+    footer = _Compact(data[end - size : end])
     for field, kind in footer.fields():
         if field == _ROW_GROUPS and kind == _LIST:
             return [_row_group(footer) for _ in footer.elements()]

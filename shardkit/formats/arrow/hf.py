@@ -13,6 +13,7 @@ from shardkit import storage
 from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
+from shardkit.formats.arrow.unmapped import UnmappedIpcReader
 from shardkit.formats.arrow.writer import BatchWriter, ipc_stream
 from shardkit.formats.base import Format
 from shardkit.schema import Schema
@@ -34,6 +35,9 @@ class Hf(Format):
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
         return IpcReader(path, layout)
+
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
+        return UnmappedIpcReader(path, layout)
 
     def create(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.errors import DamagedError, FormatError
+from shardkit.storage import PreadFile
 
 MAGIC = b"ARROW1"
 _FILE_START = 8  # the magic, padded
@@ -25,6 +26,7 @@ class Batch(NamedTuple):
     """One batch of rows: its message in bytes of the file."""
 
     offset: int
+    body: int  # where its buffers begin
     size: int
     rows: int
     compressed: bool
@@ -39,7 +41,7 @@ class Messages(NamedTuple):
     batches: list[Batch]
 
 
-def find_messages(data: memoryview, path: Path) -> Messages:
+def find_messages(data: memoryview | PreadFile, path: Path) -> Messages:
     """Walk over all messages; raises DamagedError at the byte where one is cut or damaged."""
     start, end = _extent(data, path)
     schema: slice | None = None
@@ -57,8 +59,8 @@ def find_messages(data: memoryview, path: Path) -> Messages:
         elif message.kind == _DICTIONARY:
             dictionaries.append(slice(at, message.end))
         elif message.kind == _BATCH:
-            size = message.end - at
-            batches.append(Batch(at, size, message.rows, message.compressed, len(dictionaries)))
+            size, before = message.end - at, len(dictionaries)
+            batches.append(Batch(at, message.body, size, message.rows, message.compressed, before))
         else:
             raise _damaged("a message is of no kind that holds rows", path, at)
         at = message.end
@@ -67,7 +69,7 @@ def find_messages(data: memoryview, path: Path) -> Messages:
     return Messages(schema, dictionaries, batches)
 
 
-def _extent(data: memoryview, path: Path) -> tuple[int, int]:
+def _extent(data: memoryview | PreadFile, path: Path) -> tuple[int, int]:
     """Where the messages begin, and where they end at the latest."""
     size = len(data)
     head = bytes(data[: len(MAGIC)])
@@ -81,7 +83,7 @@ def _extent(data: memoryview, path: Path) -> tuple[int, int]:
         if size < 8:
             raise _damaged("the file is too short", path, 0)
         return 0, size
-    if size < _FILE_START + _FILE_END or bytes(data[-len(MAGIC) :]) != MAGIC:
+    if size < _FILE_START + _FILE_END or bytes(data[size - len(MAGIC) : size]) != MAGIC:
         raise DamagedError(
             "the Arrow file is truncated",
             path=path,
@@ -89,7 +91,7 @@ def _extent(data: memoryview, path: Path) -> tuple[int, int]:
             expected=f"{MAGIC.decode()!r} as the last bytes",
             fix="copy the file again",
         )
-    (footer,) = struct.unpack_from("<i", data, size - _FILE_END)
+    (footer,) = struct.unpack("<i", data[size - _FILE_END : size - len(MAGIC)])
     if not 0 < footer <= size - _FILE_END - _FILE_START:
         raise _damaged("the footer has an impossible length", path, size - _FILE_END)
     return _FILE_START, size - _FILE_END - footer
@@ -99,17 +101,18 @@ class _Message(NamedTuple):
     kind: int
     rows: int
     compressed: bool
+    body: int
     end: int
 
 
-def _message(data: memoryview, at: int, end: int, path: Path) -> _Message | None:
+def _message(data: memoryview | PreadFile, at: int, end: int, path: Path) -> _Message | None:
     """The message at byte `at`; None at the end mark."""
     start = at
     try:
-        (size,) = struct.unpack_from("<I", data, at)
+        (size,) = struct.unpack("<I", data[at : at + 4])
         at += 4
         if size == _MARK:  # before Arrow 0.15 there was no mark
-            (size,) = struct.unpack_from("<I", data, at)
+            (size,) = struct.unpack("<I", data[at : at + 4])
             at += 4
         if size == 0:
             return None
@@ -118,10 +121,11 @@ def _message(data: memoryview, at: int, end: int, path: Path) -> _Message | None
         kind, rows, compressed, body = _header(bytes(data[at : at + size]))
     except (struct.error, ValueError) as error:
         raise _damaged(f"a message has a damaged header ({error})", path, start) from None
-    stop = at + size + body
+    body_at = at + size
+    stop = body_at + body
     if stop > end:
         raise _truncated(path, start, stop, end)
-    return _Message(kind, rows, compressed, stop)
+    return _Message(kind, rows, compressed, body_at, stop)
 
 
 def _header(data: bytes) -> tuple[int, int, bool, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import mmap
 import os
 import threading
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from shardkit.formats.arrow.values import is_list
 from shardkit.formats.arrow.writer import BatchWriter, Output, join_batches
 from shardkit.formats.base import Format
 from shardkit.schema import Schema
+from shardkit.storage import Data
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,13 +85,17 @@ def _list_bytes(value: npt.NDArray[Any]) -> int:
 class ParquetReader(BatchReader):
     """A Parquet file. Each thread has it open for itself: pyarrow's reader has a state."""
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = True
+    ) -> None:
+        self._mapped = mapped
         self._token = object()
         self._local = threading.local()
         super().__init__(path, layout)
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        self._groups = _row_groups(self._path)
+        self._data: Data | None = storage.open_data(self._path, self._mapped)
+        self._groups = _row_groups(self._data, self._path)
         return self._file().schema_arrow, [group.rows for group in self._groups]
 
     def _file(self) -> pq.ParquetFile:
@@ -98,16 +103,20 @@ class ParquetReader(BatchReader):
         self._check_open()
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
-            file = self._local.file = pq.ParquetFile(
-                self._path, memory_map=True, pre_buffer=False, **_CHECK_CHECKSUMS
-            )
+            data: Any = self._data
+            if isinstance(data, storage.PreadFile):
+                data = pa.PythonFile(_Cursor(data), mode="r")
+            else:
+                data = pa.BufferReader(data)
+            file = self._local.file = pq.ParquetFile(data, pre_buffer=False, **_CHECK_CHECKSUMS)
         return file
 
     def _rows(self, number: int) -> Rows:
         return DECODED.get(self._token, number, lambda: self._new_rows(number))
 
     def _new_rows(self, number: int) -> Rows:
-        return Rows(lambda names: self._load(number, names), self.schema)
+        reader = weakref.proxy(self)  # so that closing the file does not wait for kept rows
+        return Rows(lambda names: reader._load(number, names), self.schema)
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
         table = self._file().read_row_group(number, columns=list(names), use_threads=False)
@@ -130,7 +139,37 @@ class ParquetReader(BatchReader):
     def close(self) -> None:
         super().close()
         self._local = threading.local()
+        self._data = None
         DECODED.forget(self._token)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParquetReader, (self._path, self.layout, self._mapped)
+
+
+class _Cursor:
+    """A file as pyarrow reads it, with a position."""
+
+    closed = False
+
+    def __init__(self, file: storage.PreadFile) -> None:
+        self._file = file
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file[self._at : self._at + size]
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._file)}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """Does nothing: the file is its reader's."""
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
@@ -143,15 +182,12 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return found
 
 
-def _row_groups(path: Path) -> list[RowGroup]:
+def _row_groups(data: Data, path: Path) -> list[RowGroup]:
     """What the footer says; where the file is cut, in our words."""
-    with storage.explained("open", path), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    with memoryview(mapped) as data:
-        first, last = bytes(data[:4]), bytes(data[-4:])
-        if first == last == _MAGIC and size >= 2 * TAIL - 4:
-            return row_groups(data)
+    size = len(data)
+    first, last = data[:4], data[max(size - 4, 0) : size]
+    if first == last == _MAGIC and size >= 2 * TAIL - 4:
+        return row_groups(data)
     cut = first == _MAGIC
     raise DamagedError(
         "the Parquet file is truncated" if cut else "this is no Parquet file",
@@ -174,6 +210,9 @@ class Parquet(Format):
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
         return ParquetReader(path, layout)
+
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
+        return ParquetReader(path, layout, mapped=False)
 
     def create(
         self,

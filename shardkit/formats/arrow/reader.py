@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import threading
+import weakref
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
@@ -28,7 +29,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitErro
 from shardkit.formats.arrow.columns import KEY
 from shardkit.formats.arrow.foreign import Arrays, check_names, layout_of
 from shardkit.formats.arrow.messages import find_messages
-from shardkit.formats.arrow.values import ABSENT, Getter, getter, sizes
+from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, getter, sizes
 from shardkit.formats.base import ShardReader
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Json, Schema, Text
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _KEPT_BYTES = 64 << 20  # of decoded batches, per thread
 # What pyarrow and numpy raise for damaged files; JSON may nest too deeply.
-_FAILURES = (
+FAILURES = (
     pa.ArrowException, ValueError, LookupError, TypeError, OSError, ArithmeticError, RecursionError,
     struct.error,
 )  # fmt: skip
@@ -49,12 +50,20 @@ _Getters = list[tuple[str, Getter]]
 class Rows:
     """The rows of one batch: a getter per column, made when the column is first read."""
 
-    def __init__(self, load: Callable[[Collection[str]], Arrays], schema: Schema) -> None:
+    def __init__(
+        self,
+        load: Callable[[Collection[str]], Arrays],
+        schema: Schema,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """`buffers` says how to get at what stands in the arrays; None where they are in memory."""
         self._load = load
         self._schema = schema
+        self._buffers = buffers
         self._stored: dict[str, Getter] = {}  # with JSON as text
         self.whole: _Getters | None = None  # key and all fields, once they were read
         self.whole_stored: _Getters | None = None  # the same with JSON as text
+        self.some: dict[tuple[str, ...], _Getters] = {}  # key and some fields, by their names
         self.size = 0  # bytes of the columns that are loaded
 
     def stored(self, names: Collection[str]) -> _Getters:
@@ -63,7 +72,7 @@ class Rows:
         if missing:
             for name, array in self._load(missing).items():
                 kind = Text() if name == KEY else self._schema[name]
-                self._stored[name] = getter(name, kind, array)
+                self._stored[name] = getter(name, kind, array, self._buffers)
                 self.size += array.nbytes
         return [(name, self._stored[name]) for name in names]
 
@@ -128,7 +137,7 @@ class BatchReader(ShardReader):
         rows = self._rows(number)
         getters = rows.whole
         if getters is None:
-            with self._damage("a batch is damaged", number):
+            with self._damage("a batch is damaged", number, position):
                 getters = rows.whole = rows.parsed([*self._keyed, *self.schema])
         return self._take(position, row, getters)
 
@@ -138,16 +147,19 @@ class BatchReader(ShardReader):
         rows = self._rows(number)
         getters = rows.whole_stored
         if getters is None:
-            with self._damage("a batch is damaged", number):
+            with self._damage("a batch is damaged", number, position):
                 getters = rows.whole_stored = rows.stored([*self._keyed, *self.schema])
         return self._take(position, row, getters)
 
     def read_fields(self, position: int, fields: Collection[str]) -> Sample:
         """The sample with these fields alone; the columns of the others are not touched."""
         number, row = self._locate(position)
-        names = [name for name in self.schema if name in fields]
-        with self._damage("a batch is damaged", number):
-            getters = self._rows(number).parsed([*self._keyed, *names])
+        names = tuple([name for name in self.schema if name in fields])
+        rows = self._rows(number)
+        getters = rows.some.get(names)
+        if getters is None:
+            with self._damage("a batch is damaged", number, position):
+                getters = rows.some[names] = rows.parsed([*self._keyed, *names])
         return self._take(position, row, getters)
 
     def keys(self) -> list[str]:
@@ -209,7 +221,7 @@ class BatchReader(ShardReader):
             raise error.located(
                 path=self._path, position=position, key=sample.get(KEY), field=name
             ) from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise SampleError(
                 f"a value is damaged: {error}",
                 path=self._path,
@@ -249,17 +261,20 @@ class BatchReader(ShardReader):
         return None
 
     @contextlib.contextmanager
-    def _damage(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Turn what pyarrow raises into an error of ours, and name the file in both."""
+    def _damage(
+        self, what: str, number: int | None = None, position: int | None = None
+    ) -> Iterator[None]:
+        """Turn what pyarrow raises into an error of ours, and name the place in both."""
         offset = None if number is None else self._where(number)
         try:
             yield
         except ShardkitError as error:
-            raise error.located(path=self._path) from None
-        except _FAILURES as error:
+            raise error.located(path=self._path, position=position) from None
+        except FAILURES as error:
             raise DamagedError(
                 f"{what}: {_first_line(error)}",
                 path=self._path,
+                position=position,
                 offset=offset,
                 fix="copy the file again, or write it again where it was made",
             ) from None
@@ -327,7 +342,9 @@ class IpcReader(BatchReader):
         return rows
 
     def _new_rows(self, number: int) -> Rows:
-        return Rows(lambda names: self._load(number, names), self.schema)
+        # Rows do not keep their reader alive: else only the garbage collector would close its file.
+        reader = weakref.proxy(self)
+        return Rows(lambda names: reader._load(number, names), self.schema)
 
     def _is_encoded(self, number: int) -> bool:
         batch = self._messages.batches[number]

@@ -12,7 +12,7 @@ import decimal
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,25 @@ if TYPE_CHECKING:
 
 ABSENT: Any = object()  # what a getter gives where a sample has no such value
 Getter: TypeAlias = Callable[[int], Any]
+
+
+class Part(Protocol):
+    """What gives bytes of a buffer by slices: a view, or a place in a file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> memoryview | bytes: ...
+
+
+class Buffers(NamedTuple):
+    """How the bytes of buffers are had.
+
+    `whole` is for those with a few bytes for each row, `values` for those that slices are taken of.
+    """
+
+    whole: Callable[[pa.Buffer | None], memoryview]
+    values: Callable[[pa.Buffer | None], Part]
+
 
 _CODES = {
     pa.int8(): "b",
@@ -43,10 +62,14 @@ _CODES = {
 _OLDEST = 2**63  # whole numbers from here on do not fit a field Int
 
 
-def getter(name: str, kind: FieldType, array: pa.Array) -> Getter:
-    """What gives the values of a field from its column in a batch; JSON comes as `JsonText`."""
+def getter(name: str, kind: FieldType, array: pa.Array, buffers: Buffers | None = None) -> Getter:
+    """What gives the values of a field from its column in a batch; JSON comes as `JsonText`.
+
+    Without `buffers` the array is in memory. With them it need not be, if `is_sliced`.
+    """
     array = plain(array)
-    get = _getter(kind, array)
+    buffers = buffers or IN_MEMORY
+    get = _getter(kind, array, buffers)
     if get is None:
         raise FormatError(
             "a column is not of the type that its field has",
@@ -56,7 +79,19 @@ def getter(name: str, kind: FieldType, array: pa.Array) -> Getter:
             fix="convert the shards of each kind by themselves",
         )
     linked = isinstance(kind, Bytes) and pa.types.is_struct(array.type)
-    return get if linked else _optional(get, array)
+    return get if linked else _optional(get, array, buffers)
+
+
+def is_sliced(kind: FieldType, stored: pa.DataType) -> bool:
+    """Whether values of a field are slices of buffers, so that pyarrow need not see those."""
+    while isinstance(stored, pa.ExtensionType):
+        stored = stored.storage_type
+    if pa.types.is_struct(stored) and isinstance(kind, Bytes):
+        return all(is_sliced(kind, stored.field(n).type) for n in range(stored.num_fields))
+    if is_list(stored) and isinstance(kind, Array):
+        return is_sliced(kind, stored.value_type)
+    simple = pa.types.is_primitive(stored) or pa.types.is_null(stored) or _is_bytes(stored)
+    return _is_text(stored) or (simple and not isinstance(kind, Json))
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -81,53 +116,54 @@ _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
     """Whether a column of a type can hold the values of a field."""
-    return _getter(kind, plain(pa.nulls(0, stored))) is not None
+    return _getter(kind, plain(pa.nulls(0, stored)), IN_MEMORY) is not None
 
 
-def _getter(kind: FieldType, array: pa.Array) -> Getter | None:
+def _getter(kind: FieldType, array: pa.Array, buffers: Buffers) -> Getter | None:
     """The getter for rows that are not null; None if the column cannot hold such values."""
     if pa.types.is_null(array.type):
         return _never
-    return _MAKERS[type(kind)](array, kind)
+    return _MAKERS[type(kind)](array, kind, buffers)
 
 
-def _make_bytes(array: pa.Array, kind: FieldType) -> Getter | None:
+def _make_bytes(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
     if pa.types.is_struct(array.type):
-        return _linked_images(array)
+        return _linked_images(array, buffers)
     text = _is_text(array.type) and not isinstance(kind, Image)
-    return _bytes(array) if text or _is_bytes(array.type) else None
+    return _bytes(array, buffers) if text or _is_bytes(array.type) else None
 
 
-def _make_text(array: pa.Array, kind: FieldType) -> Getter | None:
-    return _text(array) if _is_text(array.type) else None
+def _make_text(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    return _text(array, buffers) if _is_text(array.type) else None
 
 
-def _make_json(array: pa.Array, kind: FieldType) -> Getter | None:
-    return _json_text(array) if _is_text(array.type) else _as_json(array)
+def _make_json(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    return _json_text(array, buffers) if _is_text(array.type) else _as_json(array)
 
 
-def _make_bool(array: pa.Array, kind: FieldType) -> Getter | None:
-    return _bits(array.buffers()[1], array) if pa.types.is_boolean(array.type) else None
+def _make_bool(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    return _bits(array.buffers()[1], array, buffers) if pa.types.is_boolean(array.type) else None
 
 
-def _make_int(array: pa.Array, kind: FieldType) -> Getter | None:
-    return _whole_numbers(array) if pa.types.is_integer(array.type) else None
+def _make_int(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    return _whole_numbers(array, buffers) if pa.types.is_integer(array.type) else None
 
 
-def _make_float(array: pa.Array, kind: FieldType) -> Getter | None:
-    return _floats(array) if pa.types.is_floating(array.type) else None
+def _make_float(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    return _floats(array, buffers) if pa.types.is_floating(array.type) else None
 
 
-def _make_array(array: pa.Array, kind: FieldType) -> Getter | None:
+def _make_array(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
     if is_list(array.type) and isinstance(kind, Array):
-        return _nested(array, kind)
+        found = lists(array, kind, buffers)
+        return None if found is None else found.get
     if not _is_bytes(array.type):
         return None
-    get = _bytes(array)
+    get = _bytes(array, buffers)
     return lambda row: load_array(get(row))
 
 
-_MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType], Getter | None]] = {
+_MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType, Buffers], Getter | None]] = {
     Bytes: _make_bytes,
     Image: _make_bytes,
     Text: _make_text,
@@ -162,24 +198,24 @@ def _is_text(stored: pa.DataType) -> bool:
 # --- nulls ---------------------------------------------------------------------------------------
 
 
-def _optional(get: Getter, array: pa.Array) -> Getter:
+def _optional(get: Getter, array: pa.Array, buffers: Buffers) -> Getter:
     """`get`, giving ABSENT for the array's nulls."""
-    present = _present(array)
+    present = _present(array, buffers)
     if present is None:
         return get
     return lambda row: get(row) if present(row) else ABSENT
 
 
-def _present(array: pa.Array) -> Callable[[int], bool] | None:
+def _present(array: pa.Array, buffers: Buffers) -> Callable[[int], bool] | None:
     """What says whether a row is not null; None where all are there."""
     bitmap = None if pa.types.is_null(array.type) else array.buffers()[0]
     if bitmap is None or not array.null_count:
         return None
-    return _bits(bitmap, array)
+    return _bits(bitmap, array, buffers)
 
 
-def _bits(buffer: pa.Buffer | None, array: pa.Array) -> Callable[[int], bool]:
-    bits, offset = _view(buffer), array.offset
+def _bits(buffer: pa.Buffer | None, array: pa.Array, buffers: Buffers) -> Callable[[int], bool]:
+    bits, offset = buffers.whole(buffer), array.offset
     _check_room(bits, -(-(offset + len(array)) // 8))
 
     def get(row: int) -> bool:
@@ -198,29 +234,32 @@ def _view(buffer: pa.Buffer | None) -> memoryview:
     return memoryview(buffer).cast("B")
 
 
-def _check_room(view: memoryview, needed: int) -> None:
+IN_MEMORY = Buffers(_view, _view)
+
+
+def _check_room(view: Part, needed: int) -> None:
     if len(view) < needed:
         raise ValueError(f"a buffer has {len(view)} bytes of {needed}")
 
 
-def _numbers(array: pa.Array, buffer: pa.Buffer | None, code: str, more: int = 0) -> memoryview:
-    """The numbers of a buffer that belong to the rows of the array, and `more` of them."""
+def _numbers(array: pa.Array, buffers: Buffers, code: str, more: int = 0) -> memoryview:
+    """The numbers of a column that belong to its rows, and `more` of them."""
     size = np.dtype(code).itemsize
     count = len(array) + more if len(array) else 0
-    view, start = _view(buffer), array.offset * size
+    view, start = buffers.whole(array.buffers()[1]), array.offset * size
     _check_room(view, start + count * size if count else 0)
     return view[start : start + count * size].cast(cast(Any, code)) if count else memoryview(b"")
 
 
-def _offsets(array: pa.Array) -> memoryview:
+def _offsets(array: pa.Array, buffers: Buffers) -> memoryview:
     large = str(array.type).startswith("large_")
-    return _numbers(array, array.buffers()[1], "q" if large else "i", 1)
+    return _numbers(array, buffers, "q" if large else "i", 1)
 
 
-def _bytes(array: pa.Array) -> Getter:
+def _bytes(array: pa.Array, buffers: Buffers) -> Getter:
     if pa.types.is_fixed_size_binary(array.type):
-        return _fixed_bytes(array)
-    offsets, data = _offsets(array), _view(array.buffers()[2])
+        return _fixed_bytes(array, buffers)
+    offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
     end = len(data)
 
     def get(row: int) -> bytes:
@@ -232,15 +271,15 @@ def _bytes(array: pa.Array) -> Getter:
     return get
 
 
-def _fixed_bytes(array: pa.Array) -> Getter:
+def _fixed_bytes(array: pa.Array, buffers: Buffers) -> Getter:
     size = array.type.byte_width
-    data, first = _view(array.buffers()[1]), array.offset
+    data, first = buffers.values(array.buffers()[1]), array.offset
     _check_room(data, (first + len(array)) * size if len(array) else 0)
     return lambda row: bytes(data[(first + row) * size : (first + row + 1) * size])
 
 
-def _text(array: pa.Array) -> Callable[[int], str]:
-    offsets, data = _offsets(array), _view(array.buffers()[2])
+def _text(array: pa.Array, buffers: Buffers) -> Callable[[int], str]:
+    offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
     end = len(data)
 
     def get(row: int) -> str:
@@ -252,12 +291,12 @@ def _text(array: pa.Array) -> Callable[[int], str]:
     return get
 
 
-def _json_text(array: pa.Array) -> Getter:
-    get = _text(array)
+def _json_text(array: pa.Array, buffers: Buffers) -> Getter:
+    get = _text(array, buffers)
     return lambda row: JsonText(get(row))
 
 
-def _linked_images(array: pa.Array) -> Getter | None:
+def _linked_images(array: pa.Array, buffers: Buffers) -> Getter | None:
     """Pictures as Hugging Face stores them: the bytes, or where a picture lies."""
     names = [array.type.field(n).name for n in range(array.type.num_fields)]
     if "bytes" not in names:
@@ -266,7 +305,7 @@ def _linked_images(array: pa.Array) -> Getter | None:
     get: Getter = _never
     has_bytes: Getter = _always
     if _is_bytes(data.type):
-        get, has_bytes = _bytes(data), _present(data) or _always
+        get, has_bytes = _bytes(data, buffers), _present(data, buffers) or _always
     elif pa.types.is_null(data.type):
         has_bytes = _no
     else:
@@ -275,8 +314,8 @@ def _linked_images(array: pa.Array) -> Getter | None:
     if "path" in names:
         path = plain(array.field(names.index("path")))
         if _is_text(path.type):
-            linked = _optional(_text(path), path)
-    present = _present(array) or _always
+            linked = _optional(_text(path, buffers), path, buffers)
+    present = _present(array, buffers) or _always
 
     def get_image(row: int) -> Any:
         if not present(row):
@@ -316,8 +355,8 @@ def _elsewhere(place: str) -> SampleError:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-def _whole_numbers(array: pa.Array) -> Getter:
-    get: Getter = _numbers(array, array.buffers()[1], _CODES[array.type]).__getitem__
+def _whole_numbers(array: pa.Array, buffers: Buffers) -> Getter:
+    get: Getter = _numbers(array, buffers, _CODES[array.type]).__getitem__
     if array.type != pa.uint64():
         return get
 
@@ -335,51 +374,87 @@ def _whole_numbers(array: pa.Array) -> Getter:
     return get_small
 
 
-def _floats(array: pa.Array) -> Getter:
+def _floats(array: pa.Array, buffers: Buffers) -> Getter:
     if pa.types.is_float16(array.type):
-        view = _numbers(array, array.buffers()[1], "h")
+        view = _numbers(array, buffers, "h")
         halves = np.frombuffer(view, np.float16) if len(array) else np.zeros(0, np.float16)
         return lambda row: float(halves[row])
-    return _numbers(array, array.buffers()[1], _CODES[array.type]).__getitem__
+    return _numbers(array, buffers, _CODES[array.type]).__getitem__
 
 
 # --- lists ---------------------------------------------------------------------------------------
 
 
-def _nested(array: pa.Array, kind: Array) -> Getter | None:
-    """Lists of numbers as an array that the caller may write to."""
+def lists(array: pa.Array, kind: Array, buffers: Buffers) -> Lists | None:
+    """The arrays of numbers in a column of lists; None if they are not of that kind."""
     levels: list[_Level] = []
-    values = array
+    values = plain(array)
     while is_list(values.type):
-        levels.append(_Level(values))
+        levels.append(_Level(values, buffers))
         values = plain(values.values)
     shape = kind.shape or ()
     if kind.dtype is None or len(levels) != len(shape) or not _holds(values.type, kind.dtype):
         return None
-    numbers = _leaf(values, np.dtype(kind.dtype))
-    present = _present(values)
+    return Lists(levels, shape, values, np.dtype(kind.dtype), buffers)
 
-    def get(row: int) -> npt.NDArray[Any]:
+
+class Lists:
+    """Lists of numbers, nested once per dimension."""
+
+    def __init__(
+        self,
+        levels: list[_Level],
+        shape: tuple[int | None, ...],
+        values: pa.Array,
+        dtype: np.dtype[Any],
+        buffers: Buffers,
+    ) -> None:
+        self._levels = levels
+        self._shape = shape
+        self._dtype = dtype
+        self._present = _present(values, buffers)
+        self._first, self._count = int(values.offset), len(values)
+        self.data = buffers.values(values.buffers()[1])
+        _check_room(self.data, self._at(self._count) if self._count else 0)
+
+    def _at(self, number: int) -> int:
+        """The byte of `data` at which a number begins."""
+        return (self._first + number) * self._dtype.itemsize
+
+    def get(self, row: int) -> npt.NDArray[Any]:
+        """The array of a row, which the caller may write to."""
         start, stop = row, row + 1
-        found = []
-        for level, length in zip(levels, shape, strict=True):
+        shape = []
+        for level, length in zip(self._levels, self._shape, strict=True):
             start, stop, length = level.below(start, stop, length)  # noqa: PLW2901
-            found.append(length)
-        if not 0 <= start <= stop <= len(numbers):
-            raise ValueError(f"numbers {start} to {stop} of {len(numbers)}")
+            shape.append(length)
+        self._check(start, stop)
+        present = self._present
         if present is not None and not all(map(present, range(start, stop))):
             raise ValueError("a list has a null among its numbers")
-        return numbers[start:stop].reshape(found).copy()
+        stored = self.data[self._at(start) : self._at(stop)]
+        return np.frombuffer(stored, self._dtype).reshape(shape).copy()
 
-    return get
+    def starts(self, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Where in `data` the arrays of all rows begin; -1 for those not of a shape, or with nulls.
 
+        Raises ValueError where that cannot be told without reading more.
+        """
+        if self._present is not None or len(shape) != len(self._levels):
+            raise ValueError("nulls among numbers, or another number of dimensions")
+        top, *others = self._levels
+        if any(level.has_nulls for level in others):
+            raise ValueError("nulls among lists")
+        starts = top.starts(shape[0])
+        for level, length in zip(others, shape[1:], strict=True):
+            starts = np.where(starts < 0, starts, level.fixed(starts, length))
+        last = self._count - math.prod(shape)
+        inside = (starts >= 0) & (starts <= last)
+        return np.where(inside, (self._first + starts) * self._dtype.itemsize, -1)
 
-def _leaf(values: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers of an array, nulls among them as they come."""
-    size, first = dtype.itemsize, values.offset
-    view = _view(values.buffers()[1])
-    _check_room(view, (first + len(values)) * size if len(values) else 0)
-    return np.frombuffer(view[first * size : (first + len(values)) * size], dtype)
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= self._count:
+            raise ValueError(f"numbers {start} to {stop} of {self._count}")
 
 
 def _holds(stored: pa.DataType, dtype: str) -> bool:
@@ -390,15 +465,15 @@ def _holds(stored: pa.DataType, dtype: str) -> bool:
 class _Level:
     """One level of nested lists. Positions count from the array's own first row."""
 
-    def __init__(self, array: pa.Array) -> None:
+    def __init__(self, array: pa.Array, buffers: Buffers) -> None:
         self._first = array.offset
         self._count = len(array)
-        self._present = _present(array)
+        self._present = _present(array, buffers)
         self._length: int | None = None
         if pa.types.is_fixed_size_list(array.type):
             self._length = array.type.list_size
         else:
-            self._offsets = _offsets(array)
+            self._offsets = _offsets(array, buffers)
 
     def below(self, start: int, stop: int, length: int | None) -> tuple[int, int, int]:
         """Where the elements of the lists from `start` to `stop` are, and how many each has.
@@ -422,6 +497,29 @@ class _Level:
         if lengths or found < 0 or length not in (None, found):
             raise ValueError("lists of several lengths where all should have one")
         return ends[0], ends[-1], found
+
+    def starts(self, length: int) -> npt.NDArray[np.int64]:
+        """Where the elements of each list begin; -1 for nulls and lists of another length."""
+        rows = np.arange(self._count)
+        if self._length is not None:
+            starts = self.fixed(rows, length)
+        else:
+            ends = np.array(self._offsets, np.int64)
+            starts = np.where(ends[1:] - ends[:-1] == length, ends[:-1], -1)
+        if self._present is None:
+            return starts
+        return np.where([self._present(row) for row in rows.tolist()], starts, -1)
+
+    @property
+    def has_nulls(self) -> bool:
+        return self._present is not None
+
+    def fixed(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+        """Where the elements of lists begin whose type says that all have `length` elements."""
+        if self._length != length:
+            raise ValueError("lists that are not all of one length")
+        found: npt.NDArray[np.int64] = (self._first + starts) * length
+        return found
 
 
 # --- anything else, as JSON ----------------------------------------------------------------------
@@ -503,7 +601,7 @@ def sizes(name: str, kind: FieldType, array: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    present = _present(array)
+    present = _present(array, IN_MEMORY)
     if present is None:
         absent = pa.types.is_null(array.type)
         return np.full(len(array), not absent)
@@ -515,7 +613,7 @@ def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
         return np.full(len(array), array.type.byte_width, np.int64)
     if not len(array):
         return np.zeros(0, np.int64)
-    offsets = np.array(_offsets(array), np.int64)
+    offsets = np.array(_offsets(array, IN_MEMORY), np.int64)
     found: npt.NDArray[np.int64] = offsets[1:] - offsets[:-1]
     if found.min() < 0:
         raise ValueError("values of a negative length")

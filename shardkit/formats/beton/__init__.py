@@ -3,7 +3,7 @@
 layout.py     the bytes of a file, and where in pages a value may stand
 section.py    our own section: keys, types, absent values
 pictures.py   what FFCV can decode, and what other pictures become
-contents.py   a file, mapped and checked
+contents.py   a file, checked
 values.py     from bytes to values
 reader.py     random access through the table
 writer.py     a file in one pass
@@ -48,6 +48,9 @@ class Beton(Format):
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
         return BetonReader(path, layout)
+
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
+        return BetonReader(path, layout, mapped=False)
 
     def create(
         self,

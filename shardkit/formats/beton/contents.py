@@ -1,4 +1,4 @@
-"""A .beton file, mapped and checked: what both reading and joining begin with.
+"""A .beton file, mapped or read, and checked: what both reading and joining begin with.
 
 All that opening looks at is the header, the descriptors and our section's text. No number of the
 file is trusted before it is compared with the file's length.
@@ -6,7 +6,6 @@ file is trusted before it is compared with the file's length.
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +28,7 @@ from shardkit.formats.beton.layout import (
     unpack_mark,
 )
 from shardkit.formats.beton.section import Section
+from shardkit.storage import Data
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,17 +38,14 @@ class Contents(NamedTuple):
     """The parts of a file."""
 
     path: Path
-    data: mmap.mmap
+    data: Data
     page_size: int
     samples: int
     fields: list[Field]
     row: Row
     section: Section | None
+    rows: memoryview  # the table: a row for each sample
     allocations: Allocations
-
-    @property
-    def table_at(self) -> int:
-        return front_size(len(self.fields), 0, 0)
 
     @property
     def data_at(self) -> int:
@@ -56,13 +53,16 @@ class Contents(NamedTuple):
         return front_size(len(self.fields), self.row.dtype.itemsize, self.samples)
 
     def table(self) -> npt.NDArray[np.void]:
-        return np.frombuffer(self.data, self.row.dtype, self.samples, self.table_at)
+        return np.frombuffer(self.rows, self.row.dtype)
 
 
-def open_contents(path: Path) -> Contents:
-    """Map a file and check its parts; raises DamagedError and FormatError that name them."""
-    data = _mapped(path)
-    header = np.frombuffer(data, HEADER, 1)[0]
+def open_contents(path: Path, mapped: bool = True) -> Contents:
+    """Open a file and check its parts; raises DamagedError and FormatError that name them.
+
+    Of one that is not mapped all is read but the values and the keys.
+    """
+    data = _opened(path, mapped)
+    header = np.frombuffer(data[: HEADER.itemsize], HEADER)[0]
     version, count, samples = (int(header[n]) for n in ("version", "num_fields", "num_samples"))
     if version != VERSION:
         raise FormatError(
@@ -74,8 +74,9 @@ def open_contents(path: Path) -> Contents:
         )
     if not count:
         raise FormatError("the .beton has no fields", path=path)
-    _check_within(data, front_size(count, 0, 0), "inside the descriptors of its fields", path)
-    descriptors = np.frombuffer(data, DESCRIPTOR, count, HEADER.itemsize)
+    table_at = front_size(count, 0, 0)
+    _check_within(data, table_at, "inside the descriptors of its fields", path)
+    descriptors = np.frombuffer(data[HEADER.itemsize : table_at], DESCRIPTOR)
     fields = _fields(descriptors, path)
     row = Row(fields)
     table_end = front_size(count, row.dtype.itemsize, samples)
@@ -101,24 +102,24 @@ def open_contents(path: Path) -> Contents:
         )
     allocations = Allocations(data, allocations_at, sum(field.has_data for field in fields))
     page_size = int(header["page_size"])
-    return Contents(path, data, page_size, samples, fields, row, section, allocations)
+    rows = storage.piece(data, table_at, table_end)
+    return Contents(path, data, page_size, samples, fields, row, section, rows, allocations)
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    with storage.explained("open", path), open(path, "rb") as file:
-        size = file.seek(0, 2)
-        if size < HEADER.itemsize:
-            raise DamagedError(
-                "the .beton is truncated inside its header",
-                path=path,
-                expected=f"at least {HEADER.itemsize} bytes",
-                found=f"{size} bytes",
-                fix="copy or make the file again",
-            )
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+def _opened(path: Path, mapped: bool) -> Data:
+    data = storage.open_data(path, mapped)
+    if len(data) < HEADER.itemsize:
+        raise DamagedError(
+            "the .beton is truncated inside its header",
+            path=path,
+            expected=f"at least {HEADER.itemsize} bytes",
+            found=f"{len(data)} bytes",
+            fix="copy or make the file again",
+        )
+    return data
 
 
-def _check_within(data: mmap.mmap, end: int, where: str, path: Path) -> None:
+def _check_within(data: Data, end: int, where: str, path: Path) -> None:
     if end > len(data):
         raise DamagedError(
             f"the .beton is truncated {where}",
@@ -159,21 +160,19 @@ class Allocations:
     the pointers sorted, once.
     """
 
-    def __init__(self, data: mmap.mmap, at: int, fields: int) -> None:
+    def __init__(self, data: Data, at: int, fields: int) -> None:
         """`fields` is the number of those that have data; a last row that is cut is not read."""
-        self._data = data
-        self._at = at
+        count = (len(data) - at) // ALLOCATION.itemsize
+        self._data = storage.piece(data, at, at + count * ALLOCATION.itemsize)
         self._fields = fields
-        self.rows = np.frombuffer(data, ALLOCATION, (len(data) - at) // ALLOCATION.itemsize, at)
+        self.rows = np.frombuffer(self._data, ALLOCATION)
         self._sorted: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None = None
 
     def size(self, position: int, field: int, ptr: int) -> int:
         """Bytes of the value at `ptr`, of the `field`-th with data; raises ValueError if untold."""
         row = position * self._fields + field
         if row < len(self.rows):
-            _, found, size = ALLOCATION_STRUCT.unpack_from(
-                self._data, self._at + row * ALLOCATION_STRUCT.size
-            )
+            _, found, size = ALLOCATION_STRUCT.unpack_from(self._data, row * ALLOCATION_STRUCT.size)
             if found == ptr and size:
                 return int(size)
         size = self.sizes(np.array([ptr], np.uint64))[0]

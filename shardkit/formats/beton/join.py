@@ -152,7 +152,7 @@ def _write_section(file: storage.NewFile, parts: list[_Part], text: bytes, keys_
     presence: dict[str, list[bytes]] = {}
     for part, contents in _opened(parts):
         own = _section_of(contents)
-        offsets = own.key_offsets(contents.data, contents.samples)[:-1]
+        offsets = own.key_offsets()[:-1]
         storage.write(file, [(offsets + np.uint64(part.keys_before)).tobytes()])
         for name, column in own.presence.items():
             presence.setdefault(name, []).append(column.tobytes())
@@ -161,4 +161,4 @@ def _write_section(file: storage.NewFile, parts: list[_Part], text: bytes, keys_
         storage.write(file, [b"".join(columns)])
     for _, contents in _opened(parts):
         own = _section_of(contents)
-        storage.write(file, [contents.data[own.keys_at : own.keys_at + own.keys_size]])
+        storage.write(file, [own.keys[own.keys_at : own.keys_at + own.keys_size]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit.errors import DamagedError, SampleError
+from shardkit import storage
+from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.beton.contents import Contents, open_contents
 from shardkit.formats.beton.layout import RAW, TypeId, kind_of
+from shardkit.formats.beton.section import Section
 from shardkit.formats.beton.values import Read, read_json, read_json_text, reads
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Schema
@@ -35,13 +36,15 @@ class _Column(NamedTuple):
 
 
 class BetonReader(ShardReader):
-    """One .beton file. Values are copies; the file itself is mapped, never read whole."""
+    """One .beton file. Values are copies; the file is mapped or read in pieces, never whole."""
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = True
+    ) -> None:
         self._path = path
-        contents = open_contents(path)
+        self._mapped = mapped
+        contents = open_contents(path, mapped)
         self._contents: Contents | None = contents
-        own = contents.section
         if layout is None:
             layout = _found_layout(contents)
         self.layout = layout
@@ -49,9 +52,7 @@ class BetonReader(ShardReader):
         self._length = contents.samples
         self._unpack = contents.row.struct.unpack_from
         self._row_size = contents.row.dtype.itemsize
-        self._table_at = contents.table_at
-        self._prefix = "" if own else key_of(path.stem) + "/"
-        self._keys_at = (own.offsets_at, own.keys_at, own.keys_size) if own else (0, 0, 0)
+        self._stem = key_of(path.stem)
         self._columns = _columns(contents, self.schema)
         self._as_stored = _columns(contents, self.schema, json_text=True)
 
@@ -72,14 +73,16 @@ class BetonReader(ShardReader):
         if not 0 <= position < self._length:
             raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
         data = contents.data
-        row = self._unpack(data, self._table_at + position * self._row_size)
+        row = self._unpack(contents.rows, position * self._row_size)
         sample: Sample = {}
         name, pointer = "__key__", -1
         try:
-            sample[name] = self._key(data, position)
+            sample[name] = self._key(contents.section, position)
             for name, read, pointer, presence in columns:  # noqa: B007 - for the error
                 if presence is None or presence[position]:
                     sample[name] = read(data, row, position)
+        except ShardkitError as error:  # the file was cut since
+            raise error.located(position=position, key=sample.get("__key__"), field=name) from None
         except (ValueError, RecursionError) as error:
             raise SampleError(
                 f"a value is damaged: {error}",
@@ -92,18 +95,43 @@ class BetonReader(ShardReader):
             ) from None
         return sample
 
-    def _key(self, data: mmap.mmap, position: int) -> str:
-        if self._prefix:
-            return f"{self._prefix}{position:09d}"
-        offsets_at, keys_at, size = self._keys_at
-        start, stop = _KEY.unpack_from(data, offsets_at + 8 * position)
-        if not start <= stop <= size:
+    def _key(self, section: Section | None, position: int) -> str:
+        if section is None:
+            return f"{self._stem}/{position:09d}"
+        start, stop = _KEY.unpack_from(section.offsets, 8 * position)
+        if not start <= stop <= section.keys_size:
             raise ValueError("the key stands outside the keys")
-        return data[keys_at + start : keys_at + stop].decode()
+        at = section.keys_at
+        return section.keys[at + start : at + stop].decode()
 
     def keys(self) -> list[str]:
         """The key of every sample, in order."""
         return [self._read(position, [])["__key__"] for position in range(self._length)]
+
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        """Arrays that FFCV has a type for, which are all of one shape."""
+        contents = self._open
+        number = _numbers(contents)[field]
+        stored, presence = contents.fields[number], self._presence(field)
+        if stored.dtype is None or stored.shape != out.shape[1:]:
+            return False
+        if presence is not None and not presence[positions].all():
+            return False
+        starts = contents.table()[f"f{number}"][positions].astype(np.int64)
+        try:
+            if (starts < contents.data_at).any():
+                raise ValueError("a value stands before the data")
+            found = storage.rows(contents.data, starts, stored.nbytes)
+        except (ValueError, ShardkitError):
+            return False
+        out[...] = found.view(stored.dtype).reshape(out.shape)
+        return True
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of many samples."""
+        return [self._read(position, [])["__key__"] for position in positions.tolist()]
 
     def stored(self, position: int) -> Sample:
         """The sample with JSON values as the text that is stored."""
@@ -117,15 +145,18 @@ class BetonReader(ShardReader):
         """Stored bytes of the field in each sample that has it, in order."""
         contents = self._open
         sizes = _sizes(contents, _numbers(contents)[field])
-        presence = self._columns[list(self.schema).index(field)].presence
+        presence = self._presence(field)
         return sizes if presence is None else sizes[presence != 0]
+
+    def _presence(self, field: str) -> npt.NDArray[np.uint8] | None:
+        return self._columns[list(self.schema).index(field)].presence
 
     def close(self) -> None:
         self._contents = None
         self._columns = self._as_stored = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BetonReader, (self._path, self.layout)
+        return BetonReader, (self._path, self.layout, self._mapped)
 
 
 def _found_layout(contents: Contents) -> dict[str, Any]:

@@ -6,13 +6,13 @@
     presence   a byte per sample for each optional field, field after field: 0 where it is absent
     keys       UTF-8, one after the other
 
-A section is read where it stands: to open a file costs the same for ten samples and ten million.
+In a mapped file a section is read where it stands: to open one costs the same for ten samples and
+ten million.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ import numpy as np
 
 from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.schema import Schema
+from shardkit.storage import SMALL, Data, PreadFile, piece
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,25 +59,25 @@ def pack_head(text: bytes, keys: int) -> bytes:
 
 
 class Section(NamedTuple):
-    """A section in a mapped file. Offsets count from the start of the file."""
+    """A section in a file."""
 
     schema: Schema
     classes: dict[str, list[str]] | None
-    offsets_at: int
+    offsets: memoryview  # where each key begins among the keys, and where the last one ends
+    keys: Data  # what the keys stand in, from byte `keys_at` on
     keys_at: int
     keys_size: int
     presence: dict[str, npt.NDArray[np.uint8]]
 
-    def key_offsets(self, data: mmap.mmap, samples: int) -> npt.NDArray[np.uint64]:
-        """Where each key begins among the keys, and where the last one ends."""
-        return np.frombuffer(data, _OFFSET, samples + 1, self.offsets_at)
+    def key_offsets(self) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self.offsets, _OFFSET)
 
 
-def unpack(data: mmap.mmap, at: int, length: int, samples: int, path: Path) -> Section:
+def unpack(data: Data, at: int, length: int, samples: int, path: Path) -> Section:
     """The section of `length` bytes at `at`; raises DamagedError where it contradicts itself."""
     if length < _HEAD.itemsize or at + length > len(data):
         raise _damaged(path, at, f"{length:,} bytes in a file of {len(data):,}")
-    head = np.frombuffer(data, _HEAD, 1, at)[0]
+    head = np.frombuffer(data[at : at + _HEAD.itemsize], _HEAD)[0]
     text_size, keys_size = int(head["text"]), int(head["keys"])
     text_at = at + _HEAD.itemsize
     if text_size > length:
@@ -88,11 +89,13 @@ def unpack(data: mmap.mmap, at: int, length: int, samples: int, path: Path) -> S
     keys_at = presence_at + len(optional) * samples
     if keys_at + keys_size != at + length:
         raise _damaged(path, at, f"parts of {keys_at + keys_size - at:,} bytes in {length:,}")
-    presence = {
-        name: np.frombuffer(data, np.uint8, samples, presence_at + number * samples)
-        for number, name in enumerate(optional)
-    }
-    return Section(schema, classes, offsets_at, keys_at, keys_size, presence)
+    columns = np.frombuffer(piece(data, presence_at, keys_at), np.uint8)
+    presence = dict(zip(optional, columns.reshape(len(optional), samples), strict=True))
+    offsets = piece(data, offsets_at, presence_at)
+    keys = data
+    if isinstance(data, PreadFile) and keys_size <= SMALL * samples:
+        keys, keys_at = data[keys_at : keys_at + keys_size], 0
+    return Section(schema, classes, offsets, keys, keys_at, keys_size, presence)
 
 
 def _unpack_text(text: bytes, path: Path, at: int) -> tuple[Schema, dict[str, list[str]] | None]:

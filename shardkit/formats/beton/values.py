@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -16,9 +15,10 @@ from shardkit.formats.beton.contents import Contents
 from shardkit.formats.beton.layout import JPEG, RAW, Field, TypeId
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Int, Json, Text
+from shardkit.storage import Data
 
 # Of the file, an unpacked row of its table and the position of that: the value. Raises ValueError.
-Read: TypeAlias = Callable[[mmap.mmap, tuple[Any, ...], int], Any]
+Read: TypeAlias = Callable[[Data, tuple[Any, ...], int], Any]
 _Decode: TypeAlias = Callable[[bytes], Any]
 
 
@@ -79,7 +79,7 @@ def _number(field: Field, at: int, kind: type[FieldType]) -> Read | None:
     return None
 
 
-def _span(data: mmap.mmap, first: int, ptr: int, size: int) -> bytes:
+def _span(data: Data, first: int, ptr: int, size: int) -> bytes:
     """The bytes that a pointer leads to; `first` is where the data of the file begin."""
     if ptr < first or ptr + size > len(data):
         raise ValueError(f"the file has no {size:,} bytes of it")
@@ -89,7 +89,7 @@ def _span(data: mmap.mmap, first: int, ptr: int, size: int) -> bytes:
 def _picture(contents: Contents, at: int, blob: int) -> Read:
     first, size_of = contents.data_at, contents.allocations.size
 
-    def read(data: mmap.mmap, row: tuple[Any, ...], position: int) -> bytes:
+    def read(data: Data, row: tuple[Any, ...], position: int) -> bytes:
         mode, width, height, ptr = row[at : at + 4]
         if mode == JPEG:
             return _span(data, first, ptr, size_of(position, blob, ptr))
@@ -108,7 +108,7 @@ def _bytes(contents: Contents, at: int, decode: _Decode) -> Read:
 def _text(contents: Contents, at: int, decode: _Decode) -> Read:
     first = contents.data_at
 
-    def read(data: mmap.mmap, row: tuple[Any, ...], position: int) -> Any:
+    def read(data: Data, row: tuple[Any, ...], position: int) -> Any:
         return decode(_span(data, first, row[at], row[at + 1]).partition(b"\0")[0])
 
     return read
@@ -121,7 +121,7 @@ def _array(contents: Contents, field: Field, at: int, kind: FieldType) -> Read |
     if not isinstance(kind, Array) or (kind.dtype, kind.shape) != (dtype and dtype.str, shape):
         return None
 
-    def read(data: mmap.mmap, row: tuple[Any, ...], position: int) -> Any:
+    def read(data: Data, row: tuple[Any, ...], position: int) -> Any:
         return np.frombuffer(bytearray(_span(data, first, row[at], size)), dtype).reshape(shape)
 
     return read

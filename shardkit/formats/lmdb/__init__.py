@@ -39,6 +39,9 @@ class Lmdb(Format):
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
         return LmdbReader(path, layout)
 
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
+        return LmdbReader(path, layout, mapped=False)
+
     def create(
         self,
         path: Path,

@@ -47,7 +47,9 @@ class Entries:
     def place(self, position: int) -> tuple[int, int]:
         return int(self.offsets[position]), int(self.sizes[position])
 
-    def sample(self, position: int, value: memoryview, schema: Schema, path: Path) -> Sample:
+    def sample(
+        self, position: int, value: memoryview | bytes, schema: Schema, path: Path
+    ) -> Sample:
         """The sample in a stored value, checked against what the others hold; JSON as its text."""
         key = self.keys[position]
         where: dict[str, Any] = {
@@ -71,7 +73,7 @@ class Entries:
 def scan(tree: Tree) -> dict[str, Any]:
     """The layout of a foreign LMDB: every key, and a schema from the first values."""
     entries = [e for e in _entries(tree) if not _ABOUT_OTHERS.fullmatch(e.key)]
-    first = [tree.view[e.offset : e.offset + e.size] for e in entries[:_LOOKED_AT]]
+    first = [tree.read(e.offset, e.size) for e in entries[:_LOOKED_AT]]
     for entry, value in zip(entries, first, strict=False):
         _refuse_pickle(bytes(value), entry, tree.path)
     kind = _kind([bytes(value) for value in first])

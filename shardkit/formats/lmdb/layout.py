@@ -12,7 +12,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
@@ -76,37 +76,36 @@ def overflow_pages(size: int) -> int:
 
 
 class Tree:
-    """An LMDB file, mapped: every pointer is checked before it is followed."""
+    """An LMDB file: every pointer is checked before it is followed."""
 
-    def __init__(self, path: Path, *, at_random: bool = True) -> None:
-        """`at_random` tells the system not to read ahead."""
+    def __init__(self, path: Path, *, at_random: bool = True, mapped: bool = True) -> None:
+        """`at_random` tells the system not to read ahead in a file that is mapped."""
         self.path = path
-        with storage.explained("open", path), open(path, "rb") as file:
-            size = file.seek(0, 2)
-            self._size = size
-            start = _first_pages(file.read, file.seek, size, path)
-            self._page, self._last, self.main = start
-            if size < (self._last + 1) * self._page:
-                raise DamagedError(
-                    "the LMDB file is truncated",
-                    path=path,
-                    expected=f"{(self._last + 1) * self._page:,} bytes, as its header says",
-                    found=f"{size:,} bytes",
-                    fix="copy or make the file again",
-                )
-            self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        self._data: storage.Data | memoryview = storage.open_data(path, mapped)
+        self._page, self._last, self.main = _first_pages(self._data, path)
+        if len(self._data) < (self._last + 1) * self._page:
+            raise DamagedError(
+                "the LMDB file is truncated",
+                path=path,
+                expected=f"{(self._last + 1) * self._page:,} bytes, as its header says",
+                found=f"{len(self._data):,} bytes",
+                fix="copy or make the file again",
+            )
+        self._map = self._data if isinstance(self._data, mmap.mmap) else None
+        if self._map is not None:
+            self._data = memoryview(self._map)
+        self._latest: tuple[int, memoryview | bytes] = (-1, b"")  # the page looked at last
         if at_random:
             self.expect_random()
-        self.view = memoryview(self._map)
 
     def expect_random(self, expected: bool = True) -> None:
         """Tell the system whether to read only what is asked for, or what stands around it too."""
-        if hasattr(mmap, "MADV_RANDOM"):
+        if self._map is not None and hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_RANDOM if expected else mmap.MADV_NORMAL)
 
-    def read(self, start: int, size: int) -> bytes:
-        """A copy of so many bytes of the file, or of those that are left of it."""
-        return self._map[start : start + size]
+    def read(self, start: int, size: int) -> memoryview | bytes:
+        """So many bytes of the file, or those that are left of it: a view where it is mapped."""
+        return self._data[start : start + size]
 
     def get(self, key: bytes) -> Entry | None:
         """The entry with this key, found from the root."""
@@ -154,18 +153,21 @@ class Tree:
         """The root of a named database, which is an entry of the main one."""
         if entry.size != _database.size:
             raise self._damaged("a named database is damaged", entry.offset)
-        return Database(*_database.unpack_from(self._map, entry.offset)).root
+        return Database(*_database.unpack(self.read(entry.offset, entry.size))).root
 
-    def close(self) -> None:
-        """Let the mapping go as soon as no value refers to it."""
-        self.view = memoryview(b"")
+    def _bytes_of(self, page: int) -> memoryview | bytes:
+        number, data = self._latest
+        if number != page:
+            data = self.read(page * self._page, self._page)
+            self._latest = (page, data)
+        return data
 
     def _look(self, page: int) -> tuple[int, int]:
         """Kind of a page of the tree, and how many nodes it has."""
         at = page * self._page
         if not 2 <= page <= self._last:
             raise self._damaged(f"a page number is out of range: {page}", 0)
-        _, _, flags, lower, upper = page_header.unpack_from(self._map, at)
+        _, _, flags, lower, upper = page_header.unpack_from(self._bytes_of(page))
         kind = flags & (BRANCH | LEAF | OVERFLOW | META)
         if kind not in (BRANCH, LEAF) or not HEADER <= lower <= upper <= self._page or lower % 2:
             raise self._damaged("a page of the tree is damaged", at)
@@ -181,21 +183,22 @@ class Tree:
         return kind, (lower - HEADER) // 2
 
     def _node(self, page: int, number: int) -> tuple[int, int, int, int, int]:
-        """Where a node is, and its header: low, high, flags, bytes of the key."""
-        start = page * self._page
-        at = start + HEADER + 2 * number
-        (pointer,) = _pointer.unpack_from(self._map, at)
+        """Where in its page a node is, and its header: low, high, flags, bytes of the key."""
+        data = self._bytes_of(page)
+        at = HEADER + 2 * number
+        (pointer,) = _pointer.unpack_from(data, at)
         if not HEADER <= pointer <= self._page - NODE:
-            raise self._damaged("a pointer in a page leads out of it", at)
-        low, high, flags, key = node_header.unpack_from(self._map, start + pointer)
+            raise self._damaged("a pointer in a page leads out of it", page * self._page + at)
+        low, high, flags, key = node_header.unpack_from(data, pointer)
         if pointer + NODE + key > self._page:
-            raise self._damaged("a key leads out of its page", start + pointer)
-        return start + pointer, low, high, flags, key
+            raise self._damaged("a key leads out of its page", page * self._page + pointer)
+        return pointer, low, high, flags, key
 
     def _branch(self, page: int, number: int) -> tuple[bytes, int]:
         """Smallest key, and number, of a child page."""
         at, low, high, flags, key = self._node(page, number)
-        return self._map[at + NODE : at + NODE + key], low | high << 16 | flags << 32
+        stored = self._bytes_of(page)[at + NODE : at + NODE + key]
+        return bytes(stored), low | high << 16 | flags << 32
 
     def _child(self, page: int, count: int, key: bytes) -> int:
         """The child in which a key would be; the first child's key is not stored."""
@@ -210,20 +213,19 @@ class Tree:
 
     def _entry(self, page: int, number: int) -> Entry:
         at, low, high, flags, key_size = self._node(page, number)
-        key = self._map[at + NODE : at + NODE + key_size]
+        data, page_at = self._bytes_of(page), page * self._page
         start, size = at + NODE + key_size, low | high << 16
+        key = bytes(data[at + NODE : start])
+        if start + (8 if flags & BIG else size) > self._page:
+            raise self._damaged("a value leads out of its page", page_at + at)
         if not flags & BIG:
-            if start + size > (page + 1) * self._page:
-                raise self._damaged("a value leads out of its page", at)
-            return Entry(key, start, size, flags)
-        if start + 8 > (page + 1) * self._page:
-            raise self._damaged("a value leads out of its page", at)
-        (first,) = _page_number.unpack_from(self._map, start)
+            return Entry(key, page_at + start, size, flags)
+        (first,) = _page_number.unpack_from(data, start)
         # The pages behind the header's last page may be there, but belong to no value.
         if not 2 <= first <= self._last or (
             first * self._page + HEADER + size > (self._last + 1) * self._page
         ):
-            raise self._damaged("a value is said to stand outside of the file", at)
+            raise self._damaged("a value is said to stand outside of the file", page_at + at)
         return Entry(key, first * self._page + HEADER, size, flags)
 
     def _damaged(self, what: str, offset: int) -> DamagedError:
@@ -237,25 +239,24 @@ _pointer = struct.Struct("<H")
 _page_number = struct.Struct("<Q")
 
 
-def _first_pages(read: Any, seek: Any, size: int, path: Path) -> tuple[int, int, Database]:
+def _first_pages(data: storage.Data, path: Path) -> tuple[int, int, Database]:
     """Page size, last page and main database of the meta page that counts."""
     found = []
     page = PAGE
+    size = HEADER + _meta.size + 2 * _database.size + _tail.size
     for number in (0, 1):
         at = number * page
-        seek(at)
-        data = read(HEADER + _meta.size + 2 * _database.size + _tail.size)
-        meta = _parse_meta(data)
+        meta = _parse_meta(data[at : at + size])
         if meta is None:
             continue
         found.append(meta)
         page = meta[1] if number == 0 else page
     if not found:
         raise FormatError(
-            "this is no LMDB file" if size else "the LMDB file is empty",
+            "this is no LMDB file" if len(data) else "the LMDB file is empty",
             path=path,
             expected=f"a meta page with the magic number {_MAGIC:#x} and data version 1",
-            found=f"{size:,} bytes without one",
+            found=f"{len(data):,} bytes without one",
         )
     _, page, last, main = max(found, key=lambda meta: meta[0])
     if page < 256 or page & (page - 1) or page > 1 << 16:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from shardkit.codecs.array import load_array
-from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.lmdb import foreign
 from shardkit.formats.lmdb.layout import Tree
@@ -28,13 +28,19 @@ _Column = tuple[str, type, _Decoder | None]  # field, what msgpack gives, what m
 
 
 class LmdbReader(ShardReader):
-    """One environment. Values are copies; the file is mapped, never read whole."""
+    """One environment. Values are copies; the file is mapped or read in pieces, never whole."""
 
     def __init__(
-        self, path: Path, layout: dict[str, Any] | None = None, *, at_random: bool = True
+        self,
+        path: Path,
+        layout: dict[str, Any] | None = None,
+        mapped: bool = True,
+        *,
+        at_random: bool = True,
     ) -> None:
         self._path = path
-        self._tree: Tree | None = Tree(path, at_random=at_random)
+        self._mapped = mapped
+        self._tree: Tree | None = Tree(path, at_random=at_random, mapped=mapped)
         about = _about(self._tree)
         self._foreign: foreign.Entries | None = None
         if about is None:
@@ -66,6 +72,14 @@ class LmdbReader(ShardReader):
             return self._foreign.sample(position, self.value(position), self.schema, self._path)
         return self._read(position, _columns(self.schema, {**_DECODERS, Json: (str, _json_text)}))
 
+    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
+        """The sample with these fields alone; those of an environment of others are all read."""
+        if self._foreign is not None:
+            sample = self[position]
+            return {n: v for n, v in sample.items() if n == "__key__" or n in fields}
+        columns = [column for column in self._columns if column[0] in fields]
+        return self._read(position, [self._columns[0], *columns])
+
     def keys(self) -> list[str]:
         """The key of every sample, in order."""
         if self._foreign is not None:
@@ -76,11 +90,17 @@ class LmdbReader(ShardReader):
         tree.expect_random()
         return keys
 
-    def value(self, position: int) -> memoryview:
-        """The stored bytes of a sample, in the mapped file."""
-        tree = self._open()
-        start, size = self._place(tree, position)
-        return tree.view[start : start + size]
+    def value(self, position: int) -> memoryview | bytes:
+        """The stored bytes of a sample, as a view where the file is mapped."""
+        return self._value(self._open(), position)[1]
+
+    def _value(self, tree: Tree, position: int) -> tuple[int, memoryview | bytes]:
+        """Where the stored bytes of a sample begin, and these."""
+        try:
+            start, size = self._place(tree, position)
+            return start, tree.read(start, size)
+        except ShardkitError as error:
+            raise error.located(position=position) from None
 
     def _place(self, tree: Tree, position: int) -> tuple[int, int]:
         """Offset and size of a sample's value in the file."""
@@ -103,7 +123,7 @@ class LmdbReader(ShardReader):
         self._tree = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LmdbReader, (self._path, self.layout)
+        return LmdbReader, (self._path, self.layout, self._mapped)
 
     def _open(self) -> Tree:
         if self._tree is None:
@@ -111,9 +131,7 @@ class LmdbReader(ShardReader):
         return self._tree
 
     def _read(self, position: int, columns: list[_Column]) -> Sample:
-        tree = self._open()
-        start, size = self._place(tree, position)
-        value = tree.view[start : start + size]
+        start, value = self._value(self._open(), position)
         name = "__key__"
         sample: Sample = {}
         try:
@@ -142,7 +160,7 @@ class LmdbReader(ShardReader):
     def _key(self, tree: Tree, position: int) -> str:
         """The key alone, which every value of ours begins with."""
         start, size = self._place(tree, position)
-        head = tree.read(start, min(size, _HEAD))
+        head = bytes(tree.read(start, min(size, _HEAD)))
         # A map of up to 15 fields, the name "__key__", a text with a header of one or two bytes.
         tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
         start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
@@ -210,7 +228,7 @@ def _about(tree: Tree) -> dict[str, Any] | None:
     if entry is None:
         return None
     try:
-        about = json.loads(bytes(tree.view[entry.offset : entry.offset + entry.size]))
+        about = json.loads(bytes(tree.read(entry.offset, entry.size)))
         version = about["shardkit_lmdb"]
         samples = about["samples"]
         if version == VERSION and not (isinstance(samples, int) and samples >= 0):

@@ -1,4 +1,4 @@
-"""A `.idx`, mapped and checked: which bytes of its `.bin` are which document."""
+"""A `.idx`, mapped or read, and checked: which bytes of its `.bin` are which document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardkit.formats.megatron.layout import (
     VERSION,
     chunks,
     index_path,
-    mapped,
+    small_file,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Index:
     Opening compares every number with the sizes of the two files, so that reading can follow them.
     """
 
-    def __init__(self, path: Path, bin_size: int) -> None:
+    def __init__(self, path: Path, bin_size: int, mapped: bool = True) -> None:
         """`path` is that of the .bin, which has `bin_size` bytes."""
         self.path = index_path(path)
         if not self.path.exists():
@@ -47,7 +47,7 @@ class Index:
                 fix="copy the .idx too; a .bin of another kind is nothing that shardkit reads",
             )
         self._bin_size = bin_size
-        self._data = mapped(self.path)
+        self._data = small_file(self.path, mapped)
         self.dtype, self.sequences, entries = self._header()
         self.documents = entries - 1
         self._pointers_at = HEADER.size + self.sequences * LENGTH.itemsize
@@ -168,6 +168,24 @@ class Index:
         ):  # else a small file could ask for any amount of memory
             raise ValueError("its sequences overlap, and are longer than the whole .bin")
         return list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+
+    def places(
+        self, documents: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Where documents of one sequence each begin in the `.bin`, and their tokens.
+
+        None where one of them has another number of sequences.
+        """
+        ends = self._array(END, self._ends_at, self.documents + 1)
+        first = ends[documents]
+        if (ends[documents + 1] - first != 1).any():
+            return None
+        lengths = self._array(LENGTH, HEADER.size, self.sequences)
+        pointers = self._array(POINTER, self._pointers_at, self.sequences)
+        return pointers[first], lengths[first].astype(np.int64)
+
+    def _array(self, dtype: np.dtype[Any], at: int, count: int) -> npt.NDArray[Any]:
+        return np.frombuffer(self._data, dtype, count, at)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every document in the `.bin`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError
-from shardkit.formats.megatron.layout import keys_path, mapped, sums_before
+from shardkit.formats.megatron.layout import keys_path, small_file, sums_before
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,9 +25,9 @@ _BOUNDS = struct.Struct("<QQ")
 
 
 class Keys:
-    """The keys of a shard, mapped."""
+    """The keys of a shard, mapped or read."""
 
-    def __init__(self, path: Path, samples: int) -> None:
+    def __init__(self, path: Path, samples: int, mapped: bool = True) -> None:
         """`path` is that of the .bin."""
         self.path = keys_path(path)
         self.samples = samples
@@ -37,7 +37,7 @@ class Keys:
                 path=self.path,
                 fix="copy it from where the dataset was made, or convert again",
             )
-        self._data = mapped(self.path)
+        self._data = small_file(self.path, mapped)
         # Where the numbers begin, and so how many bytes of keys there are.
         self.size = len(self._data) - (samples + 2) * _NUMBER.size
         if self.size < 0 or self._number(samples + 1) != samples:

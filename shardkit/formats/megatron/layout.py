@@ -125,9 +125,7 @@ def sums_before(sizes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.in
         total = int(ends[-1])
 
 
-def mapped(path: Path) -> mmap.mmap | bytes:
-    """The bytes of a file, which is not read whole."""
-    with storage.explained("open", path), open(path, "rb") as file:
-        if not file.seek(0, 2):  # an empty file cannot be mapped
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def small_file(path: Path, mapped: bool) -> mmap.mmap | bytes:
+    """The bytes of a file with some numbers for each sample: mapped, or else read whole."""
+    data = storage.open_data(path, mapped)
+    return data[:] if isinstance(data, storage.PreadFile) else data

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.errors import DamagedError, SampleError
+from shardkit import storage
+from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.megatron.index import Index
 from shardkit.formats.megatron.keys import Keys
@@ -17,23 +17,29 @@ from shardkit.formats.megatron.layout import (
     check_range,
     field_of,
     keys_path,
-    mapped,
     stored_dtype,
 )
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Array, Schema
+from shardkit.storage import Data
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
 class MegatronReader(ShardReader):
-    """A `.bin` with its `.idx`. Values are copies; both files are mapped, never read whole."""
+    """A `.bin` with its `.idx`. Values are copies.
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+    All files are mapped; or else the `.bin` is read piece by piece, with the others in memory.
+    """
+
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = True
+    ) -> None:
         self._path = path
-        self._data: mmap.mmap | bytes | None = mapped(path)
-        self._index = Index(path, len(self._data))
+        self._mapped = mapped
+        self._data: Data | None = storage.open_data(path, mapped)
+        self._index = Index(path, len(self._data), mapped)
         stored = self._index.dtype
         if layout is None:
             schema = Schema({"tokens": Array(stored.str, (None,))})
@@ -51,7 +57,7 @@ class MegatronReader(ShardReader):
                 expected=f"{stored_dtype(kind)} for {kind}",
                 found=str(stored),
             )
-        self._keys = Keys(path, len(self)) if layout["keys"] else None
+        self._keys = Keys(path, len(self), mapped) if layout["keys"] else None
         self._prefix = key_of(path.stem)
 
     def __len__(self) -> int:
@@ -62,9 +68,7 @@ class MegatronReader(ShardReader):
 
     def read_fields(self, position: int, fields: Collection[str]) -> Sample:
         """The sample, or its key alone: then its tokens are not touched."""
-        data = self._data
-        if data is None:
-            raise ValueError(f"{self._path} is closed")
+        data = self._open
         if not 0 <= position < len(self):
             raise IndexError(f"{self._path} has {len(self)} samples, not a position {position}")
         sample: Sample = {}
@@ -74,6 +78,8 @@ class MegatronReader(ShardReader):
             if self._field in fields:
                 field = self._field
                 sample[field] = self._value(data, position)
+        except ShardkitError as error:  # the file was cut since
+            raise error.located(position=position, key=sample["__key__"], field=field) from None
         except ValueError as error:
             if field == "__key__":
                 path = keys_path(path)
@@ -86,10 +92,40 @@ class MegatronReader(ShardReader):
             ) from None
         return sample
 
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        """The tokens of documents that are equally long and of one sequence each."""
+        data = self._open
+        places = self._index.places(positions)
+        if places is None or self._tokens not in (None, out.shape[1]):
+            return False
+        starts, lengths = places
+        stored = self._index.dtype
+        if (lengths != out.shape[1]).any():
+            return False
+        try:
+            found = storage.rows(data, starts, out.shape[1] * stored.itemsize).view(stored)
+            check_range(found, self._dtype)
+        except (ValueError, ShardkitError):
+            return False
+        out[...] = found
+        return True
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of many samples."""
+        return [self.read_fields(position, ())["__key__"] for position in positions.tolist()]
+
+    @property
+    def _open(self) -> Data:
+        if self._data is None:
+            raise ValueError(f"{self._path} is closed")
+        return self._data
+
     def _key(self, position: int) -> str:
         return f"{self._prefix}/{position:09d}" if self._keys is None else self._keys[position]
 
-    def _value(self, data: mmap.mmap | bytes, position: int) -> npt.NDArray[Any]:
+    def _value(self, data: Data, position: int) -> npt.NDArray[Any]:
         stored = b"".join([data[start:stop] for start, stop in self._index.spans(position)])
         tokens = np.frombuffer(stored, self._index.dtype)
         if self._tokens not in (None, len(tokens)):
@@ -105,4 +141,4 @@ class MegatronReader(ShardReader):
         self._data = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MegatronReader, (self._path, self.layout)
+        return MegatronReader, (self._path, self.layout, self._mapped)

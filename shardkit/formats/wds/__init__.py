@@ -36,6 +36,9 @@ class Wds(Format):
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
         return WdsReader(path, layout)
 
+    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
+        return WdsReader(path, layout, mapped=False)
+
     def create(
         self,
         path: Path,

@@ -7,7 +7,6 @@ webdataset and DALI's index tool all read. We read ustar, GNU, pax and old V7.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import warnings
 import zlib
@@ -20,6 +19,7 @@ import numpy as np
 
 from shardkit.errors import DamagedError, ShardkitWarning
 from shardkit.schema import Image, Schema
+from shardkit.storage import Data
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -84,7 +84,7 @@ class Member(NamedTuple):
     name_offset: int
 
 
-def members(data: mmap.mmap | bytes, path: Path) -> Iterator[Member]:
+def members(data: Data, path: Path) -> Iterator[Member]:
     """The regular files of a TAR in order; links, folders and devices are passed over.
 
     Raises DamagedError at the byte where the file is cut or contradicts itself. As in all readers,
@@ -254,7 +254,7 @@ def _cut(where: str, path: Path, at: int, size: int, end: int) -> DamagedError:
     )
 
 
-def _look_behind(data: mmap.mmap | bytes, path: Path, at: int) -> None:
+def _look_behind(data: Data, path: Path, at: int) -> None:
     """Warn if something follows the zero block that ends the archive at `at`."""
     rest = data[at : at + (1 << 20)]
     if rest.count(0) != len(rest):

@@ -30,6 +30,7 @@ from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, index_dtype, index_path, members, row_struct
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.storage import Data
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,26 +39,33 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20  # bytes at a time while unpacking
 _HEADER = 1 << 20  # bytes of an index's header at most: hundreds of fields
+_BESIDES = 8192  # bytes that one read for all of a sample may take too many
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
 
 
 class WdsReader(ShardReader):
-    """One TAR shard. Values are copies; the file itself is mapped, never read whole."""
+    """One TAR shard. Values are copies; the file itself is never read whole.
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+    It is mapped, or else read piece by piece, with its index in memory.
+    """
+
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = True
+    ) -> None:
         self._path = path
-        self._map: mmap.mmap | bytes | None = _mapped(path)
+        self._mapped = mapped
+        self._data: Data | None = _opened(path, mapped)
         if layout is None:
-            layout = _scan(self._map, path)
+            layout = _scan(self._data, path)
         elif "index" not in layout and not index_path(path).exists():
-            layout = _scan(self._map, path, layout)
+            layout = _scan(self._data, path, layout)
         self.layout = layout
         self.schema = Schema.from_json(self.layout["schema"])
         self._odd_keys: dict[int, str] = self.layout.get("odd_keys", {})
         index = self.layout.get("index")
         if index is None:
-            index = _load_index(path, self.schema)
+            index = _load_index(path, self.schema, mapped)
         self._index: _Index = index
         self._length = len(index)
         # One call unpacks a row: numpy would take longer than the read itself.
@@ -73,27 +81,30 @@ class WdsReader(ShardReader):
         return self._read(position, self._columns)
 
     def _read(self, position: int, columns: list[_Column]) -> Sample:
-        data = self._map
-        if data is None:
-            raise ValueError(f"{self._path} is closed")
+        data = self._open
         if not 0 <= position < self._length:
             raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
         row = self._unpack(self._rows, position * self._row_size)
         start, size = row[:2]
         name = "__key__"
         sample: Sample = {}
+        first = 0  # byte of the file that `data` begins with
         try:
+            if not self._mapped:
+                first, data = _one_piece(data, row, columns)
             if not size:
                 sample[name] = self._odd_keys[position]
             else:
-                sample[name] = data[start : start + size].decode()
+                sample[name] = data[start - first : start - first + size].decode()
             for name, at, decode in columns:
                 start, size = row[at], row[at + 1]
                 if start:
-                    value = data[start : start + size]
+                    value = data[start - first : start - first + size]
                     if len(value) != size:
                         raise ValueError("the file ends before it")
                     sample[name] = value if decode is None else decode(value)
+        except ShardkitError as error:  # the file was cut since
+            raise error.located(position=position, key=sample.get("__key__"), field=name) from None
         except (ValueError, KeyError, RecursionError) as error:
             expected = self.schema[name].python if name in self.schema else "a key"
             raise SampleError(
@@ -115,40 +126,91 @@ class WdsReader(ShardReader):
         """The sample with these fields alone; the bytes of the others are not touched."""
         return self._read(position, [column for column in self._columns if column[0] in fields])
 
-    def keys(self) -> list[str]:
-        """The key of every sample, in order."""
-        data, places = self._map, self._index["__key__"]
-        if data is None:
-            raise ValueError(f"{self._path} is closed")
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        """Arrays of one shape in many samples: `.npy` members that begin with the same header."""
+        if not isinstance(self.schema[field], Array):
+            return False
+        data, places = self._open, self._index[column(field)][positions]
+        size = int(places["size"][0]) if len(places) else 0
+        if not size or not ((places["offset"] != 0) & (places["size"] == size)).all():
+            return not len(places)
+        try:
+            members = storage.rows(data, places["offset"].astype(np.int64), size)
+            first = load_array(members[0].tobytes())
+        except (ValueError, ShardkitError):
+            return False
+        start = size - first.nbytes
+        alike = (members[:, :start] == members[0, :start]).all()
+        if not alike or first.shape != out.shape[1:] or not first.flags.c_contiguous:
+            return False
+        out[...] = members[:, start:].view(first.dtype).reshape(out.shape)
+        return True
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of many samples."""
+        data, places = self._open, self._index["__key__"][positions]
         starts = places["offset"]
         stops = starts + places["size"]
         try:
             spans = zip(starts.tolist(), stops.tolist(), strict=True)
             keys = [data[start:stop].decode() for start, stop in spans]
-        except UnicodeDecodeError:  # reading them one by one says where
-            keys = [self._read(position, [])["__key__"] for position in range(self._length)]
-        for position in self._odd_keys:
-            keys[position] = self._odd_keys[position]
+        except (UnicodeDecodeError, ShardkitError):  # reading them one by one says where
+            keys = [self._read(position, [])["__key__"] for position in positions.tolist()]
+        if self._odd_keys:
+            for number, position in enumerate(positions.tolist()):
+                keys[number] = self._odd_keys.get(position, keys[number])
         return keys
+
+    def keys(self) -> list[str]:
+        """The key of every sample, in order."""
+        return self.read_keys(np.arange(self._length))
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         """Stored bytes of the field in each sample that has it, in order."""
         places = self._index[column(field)]
         return cast("npt.NDArray[np.int64]", places["size"][places["offset"] != 0].astype(np.int64))
 
+    @property
+    def _open(self) -> Data:
+        if self._data is None:
+            raise ValueError(f"{self._path} is closed")
+        return self._data
+
     def close(self) -> None:
-        self._map = None
+        self._data = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WdsReader, (self._path, self.layout)
+        return WdsReader, (self._path, self.layout, self._mapped)
 
 
-def _load_index(path: Path, schema: Schema) -> _Index:
-    """The index beside a shard of ours, mapped."""
+def _one_piece(data: Data, row: tuple[int, ...], columns: list[_Column]) -> tuple[int, Data]:
+    """All of a sample that is wanted, by one read: where it begins in the file, and its bytes.
+
+    Where that would read much besides, 0 and `data` itself.
+    """
+    first, wanted = row[:2]
+    stop = first + wanted
+    for _, at, _ in columns:
+        start, size = row[at], row[at + 1]
+        if start:
+            if start < first or not wanted:
+                first = start
+            stop = max(stop, start + size)
+            wanted += size
+    if stop - first <= wanted + _BESIDES:
+        return first, data[first:stop]
+    return 0, data
+
+
+def _load_index(path: Path, schema: Schema, mapped: bool) -> _Index:
+    """The index beside a shard of ours, mapped or read."""
     place = index_path(path)
+    mode: Any = "r" if mapped else None
     try:
         with storage.explained("read", place):
-            index = np.load(place, mmap_mode="r", allow_pickle=False, max_header_size=_HEADER)
+            index = np.load(place, mmap_mode=mode, allow_pickle=False, max_header_size=_HEADER)
     except ShardkitError:
         raise
     except Exception as error:  # numpy raises whatever a damaged header leads it to
@@ -176,9 +238,7 @@ def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -
 # --- foreign shards ------------------------------------------------------------------------------
 
 
-def _scan(
-    data: mmap.mmap | bytes, path: Path, layout: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def _scan(data: Data, path: Path, layout: dict[str, Any] | None = None) -> dict[str, Any]:
     """The layout of a TAR from its headers: schema, index, and odd keys.
 
     Odd are the keys that do not stand in one piece in the file, or are not Unicode. A TAR of ours
@@ -214,7 +274,7 @@ def _scan(
     return {**(layout or {}), "schema": schema.to_json(), "index": index, "odd_keys": odd}
 
 
-def _samples(data: mmap.mmap | bytes, path: Path) -> list[tuple[str, int, dict[str, Member]]]:
+def _samples(data: Data, path: Path) -> list[tuple[str, int, dict[str, Member]]]:
     """Members grouped as WebDataset groups them: those with one key that stand side by side."""
     samples: list[tuple[str, int, dict[str, Member]]] = []
     first_with: dict[str, int] = {}
@@ -267,7 +327,7 @@ def _key_again(
 
 
 def _foreign_type(
-    field: str, places: list[tuple[int, int, int]], data: mmap.mmap | bytes, samples: int
+    field: str, places: list[tuple[int, int, int]], data: Data, samples: int
 ) -> FieldType:
     """The type of the extension; plain bytes where the first value of the field is not of it."""
     kind = names.decoded_type(field)
@@ -281,10 +341,11 @@ def _foreign_type(
     return kind(optional=len(places) < samples)
 
 
-def _mapped(path: Path) -> mmap.mmap | bytes:
+def _opened(path: Path, mapped: bool) -> Data:
+    """The bytes of a TAR; of one that is compressed, those of a mapped temporary file."""
     with storage.explained("open", path), open(path, "rb") as file:
         if _unpacker(file.read(6)) is None:
-            return _map_file(file)
+            return _map_file(file) if mapped else storage.PreadFile(path)
         about = os.fstat(file.fileno())
     warnings.warn(
         f"{path} is compressed and is unpacked to a temporary file; for fast random access convert"
