@@ -43,6 +43,17 @@ if TYPE_CHECKING:
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
     from shardkit.schema import Text as Text
+    from shardkit.stream.batching import Bucket as Bucket
+    from shardkit.stream.batching import Dynamic as Dynamic
+    from shardkit.stream.batching import Pack as Pack
+    from shardkit.stream.collate import pad_collate as pad_collate
+    from shardkit.stream.options import StreamOptions as StreamOptions
+    from shardkit.transforms.steps import CenterCrop as CenterCrop
+    from shardkit.transforms.steps import Decode as Decode
+    from shardkit.transforms.steps import Normalize as Normalize
+    from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFlip
+    from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
+    from shardkit.transforms.steps import Resize as Resize
     from shardkit.verification.verify import VerifyReport as VerifyReport
     from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
@@ -78,6 +89,20 @@ _PLACES = {
         ),
         "errors",
     ),
+    **dict.fromkeys(
+        (
+            "Decode",
+            "RandomResizedCrop",
+            "CenterCrop",
+            "Resize",
+            "RandomHorizontalFlip",
+            "Normalize",
+        ),
+        "transforms.steps",
+    ),
+    **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
+    "pad_collate": "stream.collate",
+    "StreamOptions": "stream.options",
     "__version__": "version",
 }
 

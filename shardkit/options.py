@@ -53,7 +53,7 @@ class ImageOptions:
     check: str = "header"  # of pictures that pass as they are; or "decode": decode them all
 
     def __post_init__(self) -> None:
-        _check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
+        check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
         if self.quality is not None and self.quality > 100:
             raise UsageError("quality goes from 1 to 100", found=str(self.quality))
         aspect = self.max_aspect
@@ -61,11 +61,11 @@ class ImageOptions:
             if not isinstance(aspect, numbers.Real) or not 1 <= aspect < math.inf:
                 raise UsageError("max_aspect must be a number from 1 up", found=repr(aspect))
             object.__setattr__(self, "max_aspect", float(aspect))
-        _check_choice(self, "resize_mode", RESIZE_MODES)
-        _check_choice(self, "format", IMAGE_FORMATS)
-        _check_choice(self, "chroma", (None, *CHROMA))
-        _check_choice(self, "icc", (None, "srgb", "keep"))
-        _check_choice(self, "check", ("header", "decode"))
+        check_choice(self, "resize_mode", RESIZE_MODES)
+        check_choice(self, "format", IMAGE_FORMATS)
+        check_choice(self, "chroma", (None, *CHROMA))
+        check_choice(self, "icc", (None, "srgb", "keep"))
+        check_choice(self, "check", ("header", "decode"))
         if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
             raise UsageError("resize_mode and upscale say how to resize", fix="say resize=N too")
         if self.format == "raw" and self.icc == "keep":
@@ -107,12 +107,12 @@ class TextOptions:
     remainder: str = "pad"  # a block that is not full: "pad" it, "keep" it shorter, or "drop" it
 
     def __post_init__(self) -> None:
-        _check_numbers(self, seq_len=1)
-        _check_choice(self, "documents", ("auto", "file", "line"))
-        _check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
-        _check_choice(self, "special_tokens", ("special", "text"))
-        _check_choice(self, "pack", PACKINGS)
-        _check_choice(self, "remainder", REMAINDERS)
+        check_numbers(self, seq_len=1)
+        check_choice(self, "documents", ("auto", "file", "line"))
+        check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
+        check_choice(self, "special_tokens", ("special", "text"))
+        check_choice(self, "pack", PACKINGS)
+        check_choice(self, "remainder", REMAINDERS)
         if self.encoding != "auto":
             object.__setattr__(self, "encoding", _encoding(self.encoding))
         usual = TextOptions if self.tokenizer is None else None
@@ -158,8 +158,8 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("a shard is bounded by its size or by its samples, not by both")
-        _check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0)
-        _check_choice(self, "on_error", ("fail", "skip"))
+        check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0)
+        check_choice(self, "on_error", ("fail", "skip"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         if not isinstance(self.text, TextOptions):
@@ -206,7 +206,8 @@ class ConvertOptions:
         }
 
 
-def _check_numbers(options: Any, **least: int) -> None:
+def check_numbers(options: Any, **least: int) -> None:
+    """Raises UsageError unless these options are None or whole numbers from such a one up."""
     for name, lowest in least.items():
         value = getattr(options, name)
         if value is None:
@@ -217,7 +218,8 @@ def _check_numbers(options: Any, **least: int) -> None:
         object.__setattr__(options, name, int(value))  # also if it is one of numpy's
 
 
-def _check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
+def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
+    """Raises UsageError for an option that is none of those."""
     value = getattr(options, name)
     if value not in allowed:
         words = ", ".join(repr(choice) for choice in allowed if choice is not None)

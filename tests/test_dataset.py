@@ -237,3 +237,30 @@ def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) ->
     with pytest.raises(FormatError, match="of another type in another shard") as error:
         shardkit.open(tmp_path)
     assert error.value.found == "Int() in a.parquet, Text() in b.parquet"
+
+
+def test_an_open_dataset_can_transform_its_samples(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out")
+    crop = {"image": shardkit.Resize((5, 4)), "label": float}
+    dataset = shardkit.open(tmp_path / "out", transforms=crop)
+    assert dataset[3]["image"].shape == (5, 4, 3)
+    assert isinstance(dataset[3]["label"], float)
+    assert (
+        pickle.loads(pickle.dumps(dataset))[3]["image"].tobytes() == dataset[3]["image"].tobytes()
+    )
+    random = shardkit.open(tmp_path / "out", transforms={"label": _drawn})
+    assert len({random[0]["label"] for _ in range(20)}) == 20, "drawn anew whenever it is read"
+    failing = shardkit.open(tmp_path / "out", transforms={"label": _fail})
+    with pytest.raises(shardkit.SampleError, match="_fail") as caught:
+        failing[2]
+    assert caught.value.where["position"] == 2
+    with pytest.raises(shardkit.UsageError, match="no field 'lable'"):
+        shardkit.open(tmp_path / "out", transforms={"lable": float})
+
+
+def _drawn(value: int, rng: Any) -> float:
+    return float(rng.random())
+
+
+def _fail(value: int) -> None:
+    raise ValueError("no")

@@ -145,12 +145,12 @@ class BestFit(Packer):
 
     def finish(self) -> Iterator[Block]:
         window, self._window, self._tokens = self._window, [], 0
-        for numbers in _best_fit([len(piece) for piece in window], self._seq_len):
+        for numbers in best_fit([len(piece) for piece in window], self._seq_len):
             pieces = [window[number] for number in numbers]
             yield from self._block(pieces, sum(map(len, pieces)))
 
 
-def _best_fit(lengths: list[int], room: int) -> list[list[int]]:
+def best_fit(lengths: list[int], room: int) -> list[list[int]]:
     """Which pieces go together: blocks in the order of their first pieces, those in their own."""
     blocks: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # what is left in a block, and its number; sorted

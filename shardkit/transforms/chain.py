@@ -191,7 +191,10 @@ class Chain:
         return errors
 
     def _complete(
-        self, samples: Sequence[Sample | None], rows: Sequence[int], errors: dict[int, ShardkitError]
+        self,
+        samples: Sequence[Sample | None],
+        rows: Sequence[int],
+        errors: dict[int, ShardkitError],
     ) -> list[int]:
         """The samples that have the fields. To those that have none of them, nothing is done."""
         complete = []

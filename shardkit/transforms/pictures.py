@@ -86,9 +86,17 @@ class Pictures:
         }
         jobs = {n: place.job() for n, place in inside.items()}
         errors: Errors = {}
-        for number in self._all_plain(jobs, within):
+        left = self._all_plain(jobs, within)
+        arrays = [number for number in left if isinstance(self.values[number], np.ndarray)]
+        if arrays:
+            crop_pixels(
+                [np.ascontiguousarray(self.values[number]) for number in arrays],
+                np.array([jobs[number] for number in arrays], np.int32),
+                [within[number] for number in arrays],
+            )
+        for number in set(left).difference(arrays):  # pixels of one at a time are in memory
             try:
-                pixels = self._pixels(number)
+                pixels = to_rgb(self.values[number])
             except NotAnImageError as error:
                 errors[number] = error
             else:
@@ -126,10 +134,6 @@ class Pictures:
         )
         ready = {number for number, is_done in zip(plain, done.tolist(), strict=True) if is_done}
         return [number for number in jobs if number not in ready]
-
-    def _pixels(self, number: int) -> Pixels:
-        value = self.values[number]
-        return to_rgb(value) if isinstance(value, bytes) else np.ascontiguousarray(value)
 
 
 def _with_margins(inner: Pixels, place: Place, out: Pixels) -> None:

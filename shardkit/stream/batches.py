@@ -1,0 +1,281 @@
+"""Samples into the memory of a batch: read, transformed and written where they will be used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import SampleError, ShardkitError
+from shardkit.sample import Sample
+from shardkit.schema import Array, Bool, FieldType, Float, Int, Schema
+from shardkit.stream.batching import Pack
+from shardkit.stream.collate import packed
+from shardkit.stream.reading import Samples
+from shardkit.stream.schedule import Step
+from shardkit.transforms.draws import Draws
+from shardkit.transforms.steps import BFLOAT16
+from shardkit.transforms.transforms import Transforms
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Arrays = dict[str, npt.NDArray[Any]]
+
+Batch = dict[str, Any]
+Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
+
+_PADDED = ("attention_mask", "segment_ids")  # what tells that a batch has padding
+CHUNK = 16  # rows that a thread makes at a time, where making one takes long
+_NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
+
+
+class Making:
+    """A batch that is being made: rows are filled in by several threads, in any order."""
+
+    def __init__(self, step: Step, arrays: Arrays) -> None:
+        self.step = step
+        self.arrays = arrays
+        self.samples: list[Sample | None] = [None] * len(step.number)
+        self.errors: dict[int, ShardkitError] = {}
+
+
+class Made(NamedTuple):
+    """A batch, and what there is to say of it."""
+
+    batch: Batch
+    errors: list[ShardkitError]  # of the samples that were replaced
+    tokens: tuple[int, int]  # real ones, and all with padding
+
+
+class BatchMaker:
+    """Makes the batch of a step. `begin`, then `fill` for all rows from any thread, then `finish`.
+
+    A batch has a value per field: an array with a row per sample where the field always has one
+    shape, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and for
+    samples that were replaced.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        transforms: Transforms,
+        *,
+        seed: int,
+        collate: Collate | None = None,
+        packing: tuple[Pack, str] | None = None,
+        skip_errors: bool = False,
+        memory: Memory | None = None,
+        dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
+    ) -> None:
+        """`packing` names the packed field; `dtype` says in which type arrays are delivered."""
+        self._samples, self._transforms, self._seed = samples, transforms, seed
+        self._collate, self._packing = collate, packing
+        self._skip_errors = skip_errors
+        self._memory = memory or Memory()
+        self._shown = {
+            # numpy has no such type: their bits
+            name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
+            for name, (shape, dtype) in transforms.outputs().items()
+        }
+        whole = collate is not None or packing is not None  # they get samples, not rows
+        self._stored = {} if whole else _fixed(samples.schema, transforms.fields, dtype)
+        # One array and nothing else: tokens, whose rows are read in one call.
+        kinds = [type(kind) for kind in samples.schema.values()]
+        self._rows_at_once = kinds == [Array] and len(self._stored) == 1
+        self.chunk = CHUNK if transforms.fields else 0  # 0: all rows at once
+
+    def begin(self, step: Step) -> Making:
+        """The memory of a batch."""
+        rows = len(step.number)
+        shapes = {**self._stored, **self._shown}
+        arrays = {
+            name: self._memory.take((rows, *shape), dtype)
+            for name, (shape, dtype) in shapes.items()
+        }
+        return Making(step, arrays)
+
+    def fill(self, batch: Making, start: int, stop: int) -> None:
+        """Make the rows from `start` to `stop`. What is wrong with one is kept for `finish`."""
+        step = batch.step
+        numbers = step.number[start:stop]
+        out = {name: array[start:stop] for name, array in batch.arrays.items()}
+        if self._rows_at_once:
+            [(field, rows)] = out.items()
+            keys = self._samples.read_rows(field, numbers, rows)
+            if keys is not None:
+                batch.samples[start:stop] = [{"__key__": key} for key in keys]
+                return
+        samples: list[Sample | None] = []
+        for row, number in enumerate(numbers.tolist(), start):
+            try:
+                samples.append(self._samples.read(number))
+            except ShardkitError as error:
+                batch.errors[row] = error
+                samples.append(None)
+        if self._transforms.fields:
+            draws = Draws(self._seed, step.turn[start:stop], numbers)
+            for row, failure in self._transforms.apply(samples, draws, out).items():
+                batch.errors[start + row] = self._addressed(failure, int(numbers[row]))
+        for row, sample in enumerate(samples):
+            if sample is not None and start + row not in batch.errors:
+                try:
+                    self._place(sample, out, row)
+                except ShardkitError as error:
+                    batch.errors[start + row] = self._addressed(error, int(numbers[row]))
+        batch.samples[start:stop] = samples
+
+    def _place(self, sample: Sample, out: Arrays, row: int) -> None:
+        for name in self._stored:
+            value = sample.get(name)
+            array = out[name]
+            if value is None or array.shape[1:] != np.shape(value):
+                raise SampleError(
+                    "a value does not fit the batch",
+                    key=sample["__key__"],
+                    field=name,
+                    expected=f"shape {array.shape[1:]}",
+                    found="nothing" if value is None else f"shape {np.shape(value)}",
+                )
+            array[row] = value
+
+    def _addressed(self, error: ShardkitError, number: int) -> ShardkitError:
+        return error.located(**self._samples.address(number)._asdict())
+
+    def finish(self, batch: Making) -> Made:
+        """The batch, when all rows are filled. Raises the error of its first bad sample."""
+        errors = [batch.errors[row] for row in sorted(batch.errors)]
+        if errors and (not self._skip_errors or len(errors) == len(batch.samples)):
+            raise errors[0]
+        valid = self._replace(batch) if errors else batch.step.valid
+        samples = [sample for sample in batch.samples if sample is not None]
+        made = self._columns(batch, samples)
+        made["__key__"] = [sample["__key__"] for sample in samples]
+        made["valid"] = valid
+        return Made(made, errors, _tokens(made))
+
+    def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
+        if self._packing is not None and batch.step.pieces is not None:
+            pack, field = self._packing
+            return packed(batch.step.pieces, samples, pack.seq_len, 0, field)
+        if self._collate is not None:
+            rest = [{k: v for k, v in s.items() if k not in self._shown} for s in samples]
+            return {**self._collate(rest), **batch.arrays}
+        made: Batch = {}
+        for name in self._samples.schema:
+            if name in batch.arrays:
+                made[name] = batch.arrays[name]
+            else:
+                values = [sample.get(name) for sample in samples]
+                made[name] = _stacked(values) if name in self._transforms.fields else values
+        return made
+
+    def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:
+        """Put the next good sample in the place of each bad one, so that ranks stay equal."""
+        valid, rows, pieces = batch.step.valid.copy(), len(batch.samples), batch.step.pieces
+        for row in batch.errors:
+            if self._packing is not None and pieces is not None:
+                mine = pieces[pieces[:, 1] == row]
+                nothing = np.zeros(mine[:, 3].max(), np.uint8)  # as long as was planned
+                batch.samples[row] = {"__key__": "", self._packing[1]: nothing}
+                valid[mine[:, 0]] = False
+                continue
+            others = (n % rows for n in range(row + 1, row + rows))
+            good = next(n for n in others if n not in batch.errors)
+            batch.samples[row] = batch.samples[good]
+            for array in batch.arrays.values():
+                array[row] = array[good]
+            valid[row] = False
+        return valid
+
+    def make(self, step: Step) -> Made:
+        """A whole batch, by the calling thread."""
+        batch = self.begin(step)
+        self.fill(batch, 0, len(step.number))
+        return self.finish(batch)
+
+
+def rows_of(batch: Batch) -> Iterator[Sample]:
+    """The samples of a batch, one by one."""
+    for row in range(len(batch["valid"])):
+        yield {
+            name: values[row].item() if _is_scalar(values) else values[row]
+            for name, values in batch.items()
+        }
+
+
+def _tokens(batch: Batch) -> tuple[int, int]:
+    shape = next((batch[name].shape for name in _PADDED if name in batch), (0, 0))
+    return (int(batch["lengths"].sum()) if all(shape) else 0), shape[0] * shape[1]
+
+
+def _is_scalar(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.ndim == 1
+
+
+def _fixed(
+    schema: Schema,
+    transformed: Collection[str],
+    dtype: Callable[[np.dtype[Any]], np.dtype[Any]],
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of the fields that are the same in every sample."""
+    fixed: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for name, kind in schema.items():
+        if kind.optional or name in transformed:
+            continue
+        if type(kind) in _NUMBERS:
+            fixed[name] = ((), np.dtype(_NUMBERS[type(kind)]))
+        elif isinstance(kind, Array) and kind.dtype is not None and kind.shape is not None:
+            shape = tuple(n for n in kind.shape if n is not None)
+            if len(shape) == len(kind.shape):
+                fixed[name] = (shape, dtype(np.dtype(kind.dtype)))
+    return fixed
+
+
+def _stacked(values: list[Any]) -> Any:
+    """One array of what transforms made, where that is numbers, or arrays of one shape and type."""
+    kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
+    first = values[0]
+    number = isinstance(first, int | float | np.generic) and not isinstance(first, str)
+    if len(kinds) == 1 and (number or isinstance(first, np.ndarray)):
+        return np.stack(values)
+    return values
+
+
+class Memory:
+    """Arrays that are used again once nobody refers to them: fresh pages cost as much as resizing.
+
+    That nobody does is seen by the count of references, which every view of an array adds to.
+    """
+
+    def __init__(
+        self,
+        kept: int = 0,
+        allocate: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.empty,
+    ) -> None:
+        """`kept`: how many arrays of one shape are held at most."""
+        self._kept, self._allocate = kept, allocate
+        self._arrays: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array, its contents undefined."""
+        arrays = self._arrays.setdefault((shape, dtype), [])
+        for array in arrays:
+            if sys.getrefcount(array) == _FREE:
+                return array[:]
+        array = self._allocate(shape, dtype)
+        if len(arrays) < self._kept:
+            arrays.append(array)
+        return array[:]
+
+
+def _references_of_free() -> int:
+    """What the count is, seen as in `take`, for an array that nobody else refers to."""
+    for array in [np.empty(1)]:
+        count = sys.getrefcount(array)
+    return count
+
+
+_FREE = _references_of_free()

@@ -1,0 +1,250 @@
+"""Batches of samples of unlike lengths, planned from the lengths alone: no I/O, no sample is read.
+
+A plan is for one window of the shuffled samples and depends on nothing but their lengths in order,
+the options and the seed, so that every rank makes the same list and takes its own share of it.
+A plan ends with its window: it leaves nothing for the next, so some of its batches may be smaller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import check_choice, check_numbers
+from shardkit.order import permutation
+from shardkit.preprocess.packing import best_fit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+
+class MicroBatch(NamedTuple):
+    """One batch of one rank.
+
+    `samples` are numbers into the window, in the batch's order. With packing, `samples` are the
+    documents to read, and `pieces` (n, 4) says where their tokens go, row by row and from left to
+    right: row of the batch, document (a number into `samples`), start and stop in the document.
+    """
+
+    samples: Numbers
+    pieces: Numbers | None = None
+
+
+class Batching(ABC):
+    """A way to make batches. `field` is the array whose lengths count; None: the dataset's own."""
+
+    field: str | None
+
+    def with_lengths(self, lengths: Numbers) -> Batching:
+        """The same for a dataset whose samples, all of them, have these lengths.
+
+        Raises SampleError where one of them can be in no batch; it is the longest.
+        """
+        return self
+
+    @abstractmethod
+    def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
+        """The batches of one window, from the lengths of its samples in their shuffled order."""
+
+
+@dataclass(frozen=True)
+class Bucket(Batching):
+    """Batches of `batch_size` samples of like lengths.
+
+    Samples up to the first boundary make the first bucket, those up to the second the next, and
+    what is longer than the last boundary makes one more. A number of buckets stands for boundaries
+    that give each as many tokens of the dataset: with as many samples in each, the one of the
+    longest would be padded most, and make most of the batches' memory. Samples keep their shuffled
+    order in a bucket, batches are shuffled, and a window has one smaller batch at most from each
+    bucket.
+    """
+
+    batch_size: int
+    boundaries: tuple[int, ...] | int
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, batch_size=1)
+        if isinstance(self.boundaries, Sequence) and not isinstance(self.boundaries, str):
+            object.__setattr__(self, "boundaries", _boundaries(self.boundaries))
+        else:
+            check_numbers(self, boundaries=1)
+
+    def with_lengths(self, lengths: Numbers) -> Bucket:
+        """The same with boundaries instead of a number of buckets."""
+        return dataclasses.replace(self, boundaries=self._boundaries(lengths))
+
+    def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
+        """The batches of a window.
+
+        A number of buckets that `with_lengths` has not made boundaries of is one of the window.
+        """
+        buckets = np.searchsorted(self._boundaries(lengths), lengths, side="left")
+        samples = np.argsort(buckets, kind="stable")
+        ends = np.cumsum(np.bincount(buckets, minlength=1))
+        starts = [range(a, b, self.batch_size) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        return _shuffled(_cut(samples, list(chain(*starts))), seed)
+
+    def _boundaries(self, lengths: Numbers) -> tuple[int, ...]:
+        if isinstance(self.boundaries, tuple):
+            return self.boundaries
+        if not len(lengths):
+            return ()
+        rising = np.sort(lengths)
+        tokens = np.cumsum(rising)
+        shares = [int(tokens[-1]) * n // self.boundaries for n in range(1, self.boundaries)]
+        return tuple(np.unique(rising[np.searchsorted(tokens, shares)]).tolist())
+
+
+@dataclass(frozen=True)
+class Dynamic(Batching):
+    """Batches of about as many tokens, padding included, and so of few long or many short samples.
+
+    The longest sample, rounded up to `multiple_of`, times the number of samples is `max_tokens` at
+    most; `max_samples` bounds batches of very short ones. Samples of like lengths come together, in
+    their shuffled order, and batches are shuffled. A window has one batch, of its shortest samples,
+    that may be smaller than it could be.
+    """
+
+    max_tokens: int
+    max_samples: int | None = None
+    multiple_of: int = 1
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, max_tokens=1, max_samples=1, multiple_of=1)
+        if self.multiple_of > self.max_tokens:
+            raise UsageError(
+                "no sample fits a batch, as its length is rounded up to more than max_tokens",
+                expected=f"multiple_of up to {self.max_tokens:,}",
+                found=f"{self.multiple_of:,}",
+                fix="raise max_tokens, or lower multiple_of",
+            )
+
+    def with_lengths(self, lengths: Numbers) -> Dynamic:
+        """The same, once it is sure that each of these samples fits a batch."""
+        most = self.max_tokens // self.multiple_of * self.multiple_of
+        if len(lengths) and lengths.max() > most:
+            raise SampleError(
+                f"sample {int(lengths.argmax())} is too long for a batch",
+                field=self.field,
+                expected=f"{most:,} tokens at most (max_tokens={self.max_tokens:,}, "
+                f"multiple_of={self.multiple_of:,})",
+                found=f"{int(lengths.max()):,} tokens",
+                fix="raise max_tokens, or cut or drop long samples while converting",
+            )
+        return self
+
+    def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
+        """The batches of a window; SampleError for a sample that fits none, with its number in it.
+
+        The longest samples come first, as the first of a batch then says how many it may have.
+        """
+        self.with_lengths(lengths)
+        samples = np.argsort(-lengths, kind="stable")
+        rounded = -(-np.maximum(lengths[samples], 1) // self.multiple_of) * self.multiple_of
+        most = self.max_tokens // rounded
+        if self.max_samples is not None:
+            most = np.minimum(most, self.max_samples)
+        counts, starts, at = most.tolist(), [], 0
+        while at < len(counts):
+            starts.append(at)
+            at += counts[at]
+        batches = np.searchsorted(starts, np.arange(len(samples)), side="right")
+        return _shuffled(_cut(samples[np.lexsort((samples, batches))], starts), seed)
+
+
+@dataclass(frozen=True)
+class Pack(Batching):
+    """Rows of `seq_len` tokens of several documents, `batch_size` rows together.
+
+    "nosplit" keeps documents whole where they fit a row (a longer one fills rows, and its end is
+    packed) and leaves little room; "concat" lets them run on from row to row. Rows are shuffled.
+    Empty documents are left out. A window has one batch with fewer rows, its last one, and with
+    "concat" one row that is not full.
+    """
+
+    seq_len: int
+    batch_size: int
+    how: str = "nosplit"  # or "concat"
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, seq_len=1, batch_size=1)
+        check_choice(self, "how", ("nosplit", "concat"))
+
+    def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
+        """The batches of a window."""
+        rows = _run_on if self.how == "concat" else _keep_whole
+        row, sample, start, stop = rows(lengths, self.seq_len)
+        if not len(row):
+            return []
+        row = permutation(int(row.max()) + 1, seed)[row]
+        order = np.argsort(row, kind="stable")
+        row, sample, start, stop = row[order], sample[order], start[order], stop[order]
+        batch = row // self.batch_size
+        # A number for each pair of a batch and a document of it, and which of them a piece is from.
+        pairs, pair = np.unique(batch * len(lengths) + sample, return_inverse=True)
+        numbers = np.arange(batch[-1] + 1)
+        documents = np.searchsorted(pairs // len(lengths), numbers)  # a batch's first pair
+        firsts = np.searchsorted(batch, numbers)  # its first piece
+        pieces = np.stack([row % self.batch_size, pair - documents[batch], start, stop], axis=1)
+        read = _cut(pairs % len(lengths), documents.tolist())
+        return [MicroBatch(*both) for both in zip(read, _cut(pieces, firsts.tolist()), strict=True)]
+
+
+def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Row, document, start and stop of each piece if documents follow each other without a gap."""
+    ends = np.cumsum(lengths)
+    total = int(lengths.sum())
+    stops = np.union1d(ends[lengths > 0], np.arange(seq_len, total, seq_len))
+    starts = np.concatenate([[0], stops])[:-1]
+    document = np.searchsorted(ends, starts, side="right")
+    begin = (ends - lengths)[document]
+    return starts // seq_len, document, starts - begin, stops - begin
+
+
+def _keep_whole(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Row, document, start and stop of each piece if only documents longer than a row are cut."""
+    full = lengths // seq_len  # rows that a document has for itself
+    long = np.repeat(np.arange(len(lengths)), full)
+    start = (np.arange(len(long)) - np.repeat(np.cumsum(full) - full, full)) * seq_len
+    ends = np.flatnonzero(lengths % seq_len)  # documents, or the ends of them, to be packed
+    shared = best_fit((lengths[ends] % seq_len).tolist(), seq_len)
+    packed = ends[np.fromiter(chain(*shared), np.int64, len(ends))]
+    row = np.repeat(np.arange(len(shared)), list(map(len, shared)))
+    return (
+        np.concatenate([np.arange(len(long)), row + len(long)]),
+        np.concatenate([long, packed]),
+        np.concatenate([start, full[packed] * seq_len]),
+        np.concatenate([start + seq_len, lengths[packed]]),
+    )
+
+
+def _cut(values: Numbers, starts: list[int]) -> list[Numbers]:
+    return [values[a:b] for a, b in zip(starts, [*starts, len(values)][1:], strict=True)]
+
+
+def _shuffled(batches: list[Numbers], seed: int) -> list[MicroBatch]:
+    return [MicroBatch(batches[number]) for number in permutation(len(batches), seed).tolist()]
+
+
+def _boundaries(given: Sequence[int]) -> tuple[int, ...]:
+    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given)
+    if not whole or any(a < 0 for a in given) or any(np.diff(given) <= 0):
+        raise UsageError(
+            "boundaries must be lengths that rise",
+            expected="such as (64, 128, 256), or how many buckets to make",
+            found=repr(given),
+            fix="sort them, and name each once",
+        )
+    return tuple(map(int, given))

@@ -1,0 +1,270 @@
+"""Samples whose arrays are of unlike lengths into one batch: padded to the longest, or packed.
+
+Batches hold numpy arrays and lists; `shardkit.torch` makes tensors of the arrays.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import check_choice, check_numbers
+from shardkit.sample import Sample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Values = NDArray[Any]
+
+_ADDED = ("attention_mask", "lengths")
+
+
+@dataclass(frozen=True)
+class PadCollate:
+    """Makes a batch of samples: every one-dimensional array becomes a row padded to the longest.
+
+    All padded fields get one length: that of the longest array in the batch, rounded up to
+    `multiple_of`; or `length`, which no array may exceed. `value` fills them up, one for all or by
+    field (0 for the others), on the `side` that is said. Of `field` ("tokens", or else the first
+    that is padded) the batch has `lengths`, and `attention_mask`, True where an element is real.
+
+    Numbers become arrays of int64, float64 or bool, text, bytes and JSON values lists, and arrays
+    of more dimensions are stacked. A field that no sample has is left out. It can be pickled, and
+    serves torch's DataLoader as `collate_fn`, which then gives numpy arrays.
+    """
+
+    value: float | Mapping[str, float] = 0
+    _: KW_ONLY
+    side: str = "right"  # or "left"
+    multiple_of: int = 1
+    length: int | None = None
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, multiple_of=1, length=1)
+        check_choice(self, "side", ("right", "left"))
+        values = self.value.values() if isinstance(self.value, Mapping) else [self.value]
+        if not all(isinstance(value, numbers.Real) for value in values):
+            raise UsageError(
+                "the padding value must be a number",
+                expected="one for all fields, or numbers by field",
+                found=repr(self.value),
+                fix="name the value, such as 0, where a tokenizer has none",
+            )
+        if self.length is not None and self.length % self.multiple_of:
+            raise UsageError(
+                "length is not a multiple of multiple_of",
+                expected=f"a multiple of {self.multiple_of:,}",
+                found=f"{self.length:,}",
+                fix="give one of the two",
+            )
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The batch of these samples."""
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        columns = {name: _column(samples, name) for name in names}
+        rows = {n: v for n, v in columns.items() if _is_row(v[0])}
+        self._check_names(list(columns), list(rows))
+        dtypes = {name: _row_type(samples, name, arrays) for name, arrays in rows.items()}
+        counts = {n: np.fromiter(map(len, arrays), np.int64) for n, arrays in rows.items()}
+        length = self._length(samples, counts) if rows else 0
+        batch: dict[str, Any] = {}
+        for name, values in columns.items():
+            if name in rows:
+                batch[name] = self._padded(name, values, dtypes[name], length)
+            else:
+                batch[name] = _gathered(samples, name, values)
+        if rows:
+            lengths = counts[self.field or ("tokens" if "tokens" in rows else next(iter(rows)))]
+            places = np.arange(length)[:: 1 if self.side == "right" else -1]
+            batch |= {"attention_mask": places < lengths[:, None], "lengths": lengths}
+        return batch
+
+    def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
+        value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
+        padded = _filled((len(arrays), length), value, dtype, name)
+        for row, array in zip(padded, arrays, strict=True):
+            if self.side == "right":
+                row[: len(array)] = array
+            else:
+                row[length - len(array) :] = array
+        return padded
+
+    def _length(self, samples: Sequence[Sample], counts: Mapping[str, NDArray[np.int64]]) -> int:
+        field = max(counts, key=lambda name: int(counts[name].max()))
+        longest = int(counts[field].max())
+        if self.length is None:
+            return -(-longest // self.multiple_of) * self.multiple_of
+        if longest > self.length:
+            raise SampleError(
+                "an array is longer than the batch is to be",
+                key=samples[int(counts[field].argmax())].get("__key__"),
+                field=field,
+                expected=f"at most {self.length:,} elements",
+                found=f"{longest:,}",
+                fix="raise length, or cut long arrays in a transform",
+            )
+        return self.length
+
+    def _check_names(self, fields: list[str], padded: list[str]) -> None:
+        """That what is asked for is there: a misspelt name would pad with something else."""
+        asked = list(self.value) if isinstance(self.value, Mapping) else []
+        for name in [*asked, *([self.field] if self.field else [])]:
+            if name not in padded:
+                raise UsageError(
+                    f"{name!r} is no field that is padded",
+                    expected="one of " + ", ".join(map(repr, padded)) if padded else None,
+                    found="fields " + ", ".join(map(repr, fields)),
+                    fix="name a field of one-dimensional arrays",
+                )
+        taken = [name for name in _ADDED if padded and name in fields]
+        if taken:
+            raise UsageError(
+                f"the batch would have two values by the name {taken[0]!r}",
+                expected="no field " + " or ".join(map(repr, _ADDED)),
+                found="fields " + ", ".join(map(repr, fields)),
+                fix="leave the field out with fields=[...], or rename it",
+            )
+
+
+pad_collate = PadCollate
+
+
+def packed(
+    pieces: NDArray[np.int64],
+    samples: Sequence[Sample],
+    seq_len: int,
+    pad_value: float,
+    field: str,
+) -> dict[str, Any]:
+    """The batch that `pieces` of a `MicroBatch` say, from its samples.
+
+    `field` (rows, seq_len); `segment_ids`, 1 for a row's first document, 2 for its second, 0 for
+    padding; `position_ids`, which begin at 0 with each piece; `lengths`, the tokens of each row.
+    """
+    arrays = _column(samples, field)
+    padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
+    parts = _parts(pieces, samples, field, arrays)
+    row, _, start, stop = pieces.T
+    lengths = np.bincount(row, stop - start).astype(np.int64)
+    # Padding is one more piece of each row, behind the others: whole rows can then be copied.
+    ends = np.searchsorted(row, np.arange(len(lengths)), side="right")
+    for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
+        parts.insert(end, padding[length:])
+    sizes = np.insert(stop - start, ends, seq_len - lengths)
+    number = np.arange(len(row)) - np.searchsorted(row, row) + 1  # of a piece in its row
+    segments = np.repeat(np.insert(number, ends, 0).astype(np.int32), sizes)
+    begins = np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
+    positions = np.where(segments, np.arange(len(segments), dtype=np.int32) - begins, 0)
+    return {
+        field: np.concatenate(parts, dtype=padding.dtype).reshape(-1, seq_len),
+        "segment_ids": segments.reshape(-1, seq_len),
+        "position_ids": positions.astype(np.int32, copy=False).reshape(-1, seq_len),
+        "lengths": lengths,
+    }
+
+
+def _parts(
+    pieces: NDArray[np.int64], samples: Sequence[Sample], field: str, arrays: Sequence[Values]
+) -> list[Values]:
+    parts = []
+    for _, number, start, stop in pieces.tolist():
+        if stop > len(arrays[number]):
+            raise SampleError(
+                "a document is shorter than the lengths that its batch was planned from",
+                key=samples[number].get("__key__"),
+                field=field,
+                expected=f"at least {stop:,} tokens",
+                found=f"{len(arrays[number]):,}",
+                fix="transforms must leave packed documents as long as they are stored; "
+                "`shardkit verify` tells whether the dataset is damaged",
+            )
+        parts.append(arrays[number][start:stop])
+    return parts
+
+
+def _column(samples: Sequence[Sample], name: str) -> list[Any]:
+    for sample in samples:
+        if name not in sample:
+            raise SampleError(
+                "a sample lacks a field that its batch needs of every sample",
+                key=sample.get("__key__"),
+                field=name,
+                found="fields " + ", ".join(map(repr, sample)),
+                fix="fill it in with a transform, or leave the field out with fields=[...]",
+            )
+    return [sample[name] for sample in samples]
+
+
+def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
+    """An array of what are all numbers or all arrays, and a list of anything else."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        for sample, value in zip(samples, values, strict=True):
+            alike = isinstance(value, np.ndarray) and value.shape == first.shape
+            if not alike or value.dtype != first.dtype:
+                raise _unlike(sample, name, value, _described(first))
+        return np.stack(values)
+    kinds = {type(value) for value in values}
+    truths = [kind for kind in kinds if issubclass(kind, bool | np.bool_)]
+    if truths:
+        return np.array(values, np.bool_) if len(truths) == len(kinds) else values
+    if all(issubclass(kind, numbers.Integral) for kind in kinds):
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:  # a JSON value may be any number
+            return values
+    if all(issubclass(kind, numbers.Real) for kind in kinds):
+        return np.array(values, np.float64)
+    return values
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1
+
+
+def _row_type(samples: Sequence[Sample], name: str, arrays: Sequence[Any]) -> np.dtype[Any]:
+    """The type of arrays that all have one dimension, in this machine's order of bytes."""
+    first = arrays[0]
+    for sample, array in zip(samples, arrays, strict=True):
+        if not _is_row(array) or array.dtype != first.dtype:
+            kind = f" of {first.dtype}" if _is_row(first) else ""
+            raise _unlike(sample, name, array, f"an array{kind} with one dimension")
+    native: np.dtype[Any] = first.dtype.newbyteorder("=")
+    return native
+
+
+def _filled(shape: tuple[int, ...], value: float, dtype: np.dtype[Any], field: str) -> Values:
+    with np.errstate(invalid="ignore"):
+        fits = dtype.kind in "fc" or np.asarray(value).astype(dtype) == value
+    if not fits:
+        raise UsageError(
+            "the padding value is no value of the field's type",
+            field=field,
+            expected=f"a value of {dtype}",
+            found=repr(value),
+            fix="choose another, or give the field a wider type with a transform",
+        )
+    return np.full(shape, value, dtype)
+
+
+def _unlike(sample: Sample, field: str, value: Any, expected: str) -> SampleError:
+    return SampleError(
+        "the arrays of one batch are not alike",
+        key=sample.get("__key__"),
+        field=field,
+        expected=expected,
+        found=_described(value),
+        fix="make them alike with a transform, or leave the field out with fields=[...]",
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {value.shape}"
+    return type(value).__name__

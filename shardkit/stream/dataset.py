@@ -1,0 +1,131 @@
+"""`StreamingDataset`: the samples or batches of a stream, made by whoever iterates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from shardkit.errors import SampleError
+from shardkit.stream.batches import Batch, Made, rows_of
+from shardkit.stream.options import StreamOptions
+from shardkit.stream.schedule import START, Place, Schedule, Step
+from shardkit.stream.stream import Source, Stream
+from shardkit.stream.world import World, find_world
+
+_AT_ONCE = 16  # single samples that are made together
+
+
+class StreamingDataset:
+    """One or several datasets in shuffled order, for one rank of those that train together.
+
+    Iterating gives samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
+    `batching`. Each iteration is the next epoch. The `options` are the fields of
+    `shardkit.StreamOptions`. Raises UsageError for options that cannot be.
+    """
+
+    def __init__(self, source: Source, **options: Any) -> None:
+        self.source = source
+        self.options = StreamOptions.of(**options)
+        self.epoch = 0  # the next one
+        self._stream: Stream | None = None
+        self._scheduled: tuple[World, Schedule] | None = None
+
+    @property
+    def stream(self) -> Stream:
+        """The datasets in their order; opened when first needed."""
+        if self._stream is None:
+            self._stream = Stream(self.source, self.options)
+        return self._stream
+
+    def with_options(self, **options: Any) -> StreamingDataset:
+        """The same dataset with other options."""
+        changed = copy.copy(self)
+        StreamOptions.of(**options)  # names a wrong one
+        changed.options = replace(self.options, **options)
+        changed._stream = changed._scheduled = None
+        return changed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches, or samples, of an epoch for this rank."""
+        return self.schedule().steps(self.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return (made for _, _, made in self.iterate(epoch))
+
+    def iterate(
+        self,
+        epoch: int,
+        place: Place = START,
+        number: int = 0,
+        worker: int = 0,
+        workers: int = 1,
+    ) -> Iterator[tuple[int, Place, Any]]:
+        """An epoch from a place on, which is in front of its step `number`.
+
+        Gives the number and the place behind each batch or sample, and that. Of several workers
+        each makes every so manieth, so that they change nothing.
+        """
+        maker, bad = self.stream.maker(), Bad(self.options)
+        steps = (
+            (number + 1, step)
+            for number, step in enumerate(_steps(self.schedule(), epoch, place), number)
+            if number % workers == worker
+        )
+        if self.options.batched:
+            for behind, step in steps:
+                yield behind, step.after, bad.counted(maker.make(step))
+            return
+        while several := list(islice(steps, _AT_ONCE)):
+            batch = bad.counted(maker.make(_joined([step for _, step in several])))
+            for (behind, step), sample in zip(several, rows_of(batch), strict=True):
+                yield behind, step.after, sample
+
+    def schedule(self) -> Schedule:
+        """The steps of this rank."""
+        world = find_world(self.options.rank, self.options.world_size)
+        if self._scheduled is None or self._scheduled[0] != world:
+            self._scheduled = world, self.stream.schedule(world)
+        return self._scheduled[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None, "_scheduled": None}
+
+
+class Bad:
+    """Counts the samples that were replaced, and stops where there are too many."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._most = options.max_errors
+        self.errors: list[dict[str, Any]] = []
+
+    def counted(self, made: Made) -> Batch:
+        """The batch. Raises SampleError past the bound."""
+        self.errors += [error.to_dict() for error in made.errors]
+        if len(self.errors) > self._most:
+            raise SampleError(
+                f"more than {self._most:,} samples are bad; the last one: {made.errors[-1]}",
+                fix="mend the dataset (`shardkit verify`), or raise max_errors",
+            ) from made.errors[-1]
+        return made.batch
+
+
+def _steps(schedule: Schedule, epoch: int, place: Place) -> Iterator[Step]:
+    while (step := schedule.step(epoch, place)) is not None:
+        place = step.after
+        yield step
+
+
+def _joined(steps: list[Step]) -> Step:
+    """One step with the samples of several."""
+    number, turn, valid = (np.concatenate([step[n] for step in steps]) for n in range(3))
+    return Step(number, turn, valid, None, steps[-1].after)

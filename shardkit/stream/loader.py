@@ -1,0 +1,293 @@
+"""`Loader`: threads make the batches of an epoch ahead, in order, straight into their memory."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from shardkit.errors import UsageError
+from shardkit.options import parse_size
+from shardkit.stream import state as states
+from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory
+from shardkit.stream.dataset import Bad, StreamingDataset
+from shardkit.stream.schedule import START, Place, Schedule
+from shardkit.stream.stream import Source
+from shardkit.stream.world import default_threads
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Loader:
+    """Iterate to get an epoch's batches for this rank: dicts of numpy arrays and lists.
+
+    An array has a row per sample: pictures (batch, height, width, 3), numbers (batch,). `__key__`
+    is a list, and `valid` (batch,) bool is False for padding and for replaced samples.
+
+    Each iteration is the next epoch, unless a state was loaded, which is continued. What comes
+    depends neither on `threads` nor on `prefetch`.
+    """
+
+    def __init__(
+        self,
+        source: StreamingDataset | Source,
+        *,
+        threads: int | None = None,
+        prefetch: int = 4,
+        prefetch_bytes: int | str = "1GiB",
+        **options: Any,
+    ) -> None:
+        """`source` is a StreamingDataset, or what makes one; `options` are `StreamOptions`.
+
+        threads: how many make batches; None: the processors of this rank; 0: the calling thread.
+        prefetch: batches that are made ahead, at most; fewer where they exceed `prefetch_bytes`.
+
+        Raises UsageError for options that cannot be, and for a dataset that makes no batch.
+        """
+        if not isinstance(source, StreamingDataset):
+            source = StreamingDataset(source, **options)
+        elif options:
+            source = source.with_options(**options)
+        if not source.options.batched:
+            raise UsageError(
+                "it is not said how large batches are",
+                expected="batch_size=, global_batch_size= or batching=",
+            )
+        if prefetch < 1 or (threads is not None and threads < 0):
+            raise UsageError(
+                "prefetch must be 1 or more, threads 0 or more",
+                found=f"prefetch={prefetch}, threads={threads}",
+            )
+        self.dataset = source
+        self.threads = default_threads() if threads is None else threads
+        self.prefetch = prefetch
+        self.prefetch_bytes = parse_size(prefetch_bytes)
+        self.epoch = source.epoch  # of the iteration that runs, or else of the next one
+        self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
+        self._place = START
+        self._used = False  # whether `epoch` has been iterated from `_place`
+        self._tokens = [0, 0]  # real ones and all, of this epoch
+        self._identity = source.stream.identity
+        self._schedule()  # so that what cannot be is said now
+
+    def __len__(self) -> int:
+        """How many batches the next iteration gives."""
+        epoch, place = self._next()
+        return self._schedule().steps(epoch, place)
+
+    def __iter__(self) -> Iteration:
+        self.epoch, self._place = self._next()
+        self._used = True
+        self._tokens = [0, 0]
+        iteration = Iteration(self, self._schedule())
+        self.errors = iteration.bad.errors
+        return iteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, behind the last batch that it gave: JSON, equal on all ranks."""
+        return states.save(self._identity, self.epoch, self._place)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a state, with any number of ranks. Reads nothing.
+
+        Raises UsageError for a state of another dataset or of other settings.
+        """
+        self.epoch, self._place = states.load(state, self._identity)
+        self._used = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is, from its beginning."""
+        self.epoch, self._place, self._used = epoch, START, False
+
+    @property
+    def padding(self) -> float:
+        """The share of padding in the tokens of this epoch's batches so far."""
+        real, every = self._tokens
+        return 1 - real / every if every else 0.0
+
+    def _next(self) -> tuple[int, Place]:
+        """What the next iteration starts with."""
+        if self._used:
+            return self.epoch + 1, START
+        if self._place != START and not self._schedule().steps(self.epoch, self._place):
+            return self.epoch + 1, START  # the state was of an epoch's end
+        return self.epoch, self._place
+
+    def _schedule(self) -> Schedule:
+        return self.dataset.schedule()
+
+    def _delivered(self, place: Place, tokens: tuple[int, int]) -> None:
+        self._place = place
+        for number, count in enumerate(tokens):
+            self._tokens[number] += count
+
+    # What the door for torch does otherwise.
+
+    def _memory(self) -> Memory:
+        return Memory(self.prefetch + 2)
+
+    def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """What arrays of a type are delivered in."""
+        return dtype
+
+    def _convert(self, batch: Batch) -> Batch:
+        """A batch as it is delivered; called by the thread that has finished it."""
+        for name in self.dataset.stream.transforms.halves:
+            import ml_dtypes
+
+            batch[name] = batch[name].view(ml_dtypes.bfloat16)
+        return batch
+
+    def _hand_over(self, batch: Batch) -> Batch:
+        """The last thing before a batch is given; called by the thread that iterates."""
+        return batch
+
+
+class Iteration:
+    """The batches of one epoch, in order. Its threads end with it, or with `close`."""
+
+    def __init__(self, loader: Loader, schedule: Schedule) -> None:
+        self.bad = Bad(loader.dataset.options)
+        self._loader, self._schedule = loader, schedule
+        self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
+        self._epoch, self._ahead = loader.epoch, loader._place
+        self._slots: deque[_Slot] = deque()
+        self._bytes = 1  # of the last batch
+        self._crew = _Crew(loader.threads)
+        self._end = weakref.finalize(self, self._crew.stop)  # also at the exit of the interpreter
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            self._top_up()
+            if not self._slots:
+                raise StopIteration
+            slot = self._slots.popleft()
+            self._top_up()
+            made = slot.wait()
+            batch = self.bad.counted(made)
+        except BaseException:
+            self.close()
+            raise
+        self._bytes = max(sum(getattr(v, "nbytes", 0) for v in batch.values()), 1)
+        self._loader._delivered(slot.place, made.tokens)
+        return self._loader._hand_over(batch)
+
+    def close(self) -> None:
+        """Stop the threads; they finish the rows that they are at."""
+        self._slots.clear()
+        self._schedule = _Over()
+        self._end()
+
+    def _top_up(self) -> None:
+        """Have as many batches made ahead as may be."""
+        loader = self._loader
+        most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
+        while len(self._slots) < most:
+            step = self._schedule.step(self._epoch, self._ahead)
+            if step is None:
+                return
+            self._ahead = step.after
+            slot = _Slot(self._maker, self._maker.begin(step), loader._convert, step.after)
+            self._slots.append(slot)
+            self._crew.take(slot)
+
+
+class _Over(Schedule):
+    """The schedule of an iteration that was closed."""
+
+    def steps(self, epoch: int, place: Place = START) -> int:
+        return 0
+
+    def step(self, epoch: int, place: Place) -> None:
+        return None
+
+
+class _Slot:
+    """A batch that is on its way: its rows are made in pieces, and the last one finishes it."""
+
+    def __init__(self, maker: BatchMaker, making: Making, convert: Any, place: Place) -> None:
+        self.place = place
+        self._maker, self._making, self._convert = maker, making, convert
+        rows = len(making.samples)
+        size = maker.chunk or rows
+        self.pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
+        self._left = len(self.pieces)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._made: Made | None = None
+        self._failure: BaseException | None = None
+
+    def work(self, start: int, stop: int) -> None:
+        """Make some rows. Nothing is raised here: the batch's turn may come much later."""
+        try:
+            if self._failure is None:
+                self._maker.fill(self._making, start, stop)
+        except BaseException as error:
+            self._failure = error
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            if self._failure is None:
+                made = self._maker.finish(self._making)
+                self._made = made._replace(batch=self._convert(made.batch))
+        except BaseException as error:
+            self._failure = error
+        del self._making
+        self._done.set()
+
+    def wait(self) -> Made:
+        """The batch, once it is made. Raises what went wrong with it."""
+        self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+        assert self._made is not None
+        return self._made
+
+
+class _Crew:
+    """Threads that make pieces of batches, in the order in which these were taken on."""
+
+    def __init__(self, threads: int) -> None:
+        self._tasks: SimpleQueue[tuple[_Slot, int, int] | None] = SimpleQueue()
+        self._stopped = threading.Event()
+        # Daemons: the interpreter waits for others before it calls what would stop them.
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks, self._stopped), daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, slot: _Slot) -> None:
+        for start, stop in slot.pieces:
+            if self._threads:
+                self._tasks.put((slot, start, stop))
+            else:
+                slot.work(start, stop)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # garbage may be collected in any of them
+                thread.join()
+
+
+def _work(tasks: SimpleQueue[Any], stopped: threading.Event) -> None:
+    while (task := tasks.get()) is not None:
+        slot, start, stop = task
+        if not stopped.is_set():
+            slot.work(start, stop)
+        del task, slot  # they hold a batch, and the next task may be long in coming

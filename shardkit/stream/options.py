@@ -1,0 +1,82 @@
+"""What shapes a stream of samples and its batches, as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardkit.errors import UsageError
+from shardkit.options import check_choice, check_numbers
+from shardkit.stream.batching import Batching
+from shardkit.stream.order import WINDOW
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of `StreamingDataset` and `Loader`, by name."""
+
+    # Order: these decide which sample comes when.
+    shuffle: bool = False
+    seed: int = 0
+    window: int = WINDOW  # samples that are shuffled among themselves
+    parts: int = 1  # canonical pieces of an epoch: on several machines a multiple of their number
+    weights: Sequence[float] | None = None  # of several datasets: draw from them in these shares
+    # Samples.
+    fields: Sequence[str] | None = None  # those to read; None: all
+    transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
+    cache: str | None = None  # "memory": keep samples as stored; "decoded": keep decoded pictures
+    on_error: str = "fail"  # or "skip": put another sample in the place of a bad one, and mark it
+    max_errors: int = 1000  # with "skip": stop when more samples than this are bad
+    # Batches. None of the first three: single samples.
+    batch_size: int | None = None  # samples of a batch of one rank
+    global_batch_size: int | None = None  # of all ranks together
+    batching: Batching | None = None  # Bucket, Dynamic or Pack
+    last: str = "pad"  # the end of an epoch: "pad", "drop", or "short"
+    collate: Callable[[Any], Mapping[str, Any]] | None = None  # samples -> batch
+    # Ranks; None: from torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
+    rank: int | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, window=1, parts=1, max_errors=0, batch_size=1, global_batch_size=1)
+        check_choice(self, "cache", (None, "memory", "decoded"))
+        check_choice(self, "on_error", ("fail", "skip"))
+        check_choice(self, "last", ("pad", "drop", "short"))
+        ways = ("batch_size", "global_batch_size", "batching")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(
+                "the size of batches is said in two ways", found=", ".join(given), fix="say one"
+            )
+        if self.weights is not None and not all(weight > 0 for weight in self.weights):
+            raise UsageError("weights must be numbers over 0", found=repr(self.weights))
+        if isinstance(self.fields, str):
+            raise UsageError("fields must be a list of names", found=repr(self.fields))
+
+    @classmethod
+    def of(cls, **options: Any) -> StreamOptions:
+        """The options by name; raises UsageError for a name that is none."""
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
+        return cls(**options)
+
+    @property
+    def batched(self) -> bool:
+        """Whether batches are made, rather than single samples."""
+        return (self.batch_size or self.global_batch_size or self.batching) is not None
+
+    def per_rank(self, world_size: int) -> int:
+        """Samples of a fixed batch of one rank."""
+        if self.global_batch_size is None:
+            return self.batch_size or 1
+        each, rest = divmod(self.global_batch_size, world_size)
+        if rest:
+            raise UsageError(
+                "the global batch cannot be split evenly over the ranks",
+                expected=f"a multiple of {world_size}",
+                found=f"global_batch_size={self.global_batch_size}",
+            )
+        return each

@@ -1,0 +1,192 @@
+"""Samples of one or several datasets by number, read without mapping, or kept in memory."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.pixels import to_rgb
+from shardkit.dataset import Dataset
+from shardkit.errors import FormatError, ShardkitError, UsageError
+from shardkit.formats.base import ReadsFields, ReadsRows
+from shardkit.sample import Sample
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.stream.order import Numbers
+
+
+class Address(NamedTuple):
+    """Where a sample stands: its shard, and its position in that."""
+
+    path: Path
+    position: int
+
+
+class Samples:
+    """`read(number)` for any thread: numbers run through the datasets one after the other."""
+
+    def __init__(
+        self,
+        datasets: Sequence[Dataset],
+        fields: Collection[str] | None = None,
+        *,
+        cached: bool = False,
+        decoded: Collection[str] = (),
+    ) -> None:
+        """`fields` are the ones to read; None is all of them.
+
+        cached: keep every sample that was read. `decoded` are encoded pictures whose pixels are to
+        be kept instead.
+        """
+        self._datasets = [
+            (dataset.unmapped() if hasattr(dataset, "unmapped") else dataset)
+            for dataset in datasets
+        ]
+        *self._starts, self._length = accumulate(map(len, datasets), initial=0)
+        every = np.concatenate([sizes(dataset) for dataset in datasets])
+        self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
+        *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
+        self.schema = common_schema(datasets, fields)
+        self._names = frozenset(self.schema)
+        self._all = fields is None
+        self._kept: dict[int, Sample] | None = {} if cached else None
+        self._decoded = decoded
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, number: int) -> Sample:
+        """One sample with the fields that were asked for; a dict of the caller's own."""
+        if self._kept is None:
+            return self._read(number)
+        sample = self._kept.get(number)
+        if sample is None:
+            sample = self._read(number)
+            for name in self._decoded:
+                if name in sample:
+                    sample[name] = self._pixels(sample, name, number)
+            self._kept[number] = sample
+        # What the caller may change is a copy, but for pixels, which transforms only read.
+        return {n: v if n in self._decoded else copy.deepcopy(v) for n, v in sample.items()}
+
+    def _read(self, number: int) -> Sample:
+        dataset, shard, position = self._locate(number)
+        try:
+            reader = dataset.reader(shard)
+            if isinstance(reader, ReadsFields) and not self._all:
+                return reader.read_fields(position, self._names)
+            sample = reader[position]
+        except ShardkitError as error:
+            raise error.located(path=dataset.shard_path(shard), position=position) from None
+        if self._all:
+            return sample
+        return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
+
+    def _pixels(self, sample: Sample, field: str, number: int) -> Any:
+        try:
+            return to_rgb(sample[field])
+        except NotAnImageError as error:
+            address = self.address(number)
+            raise unusable(error, sample["__key__"], field).located(**address._asdict()) from None
+
+    def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
+        """Write arrays of one shape to the rows of `out`; returns the samples' keys.
+
+        None where a shard cannot do that for all of them: read one by one then.
+        """
+        if self._kept is not None:
+            return None
+        shards = np.searchsorted(self._firsts, numbers, side="right") - 1
+        positions = numbers - self._firsts[shards]
+        used = np.unique(shards).tolist()
+        if len(used) == 1:
+            return self._rows_of(used[0], field, positions, out)
+        keys: list[str] = [""] * len(numbers)
+        for shard in used:
+            rows = np.flatnonzero(shards == shard)
+            found = np.empty((len(rows), *out.shape[1:]), out.dtype)
+            named = self._rows_of(shard, field, positions[rows], found)
+            if named is None:
+                return None
+            out[rows] = found
+            for row, key in zip(rows.tolist(), named, strict=True):
+                keys[row] = key
+        return keys
+
+    def _rows_of(
+        self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]
+    ) -> list[str] | None:
+        """The same in one shard, counted through all datasets."""
+        which = bisect_right(self._first_shards, shard) - 1
+        reader = self._datasets[which].reader(shard - self._first_shards[which])
+        if not isinstance(reader, ReadsRows) or not reader.read_rows(field, positions, out):
+            return None
+        return reader.read_keys(positions)
+
+    def address(self, number: int) -> Address:
+        """Where a sample stands."""
+        dataset, shard, position = self._locate(number)
+        return Address(dataset.shard_path(shard), position)
+
+    def close(self) -> None:
+        """Drop all open shards."""
+        for dataset in self._datasets:
+            dataset.close()
+
+    def _locate(self, number: int) -> tuple[Dataset, int, int]:
+        which = bisect_right(self._starts, number) - 1 if len(self._starts) > 1 else 0
+        dataset = self._datasets[which]
+        return dataset, *dataset.locate(number - self._starts[which])
+
+
+def sizes(dataset: Dataset) -> Numbers:
+    """Samples of each shard."""
+    return np.array([dataset.extent(shard)[0] for shard in range(dataset.shards)], np.int64)
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """What tells a dataset from others: its shards, by checksum where they are known."""
+    digest = xxhash.xxh3_64()
+    sums = {}
+    if dataset.manifest is not None:
+        sums = {shard.file.name: shard.file.checksum for shard in dataset.manifest.shards}
+    for shard in range(dataset.shards):
+        name = dataset.shard_name(shard)
+        digest.update(f"{name} {dataset.extent(shard)} {sums.get(name)}\n".encode())
+    return digest.hexdigest()
+
+
+def common_schema(datasets: Sequence[Dataset], fields: Collection[str] | None) -> Schema:
+    """The schema of the fields that are read, which all datasets share."""
+    first = datasets[0]
+    names = list(first.schema) if fields is None else list(dict.fromkeys(fields))
+    for dataset in datasets:
+        missing = [name for name in names if name not in dataset.schema]
+        if missing:
+            raise UsageError(
+                f"the dataset has no field {missing[0]!r}",
+                path=dataset.place,
+                expected=", ".join(names),
+                found=", ".join(dataset.schema),
+                fix="name fields with fields=[...] that all datasets have",
+            )
+        other = [name for name in names if dataset.schema[name] != first.schema[name]]
+        if other:
+            raise FormatError(
+                f"the field {other[0]!r} is of another type than in {first.place}",
+                path=dataset.place,
+                expected=str(first.schema[other[0]]),
+                found=str(dataset.schema[other[0]]),
+            )
+    return Schema({name: first.schema[name] for name in names})

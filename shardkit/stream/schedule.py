@@ -1,0 +1,176 @@
+"""What each rank does at each step: the order of samples, cut into batches of equal count.
+
+A `Place` is where all ranks stand together, so that a state is the same on all of them and can be
+continued by another number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import UsageError
+from shardkit.order import seed_of
+from shardkit.stream.batching import Batching, MicroBatch
+from shardkit.stream.order import Draw, Mixture, Numbers, Order
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_PLAN = 3  # what a seed is for, beside those of order.py
+
+
+class Place(NamedTuple):
+    """How far an epoch is: samples of the order that were taken, by all ranks together.
+
+    Of batches that are planned window by window: samples in the windows that are done, and
+    micro-batches that were taken of the window that follows.
+    """
+
+    samples: int = 0
+    batches: int = 0
+
+
+START = Place()
+
+
+class Step(NamedTuple):
+    """What one rank makes a batch of."""
+
+    number: Numbers  # of each sample, in all datasets together
+    turn: Numbers  # of each sample the epoch of its dataset, which its random numbers depend on
+    valid: npt.NDArray[np.bool_]  # False for padding
+    pieces: Numbers | None  # of packed rows, as `MicroBatch.pieces`
+    after: Place  # where all ranks stand when each has done this step
+
+
+class Schedule(ABC):
+    """The steps of one rank."""
+
+    @abstractmethod
+    def step(self, epoch: int, place: Place) -> Step | None:
+        """The step at a place; None where the epoch is over."""
+
+    @abstractmethod
+    def steps(self, epoch: int, place: Place = START) -> int:
+        """How many steps are left of an epoch: the same for every rank."""
+
+
+class Fixed(Schedule):
+    """Batches of so many samples.
+
+    Global batch b is the positions [b * size, (b + 1) * size) for `size` samples of all ranks
+    together. They are sorted by canonical part, and rank r gets the r-th run of them: with a
+    multiple of parts per rank, always samples of its own parts.
+    """
+
+    def __init__(
+        self, order: Order | Mixture, per_rank: int, rank: int, world: int, last: str
+    ) -> None:
+        self._order = order
+        self.size = per_rank * world  # samples of a batch of all ranks together
+        self._rank, self._world = rank, world
+        self._last = last
+
+    def steps(self, epoch: int, place: Place = START) -> int:
+        left = self._order.samples - place.samples
+        return left // self.size if self._last == "drop" else -(-left // self.size)
+
+    def step(self, epoch: int, place: Place) -> Step | None:
+        samples, first = self._order.samples, place.samples
+        left = samples - first
+        if left <= 0 or (left < self.size and self._last == "drop"):
+            return None
+        size = self.size
+        if left < size and self._last == "short":
+            size = max(left, self._world)  # a rank without a sample would wait for the others
+        positions = np.arange(first, first + size)
+        valid = positions < samples
+        positions %= samples
+        if self._order.parts > 1:
+            by_part = np.argsort(positions % self._order.parts, kind="stable")
+            positions, valid = positions[by_part], valid[by_part]
+        mine = _share(size, self._rank, self._world)
+        draw = self._order.draw(epoch, positions[mine])
+        return Step(*draw, valid[mine], None, Place(min(first + size, samples)))
+
+
+class Planned(Schedule):
+    """Batches that are planned by lengths, window by window.
+
+    Each window of the order gives a list of micro-batches, which depends on nothing but lengths and
+    seed. Step s takes micro-batches [s * world, (s + 1) * world) of the lists one after another.
+    """
+
+    def __init__(
+        self,
+        order: Order | Mixture,
+        batching: Batching,
+        lengths: Numbers,
+        rank: int,
+        world: int,
+        last: str,
+        seed: int,
+        window: int,
+    ) -> None:
+        if last == "short":
+            raise UsageError(
+                'last="short" is for batches of a fixed size',
+                found=f'last="short" with {batching}',
+                fix='use last="pad", which repeats batches and marks them, or last="drop"',
+            )
+        self._order, self._batching, self._lengths = order, batching, lengths
+        self._rank, self._world, self._last = rank, world, last
+        self._seed, self._window = seed, window
+        self._plan: tuple[tuple[int, int], list[MicroBatch], Draw] | None = None
+        self._counts: dict[int, list[int]] = {}  # of an epoch: micro-batches of each window
+
+    def steps(self, epoch: int, place: Place = START) -> int:
+        if epoch not in self._counts:
+            firsts = range(0, self._order.samples, self._window)
+            self._counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
+        done = -(-place.samples // self._window)
+        left = sum(self._counts[epoch][done:]) - place.batches
+        return left // self._world if self._last == "drop" else -(-left // self._world)
+
+    def step(self, epoch: int, place: Place) -> Step | None:
+        first, number = place
+        found: list[tuple[int, int]] = []  # window and number of the micro-batches of all ranks
+        while len(found) < self._world and first < self._order.samples:
+            planned = len(self._planned(epoch, first)[0])
+            if number >= planned:
+                first, number = first + self._window, 0
+                continue
+            taken = min(planned - number, self._world - len(found))
+            found += [(first, number + n) for n in range(taken)]
+            number += taken
+        if not found or (len(found) < self._world and self._last == "drop"):
+            return None
+        window, which = found[self._rank % len(found)]
+        batches, draw = self._planned(epoch, window)
+        batch = batches[which]
+        rows = len(batch.samples) if batch.pieces is None else int(batch.pieces[:, 0].max()) + 1
+        valid = np.full(rows, self._rank < len(found))
+        after = Place(min(first, self._order.samples), number)
+        return Step(
+            draw.number[batch.samples], draw.turn[batch.samples], valid, batch.pieces, after
+        )
+
+    def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
+        """The micro-batches of the window at `first`, and its samples."""
+        if self._plan is None or self._plan[0] != (epoch, first):
+            stop = min(first + self._window, self._order.samples)
+            draw = self._order.draw(epoch, np.arange(first, stop))
+            seed = seed_of(self._seed, epoch, _PLAN, first)
+            batches = self._batching.plan(self._lengths[draw.number], seed)
+            self._plan = ((epoch, first), batches, draw)
+        return self._plan[1], self._plan[2]
+
+
+def _share(size: int, rank: int, world: int) -> slice:
+    """The run of `size` things that is a rank's: those of any two ranks differ by one at most."""
+    each, more = divmod(size, world)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))

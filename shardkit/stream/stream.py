@@ -1,0 +1,173 @@
+"""Datasets, options and a rank, made into steps and batches: what every door opens on."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.schema import Array, Schema
+from shardkit.stream.batches import BatchMaker, Memory
+from shardkit.stream.batching import Batching, Pack
+from shardkit.stream.collate import pad_collate
+from shardkit.stream.options import StreamOptions
+from shardkit.stream.order import Mixture, Numbers, Order
+from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
+from shardkit.stream.schedule import Fixed, Planned, Schedule
+from shardkit.stream.world import World
+from shardkit.transforms.transforms import Transforms
+
+OneSource: TypeAlias = "str | os.PathLike[str] | Dataset"
+Source: TypeAlias = "OneSource | Sequence[OneSource]"
+
+
+class Stream:
+    """The samples of some datasets in an order that options decide. Nothing is read to make one."""
+
+    def __init__(self, source: Source, options: StreamOptions) -> None:
+        self.options = options
+        self.datasets = _opened(source)
+        self.batching = options.batching
+        self._lengths: Numbers | None = None
+        fields = options.fields
+        if self.batching is not None:
+            self._field = _counted(common_schema(self.datasets, fields), self.batching)
+            self._lengths = np.concatenate([d.lengths(self._field) for d in self.datasets])
+            self.batching = self.batching.with_lengths(self._lengths)
+            if isinstance(self.batching, Pack):  # of other fields rows have nothing
+                fields = [self._field]
+        self.transforms = Transforms(options.transforms or {}, common_schema(self.datasets, fields))
+        self.samples = Samples(
+            self.datasets,
+            fields,
+            cached=options.cache is not None,
+            decoded=self.transforms.encoded if options.cache == "decoded" else (),
+        )
+        self.order = _order(self.datasets, options)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What decides which sample comes when, as JSON: a state is good for equal ones alone."""
+        options = self.options
+        weights = None if options.weights is None else list(map(float, options.weights))
+        planned = None if self.batching is None else str(self.batching)
+        return {
+            "samples": len(self.samples),
+            "datasets": [fingerprint(dataset) for dataset in self.datasets],
+            **{name: getattr(options, name) for name in ("shuffle", "seed", "window", "parts")},
+            "weights": weights,
+            "batching": planned,
+        }
+
+    def schedule(self, world: World) -> Schedule:
+        """The steps of one rank."""
+        options, order = self.options, self.order
+        if self.batching is not None and self._lengths is not None:
+            return Planned(
+                order, self.batching, self._lengths, *world, options.last, options.seed,
+                options.window,
+            )  # fmt: skip
+        schedule = Fixed(order, options.per_rank(world.size), *world, options.last)
+        _check_size(order.samples, schedule.size, options.last)
+        return schedule
+
+    def maker(
+        self,
+        memory: Memory | None = None,
+        dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
+    ) -> BatchMaker:
+        """What makes a step's batch."""
+        batching, options = self.batching, self.options
+        collate = options.collate
+        if collate is None and batching is not None and not isinstance(batching, Pack):
+            collate = pad_collate(field=self._field)
+        return BatchMaker(
+            self.samples,
+            self.transforms,
+            seed=options.seed,
+            collate=collate,
+            packing=(batching, self._field) if isinstance(batching, Pack) else None,
+            skip_errors=options.on_error == "skip",
+            memory=memory,
+            dtype=dtype,
+        )
+
+
+def _opened(source: Source) -> list[Dataset]:
+    one = isinstance(source, str | os.PathLike | Dataset)
+    every: Sequence[Any] = [source] if one else list(source)  # type: ignore[arg-type]
+    found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
+    for dataset in found:
+        if dataset.transforms is not None:
+            raise UsageError(
+                "transforms of an open dataset are for its own samples",
+                path=dataset.place,
+                fix="give transforms= here instead",
+            )
+    empty = next((dataset for dataset in found if not len(dataset)), None)
+    if empty is not None or not found:
+        path = None if empty is None else empty.place
+        raise UsageError("the dataset has no samples", path=path, fix="convert some first")
+    return found
+
+
+def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:
+    ordering: dict[str, Any] = {
+        name: getattr(options, name) for name in ("shuffle", "parts", "window")
+    }
+    if options.weights is None:
+        every = np.concatenate([sizes(dataset) for dataset in datasets])
+        return Order(every, seed=options.seed, **ordering)
+    if len(options.weights) != len(datasets):
+        raise UsageError(
+            "weights must be as many as datasets",
+            expected=f"{len(datasets)}",
+            found=f"{len(options.weights)}",
+        )
+    orders = [
+        Order(sizes(dataset), seed=options.seed + number, **ordering)
+        for number, dataset in enumerate(datasets)
+    ]
+    return Mixture(orders, options.weights, options.seed)
+
+
+def _counted(schema: Schema, batching: Batching) -> str:
+    """The field whose lengths a batching goes by."""
+    arrays = [
+        name
+        for name, kind in schema.items()
+        if isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
+    ]
+    wanted = batching.field or ("tokens" if "tokens" in arrays else arrays[0] if arrays else None)
+    if wanted not in arrays:
+        raise UsageError(
+            "batches by length need a field that is an array of one dimension",
+            expected=", ".join(arrays) or "such a field",
+            found=", ".join(schema) if wanted is None else repr(wanted),
+            fix=f"name it: {type(batching).__name__}(..., field=...)",
+        )
+    return wanted
+
+
+def _check_size(samples: int, batch: int, last: str) -> None:
+    if samples >= batch:
+        return
+    found = f"{samples:,} samples, {batch:,} for a batch of all ranks together"
+    if last == "drop":
+        raise UsageError(
+            "the dataset is smaller than one batch, so that there is none",
+            found=found,
+            fix='make batches smaller, or use last="pad"',
+        )
+    if last == "pad":
+        warnings.warn(
+            f"the dataset is smaller than one batch: it is repeated, marked in `valid` ({found})",
+            ShardkitWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,60 @@
+"""Which process of how many this is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+from shardkit.errors import UsageError
+
+
+class World(NamedTuple):
+    """`rank` of `size` processes that train together."""
+
+    rank: int
+    size: int
+
+
+def find_world(rank: int | None, world_size: int | None) -> World:
+    """What was asked for, else what torch.distributed says, else RANK and WORLD_SIZE, else 0 of 1.
+
+    Raises UsageError for numbers that cannot be.
+    """
+    found, where = _found()
+    rank = found.rank if rank is None else rank
+    size = found.size if world_size is None else world_size
+    if size < 1 or not 0 <= rank < size:
+        raise UsageError(
+            "the rank does not fit the world size",
+            expected=f"a rank from 0 to {max(size - 1, 0)}" if size > 0 else "a world size over 0",
+            found=f"rank {rank} of {size}",
+            fix=f"{where}; pass both rank= and world_size= to set them by hand",
+        )
+    return World(rank, size)
+
+
+def _found() -> tuple[World, str]:
+    torch = sys.modules.get("torch")  # not imported for this: it cannot be in use then
+    if torch is not None and torch.distributed.is_available():
+        distributed = torch.distributed
+        if distributed.is_initialized():
+            world = World(distributed.get_rank(), distributed.get_world_size())
+            return world, "torch.distributed has set what was not given"
+    try:
+        world = World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    except ValueError as error:
+        raise UsageError(
+            f"RANK or WORLD_SIZE is no number: {error}", fix="unset them, or start with torchrun"
+        ) from None
+    return world, "RANK and WORLD_SIZE have set what was not given"
+
+
+def default_threads() -> int:
+    """The processors that this process may use, shared with the other ranks on the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        processors = len(os.sched_getaffinity(0))
+    else:
+        processors = os.cpu_count() or 1
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, processors // int(local) if local.isdigit() and int(local) else processors)

@@ -1,0 +1,199 @@
+"""Batches for training, ours against others', side by side: interleaved runs, medians, ratios.
+
+    python tests/benchmarks/loading.py photos --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
+    python tests/benchmarks/loading.py raw    --data PHOTOS --work FOLDER [--peers ENV]
+    python tests/benchmarks/loading.py tokens --work FOLDER [--peers ENV] [--blocks 100000]
+    python tests/benchmarks/loading.py start  --data PHOTOS --work FOLDER
+    python tests/benchmarks/loading.py free   --data PHOTOS --work FOLDER
+
+PHOTOS and ENV are those of bench.py; loading_peer.py says what each contender does. `start` is the
+time from the start of a process to its first batch, without what `import torch` takes; `free`, how
+much slower a loop in Python runs while the Loader's threads are busy. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shardkit
+from tests.benchmarks.bench import Pairs, Run, measure, summary
+
+PEER = Path(__file__).with_name("loading_peer.py")
+CONTENDER = Path(__file__).with_name("contender.py")
+FORMATS = ("wds", "lmdb", "arrow", "beton")
+BLOCK = 1024
+
+
+class Bench:
+    """The places and interpreters of one benchmark; `samples` is known once data are made."""
+
+    def __init__(self, data: Path, work: Path, peers: Path | None) -> None:
+        self.data, self.work, self.peers = data, work, peers
+        self.samples = 0
+        work.mkdir(parents=True, exist_ok=True)
+
+    def run(self, what: str, name: str, store: Path) -> float:
+        """Seconds of an epoch that a contender says it took."""
+        python = sys.executable
+        if name in ("ffcv", "litdata", "webdataset"):
+            python = str(self.peers / "bin/python") if self.peers else python
+        command = [python, str(PEER), what, name, str(store)]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+        made = json.loads(found.stdout.splitlines()[-1])
+        # Peers may leave a last batch out; what counts is the time of a sample.
+        return float(made["seconds"]) * self.samples / made["samples"]
+
+    def runner(self, what: str, name: str, store: Path) -> Run:
+        return lambda: self.run(what, name, store)
+
+    def convert(self, format: str, **options: Any) -> Path:
+        name = f"{'raw-' if options else ''}{format}"
+        out = self.work / (f"{name}.beton" if format == "beton" else name)
+        if not out.exists():
+            shardkit.convert(self.data, format, out, workers=2, **options)
+        self.samples = len(shardkit.open(out))
+        return out
+
+    def photos(self) -> Pairs:
+        stores = {format: self.convert(format) for format in FORMATS}
+        runs = {f"shardkit {f}": self.runner("photos", "shardkit", s) for f, s in stores.items()}
+        ours = list(runs)
+        if self.peers:
+            runs["ffcv"] = self.runner("photos", "ffcv", stores["beton"])
+            runs["litdata"] = self.runner("photos", "litdata", self.peer_store("litdata"))
+        runs["webdataset"] = self.runner("photos", "webdataset", stores["wds"])
+        return runs, {peer: ours for peer in runs if peer not in ours}
+
+    def peer_store(self, name: str) -> Path:
+        store = self.work / name
+        if not store.exists():
+            assert self.peers is not None
+            store.mkdir()
+            command = [self.peers / "bin/python", CONTENDER, "write", name, self.data, store]
+            subprocess.run([*map(str, command)], check=True, capture_output=True)
+        return store
+
+    def raw(self) -> Pairs:
+        raw = shardkit.ImageOptions(image_format="raw")
+        stores = {format: self.convert(format, image=raw) for format in ("beton", "arrow")}
+        runs = {f"shardkit {f}": self.runner("raw", "shardkit", s) for f, s in stores.items()}
+        ours = list(runs)
+        if self.peers:
+            runs["ffcv"] = self.runner("raw", "ffcv", stores["beton"])
+        return runs, {peer: ours for peer in runs if peer not in ours}
+
+    def tokens(self, blocks: int) -> Pairs:
+        store, bare = self.work / "tokens", self.work / "tokens.bin"
+        if not store.exists():
+            rows = np.random.default_rng(0).integers(0, 32_000, (blocks, BLOCK)).astype(np.uint16)
+            rows.tofile(bare)
+            schema = {"tokens": shardkit.Array("uint16", (BLOCK,))}
+            with shardkit.create(store, to="arrow", schema=schema) as writer:
+                for number, tokens in enumerate(rows):
+                    writer.write({"__key__": f"{number:08d}", "tokens": tokens})
+        self.samples = blocks
+        runs = {
+            "shardkit arrow": self.runner("tokens", "shardkit", store),
+            "mmap": self.runner("tokens", "mmap", bare),
+        }
+        if self.peers:
+            other = self.work / "tokens-litdata"
+            if not other.exists():
+                command = [self.peers / "bin/python", PEER, "write", bare, other]
+                subprocess.run([*map(str, command)], check=True, capture_output=True)
+            runs["litdata"] = self.runner("tokens", "litdata", other)
+        return runs, {peer: ["shardkit arrow"] for peer in runs if peer != "shardkit arrow"}
+
+    def start(self) -> Pairs:
+        store = self.convert("wds")
+        self.samples = 64
+        return {"first batch": lambda: first_batch(store)}, {}
+
+    def free(self) -> Pairs:
+        store = self.convert("wds")
+        command = [sys.executable, "-c", FREE, str(store)]
+
+        def run(threads: int) -> float:
+            found = subprocess.run([*command, str(threads)], check=True, capture_output=True)
+            return float(found.stdout)
+
+        return {f"a loop beside {n} threads": lambda n=n: run(n) for n in (0, 1, 2)}, {}
+
+
+FIRST = """
+import time, torch
+began = time.perf_counter()
+import sys, shardkit
+from shardkit.torch import Loader
+crop = {"image": shardkit.RandomResizedCrop(224)}
+next(iter(Loader(sys.argv[1], batch_size=64, shuffle=True, transforms=crop)))
+print(time.perf_counter() - began)
+"""
+
+
+def first_batch(store: Path) -> float:
+    """From the start of the interpreter on; `import torch` is taken out."""
+    bare, inside = time.perf_counter(), 0.0
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    bare = time.perf_counter() - bare
+    found = subprocess.run(
+        [sys.executable, "-c", FIRST, str(store)], check=True, capture_output=True
+    )
+    inside = float(found.stdout)
+    return bare + inside
+
+
+# Seconds of a loop in Python, while the Loader makes batches that nobody waits for.
+FREE = """
+import sys, threading, time, shardkit
+from shardkit.stream import Loader
+store, threads = sys.argv[1], int(sys.argv[2])
+def loop():
+    began, total = time.perf_counter(), 0
+    for number in range(20_000_000):
+        total += number
+    return time.perf_counter() - began
+if threads:
+    crop = {"image": shardkit.RandomResizedCrop(224)}
+    loader = Loader(
+        store, batch_size=64, shuffle=True, transforms=crop, threads=threads, prefetch=500,
+        prefetch_bytes="8GiB",
+    )
+    iterator = iter(loader)
+    next(iterator)
+before = time.process_time()
+seconds = loop()
+busy = (time.process_time() - before - seconds) / seconds
+print(seconds, file=sys.stdout)
+print(f"cores kept busy beside the loop: {busy:.2f}", file=sys.stderr)
+"""
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("what", choices=["photos", "raw", "tokens", "start", "free"])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=100_000)
+    options = parser.parse_args(arguments)
+    bench = Bench(options.data, options.work, options.peers)
+    if options.what == "tokens":
+        runs, pairs = bench.tokens(options.blocks)
+    else:
+        runs, pairs = getattr(bench, options.what)()
+    seconds = measure(runs, options.rounds)
+    return {"benchmark": options.what, **summary(seconds, pairs, bench.samples)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1:]), indent=1))

@@ -1,0 +1,259 @@
+"""Plans of batches: each sample once, within the bounds asked for, the same on every machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.preprocess.packing import PACKERS
+from shardkit.stream.batching import Batching, Bucket, Dynamic, MicroBatch, Pack
+
+_lengths = st.lists(st.integers(0, 40), max_size=120).map(lambda values: np.array(values, np.int64))
+_seeds = st.integers(0, 2**64 - 1)
+# A window of documents as they are found: many short ones, a few very long ones.
+NATURAL = np.random.default_rng(0).lognormal(5, 1, 8192).clip(1, 4096).astype(np.int64)
+
+
+def same(one: list[MicroBatch], other: list[MicroBatch]) -> bool:
+    return [tuple(map(repr_of, batch)) for batch in one] == [
+        tuple(map(repr_of, batch)) for batch in other
+    ]
+
+
+def repr_of(numbers: np.ndarray | None) -> Any:
+    return None if numbers is None else numbers.tolist()
+
+
+def padding(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
+    """The share of batches, each as long as its longest sample, that is padding."""
+    held = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
+    return 1 - int(lengths.sum()) / held
+
+
+def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
+    """Document of the window, start and stop of the pieces in each row of a packed batch."""
+    assert batch.pieces is not None
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.pieces[-1, 0] + 1)]
+    for row, number, start, stop in batch.pieces.tolist():
+        rows[row].append((int(batch.samples[number]), start, stop))
+    return rows
+
+
+def pieces_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
+    return [piece for batch in batches for row in rows_of(batch) for piece in row]
+
+
+@given(
+    lengths=_lengths,
+    size=st.integers(1, 9),
+    boundaries=st.one_of(
+        st.integers(1, 6), st.lists(st.integers(0, 45), unique=True).map(sorted).map(tuple)
+    ),
+    seed=_seeds,
+)
+def test_buckets_hold_each_sample_once(
+    lengths: np.ndarray, size: int, boundaries: tuple[int, ...] | int, seed: int
+) -> None:
+    bucket = Bucket(size, boundaries).with_lengths(lengths)
+    batches = bucket.plan(lengths, seed)
+    assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
+    assert isinstance(bucket.boundaries, tuple)
+    short: Counter[int] = Counter()
+    for samples, pieces in batches:
+        buckets = {sum(length > b for b in bucket.boundaries) for length in lengths[samples]}
+        assert len(buckets) == 1
+        assert 0 < len(samples) <= size
+        assert samples.tolist() == sorted(samples.tolist())  # the order of the window
+        assert pieces is None
+        short[buckets.pop()] += len(samples) < size
+    assert all(count <= 1 for count in short.values())
+
+
+def test_buckets_by_number_hold_equal_shares_of_the_datasets_tokens() -> None:
+    bucket = Bucket(16, 4).with_lengths(NATURAL)
+    shares = [NATURAL[boundary >= NATURAL].sum() / NATURAL.sum() for boundary in bucket.boundaries]
+    assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.01)
+    assert bucket.with_lengths(NATURAL[:10]) == bucket  # a window's own shares do not count
+
+
+def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> None:
+    assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == (7,)
+    assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (0, 1, 2)
+    assert Bucket(16, 8).with_lengths(np.arange(0)).boundaries == ()
+
+
+@given(
+    lengths=_lengths,
+    tokens=st.integers(48, 200),
+    most=st.none() | st.integers(1, 9),
+    multiple=st.integers(1, 8),
+    seed=_seeds,
+)
+def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
+    lengths: np.ndarray, tokens: int, most: int | None, multiple: int, seed: int
+) -> None:
+    batches = Dynamic(tokens, most, multiple).plan(lengths, seed)
+    assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
+    could_be_larger = 0
+    for samples, pieces in batches:
+        row = -(-max(int(lengths[samples].max()), 1) // multiple) * multiple
+        assert 0 < len(samples) * row <= tokens
+        assert most is None or len(samples) <= most
+        assert samples.tolist() == sorted(samples.tolist())
+        assert pieces is None
+        could_be_larger += len(samples) != most and (len(samples) + 1) * row <= tokens
+    assert could_be_larger <= 1
+
+
+@given(lengths=_lengths, seed=_seeds)
+def test_samples_of_one_dynamic_batch_are_neighbours_by_length(
+    lengths: np.ndarray, seed: int
+) -> None:
+    batches = [sorted(lengths[b.samples].tolist()) for b in Dynamic(100).plan(lengths, seed)]
+    assert [n for batch in sorted(batches) for n in batch] == sorted(lengths.tolist())
+
+
+def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training() -> None:
+    lengths = np.array([3, 97, 8, 98])
+    assert Dynamic(98).with_lengths(lengths) == Dynamic(98)
+    for call in (Dynamic(98, multiple_of=8).with_lengths, lambda n: Dynamic(97).plan(n, 0)):
+        with pytest.raises(SampleError, match="sample 3 is too long for a batch") as error:
+            call(lengths)
+        assert error.value.found == "98 tokens"
+    assert str(error.value.expected).startswith("97 tokens at most")
+
+
+@pytest.mark.parametrize("how", ["nosplit", "concat"])
+@given(lengths=_lengths, seq_len=st.integers(1, 50), size=st.integers(1, 5), seed=_seeds)
+def test_packing_gives_each_token_once(
+    how: str, lengths: np.ndarray, seq_len: int, size: int, seed: int
+) -> None:
+    batches = Pack(seq_len, size, how).plan(lengths, seed)
+    pieces = pieces_of_window(batches)
+    tokens = Counter((n, token) for n, start, stop in pieces for token in range(start, stop))
+    assert tokens == Counter((n, token) for n, m in enumerate(lengths) for token in range(m))
+    assert all(start < stop for _, start, stop in pieces)
+    assert [len(rows_of(batch)) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+    for batch in batches:
+        rows = rows_of(batch)
+        assert 0 < len(rows) <= size
+        assert all(0 < sum(stop - start for _, start, stop in row) <= seq_len for row in rows)
+        assert {n for row in rows for n, _, _ in row} == set(batch.samples.tolist())
+        assert len(set(batch.samples.tolist())) == len(batch.samples)
+    if how == "nosplit":
+        assert {(n, 0, m) for n, m in enumerate(lengths) if 0 < m <= seq_len} <= set(pieces)
+
+
+@pytest.mark.parametrize("how", ["nosplit", "concat"])
+@given(lengths=_lengths, seq_len=st.integers(1, 50), seed=_seeds)
+def test_packing_makes_the_rows_that_a_conversion_would(
+    how: str, lengths: np.ndarray, seq_len: int, seed: int
+) -> None:
+    ends = np.cumsum(lengths)
+    documents = [np.arange(end - n, end, dtype="<u2") for end, n in zip(ends, lengths, strict=True)]
+    packer = PACKERS[how](seq_len, "keep", 0)
+    blocks = [block for document in documents for block in packer.add(document)]
+    blocks += packer.finish()
+    found = [
+        np.concatenate([documents[n][start:stop] for n, start, stop in row]).tolist()
+        for batch in Pack(seq_len, 3, how).plan(lengths, seed)
+        for row in rows_of(batch)
+    ]
+    assert sorted(found) == sorted(block.tokens.tolist() for block in blocks)
+
+
+@pytest.mark.parametrize(
+    "batching", [Bucket(8, 4), Dynamic(8192), Pack(512, 4), Pack(512, 4, "concat")]
+)
+def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batching) -> None:
+    plan = batching.plan(NATURAL, 7)
+    np.random.seed(1)
+    assert same(plan, batching.plan(NATURAL.copy(), 7))
+    assert not same(plan, batching.plan(NATURAL, 8))
+    if plan[0].pieces is None:  # long and short batches come in no order
+        longest = [NATURAL[batch.samples].max() for batch in plan]
+        assert abs(np.corrcoef(longest, np.arange(len(plan)))[0, 1]) < 0.1
+    else:  # nor do documents
+        first = [document for batch in plan for (document, _, _), *_ in rows_of(batch)]
+        assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("batching", [Bucket(8, 4), Bucket(8, (3, 9)), Dynamic(8), Pack(5, 4)])
+def test_an_empty_window_has_no_batches(batching: Batching) -> None:
+    assert batching.with_lengths(np.arange(0)).plan(np.arange(0), 0) == []
+
+
+@pytest.mark.parametrize("how", ["nosplit", "concat"])
+def test_empty_documents_are_not_packed(how: str) -> None:
+    assert Pack(5, 4, how).plan(np.zeros(3, np.int64), 0) == []
+
+
+def test_plans_stay_as_they_are() -> None:
+    """A stored position means the same sample in every version."""
+    lengths = np.array([5, 2, 9, 2, 0, 7, 3, 12])
+    assert [b.samples.tolist() for b in Bucket(2, (2, 7)).plan(lengths, 1)] == GOLDEN["bucket"]
+    assert [b.samples.tolist() for b in Dynamic(14).plan(lengths, 1)] == GOLDEN["dynamic"]
+    for how in ("nosplit", "concat"):
+        assert [rows_of(b) for b in Pack(10, 2, how).plan(lengths, 1)] == GOLDEN[how]
+
+
+def test_less_is_padding_than_in_batches_at_random() -> None:
+    fixed = padding(NATURAL, list(np.arange(len(NATURAL)).reshape(-1, 32)))
+    dynamic = [batch.samples for batch in Dynamic(8192).plan(NATURAL, 0)]
+    bucket = [batch.samples for batch in Bucket(32, 16).plan(NATURAL, 0)]
+    assert fixed > 0.7
+    assert padding(NATURAL, dynamic) < 0.03
+    assert padding(NATURAL, bucket) < 0.15
+    rows = sum(len(rows_of(batch)) for batch in Pack(4096, 4).plan(NATURAL, 0))
+    assert 1 - int(NATURAL.sum()) / (rows * 4096) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Bucket, {"batch_size": 0, "boundaries": 4}, "batch_size must be a whole number from 1 up"),
+        (Bucket, {"batch_size": 4, "boundaries": 0}, "boundaries must be a whole number from 1 up"),
+        (Bucket, {"batch_size": 4, "boundaries": "4"}, "boundaries must be a whole number"),
+        (Bucket, {"batch_size": 4, "boundaries": (8, 8)}, "boundaries must be lengths that rise"),
+        (Bucket, {"batch_size": 4, "boundaries": (8, 4)}, "boundaries must be lengths that rise"),
+        (Bucket, {"batch_size": 4, "boundaries": (-1, 4)}, "boundaries must be lengths that rise"),
+        (Bucket, {"batch_size": 4, "boundaries": (1.5,)}, "boundaries must be lengths that rise"),
+        (Dynamic, {"max_tokens": 0}, "max_tokens must be a whole number from 1 up"),
+        (Dynamic, {"max_tokens": 9, "max_samples": 0}, "max_samples must be a whole number"),
+        (Dynamic, {"max_tokens": 9, "multiple_of": 1.0}, "multiple_of must be a whole number"),
+        (Dynamic, {"max_tokens": 9, "multiple_of": 10}, "rounded up to more than max_tokens"),
+        (Pack, {"seq_len": 0, "batch_size": 1}, "seq_len must be a whole number from 1 up"),
+        (Pack, {"seq_len": 9, "batch_size": True}, "batch_size must be a whole number from 1 up"),
+        (Pack, {"seq_len": 9, "batch_size": 1, "how": "pad"}, "how must be one of"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    kind: type[Batching], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        kind(**options)
+
+
+def test_boundaries_may_be_any_list_of_numbers() -> None:
+    assert Bucket(4, list(np.array([4, 8]))) == Bucket(4, (4, 8))  # type: ignore[arg-type]
+
+
+GOLDEN: dict[str, list[Any]] = {
+    "bucket": [[1, 3], [4], [6], [0, 5], [2, 7]],
+    "dynamic": [[7], [2], [1, 3, 4, 6], [0, 5]],
+    "nosplit": [
+        [[(7, 0, 10)], [(0, 0, 5), (1, 0, 2), (3, 0, 2)]],
+        [[(5, 0, 7), (6, 0, 3)], [(2, 0, 9)]],
+        [[(7, 10, 12)]],
+    ],
+    "concat": [
+        [[(0, 0, 5), (1, 0, 2), (2, 0, 3)], [(2, 3, 9), (3, 0, 2), (5, 0, 2)]],
+        [[(7, 2, 12)], [(5, 2, 7), (6, 0, 3), (7, 0, 2)]],
+    ],
+}

@@ -1,0 +1,304 @@
+"""Batches of arrays of unlike lengths: padded like torch's own, and packed without a loss."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+import shardkit
+from shardkit.errors import SampleError, UsageError
+from shardkit.stream.batching import Pack
+from shardkit.stream.collate import packed, pad_collate
+
+_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+
+
+def tokens(size: int, seed: int = 0, dtype: str = "int64") -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 1000, size).astype(dtype)
+
+
+def samples_of(sizes: list[int], dtype: str = "int64") -> list[dict[str, Any]]:
+    return [
+        {"__key__": f"doc/{n}", "tokens": tokens(size, n, dtype)} for n, size in enumerate(sizes)
+    ]
+
+
+@given(sizes=_sizes, value=st.integers(-100, 5), side=st.sampled_from(["right", "left"]))
+def test_padding_is_that_of_torch(sizes: list[int], value: int, side: str) -> None:
+    samples = samples_of(sizes)
+    batch = pad_collate(value, side=side)(samples)
+    step = 1 if side == "right" else -1  # old versions of torch pad on the right only
+    rows = [torch.from_numpy(sample["tokens"][::step].copy()) for sample in samples]
+    expected = pad_sequence(rows, batch_first=True, padding_value=value).numpy()[:, ::step]
+    mask = pad_sequence([torch.ones(n, dtype=torch.bool) for n in sizes], batch_first=True)
+    np.testing.assert_array_equal(batch["tokens"], expected)
+    np.testing.assert_array_equal(batch["attention_mask"], mask.numpy()[:, ::step])
+    assert batch["attention_mask"].dtype == np.bool_
+    assert batch["lengths"].dtype == batch["tokens"].dtype == np.int64
+    assert batch["lengths"].tolist() == sizes
+    assert batch["__key__"] == [sample["__key__"] for sample in samples]
+
+
+@given(sizes=_sizes, multiple=st.integers(1, 16))
+def test_rows_are_as_long_as_the_longest_rounded_up(sizes: list[int], multiple: int) -> None:
+    batch = pad_collate(multiple_of=multiple)(samples_of(sizes))
+    length = batch["tokens"].shape[1]
+    assert length % multiple == 0
+    assert max(sizes) <= length < max(sizes) + multiple
+    assert batch["attention_mask"].shape == batch["tokens"].shape
+    assert batch["attention_mask"].sum(1).tolist() == sizes
+
+
+def test_all_padded_fields_share_one_length_and_keep_their_types() -> None:
+    samples = [
+        {"tokens": tokens(3, 1, "<u2"), "scores": np.ones(5, "<f4"), "flags": np.ones(1, "?")},
+        {"tokens": tokens(4, 2, "<u2"), "scores": np.ones(0, "<f4"), "flags": np.ones(2, "?")},
+    ]
+    batch = pad_collate({"scores": np.nan, "tokens": 9})(samples)
+    assert {name: array.shape for name, array in batch.items()} == {
+        **dict.fromkeys(("tokens", "scores", "flags", "attention_mask"), (2, 5)),
+        "lengths": (2,),
+    }
+    assert [str(batch[name].dtype) for name in samples[0]] == ["uint16", "float32", "bool"]
+    assert batch["tokens"][0].tolist() == [*samples[0]["tokens"].tolist(), 9, 9]
+    assert np.isnan(batch["scores"]).sum(1).tolist() == [0, 5]
+    assert batch["flags"].sum() == 3
+    assert batch["lengths"].tolist() == [3, 4]
+    assert pad_collate(field="flags")(samples)["lengths"].tolist() == [1, 2]
+    assert pad_collate(field="flags")(samples)["attention_mask"].sum() == 3
+
+
+def test_lengths_are_those_of_tokens_or_else_of_the_first_array() -> None:
+    sample = {"a": np.ones(1), "b": np.ones(2)}
+    assert pad_collate()([sample])["lengths"].tolist() == [1]
+    assert pad_collate()([{**sample, "tokens": np.ones(3)}])["lengths"].tolist() == [3]
+
+
+def test_other_values_become_arrays_and_lists() -> None:
+    samples = [
+        {
+            "__key__": f"k{n}", "label": n, "score": n / 2, "good": n > 0, "text": str(n),
+            "blob": bytes([n]), "about": {"n": n}, "any": None if n else [1],
+            "points": np.full((2, 3), n, "<f4"), "one": np.array(n, ">i2"),
+        }
+        for n in range(3)
+    ]  # fmt: skip
+    batch = pad_collate()(samples)
+    assert list(batch) == list(samples[0])  # no mask and no lengths where nothing is padded
+    for name, dtype in (("label", np.int64), ("score", np.float64), ("good", np.bool_)):
+        assert batch[name].dtype == dtype
+        assert batch[name].tolist() == [sample[name] for sample in samples]
+    for name in ("__key__", "text", "blob", "about", "any"):
+        assert batch[name] == [sample[name] for sample in samples]
+    np.testing.assert_array_equal(batch["points"], np.stack([s["points"] for s in samples]))
+    assert batch["points"].dtype == np.float32
+    assert batch["one"].tolist() == [0, 1, 2]
+    assert batch["one"].dtype.isnative
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2.5], "float64"),
+        ([np.int32(1), 2], "int64"),
+        ([np.float32(1), 2.0], "float64"),
+        ([np.True_, False], "bool"),
+    ],
+)
+def test_numbers_of_several_kinds_become_one_array(values: list[Any], dtype: str) -> None:
+    batch = pad_collate()([{"x": value} for value in values])
+    assert batch["x"].dtype == dtype
+    assert batch["x"].tolist() == values
+
+
+@pytest.mark.parametrize("values", [[1, True], [1, "1"], [2**70, 1], [1.5, None]])
+def test_json_values_of_unlike_kinds_stay_a_list(values: list[Any]) -> None:
+    assert pad_collate()([{"x": value} for value in values])["x"] == values
+
+
+def test_arrays_of_another_byte_order_become_native() -> None:
+    samples = [{"tokens": tokens(n, n, ">i4"), "grid": np.ones((1, 2), ">f8")} for n in (2, 3)]
+    batch = pad_collate()(samples)
+    assert batch["tokens"].dtype.isnative
+    assert batch["grid"].dtype.isnative
+    assert batch["tokens"][1].tolist() == samples[1]["tokens"].tolist()
+
+
+def test_rows_can_have_one_length_in_all_batches() -> None:
+    batch = pad_collate(length=8)(samples_of([3, 5]))
+    assert batch["tokens"].shape == batch["attention_mask"].shape == (2, 8)
+    with pytest.raises(SampleError, match="longer than the batch is to be") as error:
+        pad_collate(length=8)(samples_of([3, 9, 8]))
+    assert error.value.where == {"key": "doc/1", "field": "tokens"}
+    assert error.value.found == "9"
+
+
+def test_a_field_that_only_some_samples_have_is_refused() -> None:
+    samples = [{"__key__": "a", "label": 1, "caption": "x"}, {"__key__": "b", "label": 2}]
+    with pytest.raises(SampleError, match="lacks a field") as error:
+        pad_collate()(samples)
+    assert error.value.where == {"key": "b", "field": "caption"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.ones(2, "<u2"), np.ones(2, "<i4")),
+        (np.ones(2), np.ones((2, 2))),
+        (np.ones((2, 2)), np.ones((2, 3))),
+        (np.ones((2, 2)), np.ones(2)),
+        (np.ones((2, 2), "<f4"), np.ones((2, 2))),
+        (np.ones(2), [1.0, 2.0]),
+        (np.ones((1, 2)), None),
+    ],
+)
+def test_arrays_that_make_no_one_array_are_refused(first: Any, second: Any) -> None:
+    with pytest.raises(SampleError, match="not alike") as error:
+        pad_collate()([{"__key__": "a", "x": first}, {"__key__": "b", "x": second}])
+    assert error.value.where == {"key": "b", "field": "x"}
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(-100, "<u2"), (70_000, "<u2"), (0.5, "<i4"), (np.nan, "<i8"), (2, "?")]
+)
+def test_a_padding_value_that_the_type_cannot_hold_is_refused(value: float, dtype: str) -> None:
+    with pytest.raises(UsageError, match="no value of the field's type") as error:
+        pad_collate(value)(samples_of([1, 2], dtype))
+    assert error.value.where == {"field": "tokens"}
+
+
+def test_misspelt_names_are_refused() -> None:
+    for collate in (pad_collate({"token": 1}), pad_collate(field="token")):
+        with pytest.raises(UsageError, match="'token' is no field that is padded") as error:
+            collate(samples_of([1, 2]))
+        assert error.value.expected == "one of 'tokens'"
+    with pytest.raises(UsageError, match="'label' is no field that is padded"):
+        pad_collate(field="label")([{"label": 1}])
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "lengths"])
+def test_a_field_by_the_name_of_what_is_added_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"two values by the name '{name}'"):
+        pad_collate()([{"tokens": tokens(2), name: tokens(2)}])
+    assert pad_collate()([{name: 3}])[name].tolist() == [3]  # where nothing is added
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value": None}, "padding value must be a number"),
+        ({"value": {"tokens": None}}, "padding value must be a number"),
+        ({"side": "middle"}, "side must be one of"),
+        ({"multiple_of": 0}, "multiple_of must be a whole number"),
+        ({"length": 0}, "length must be a whole number"),
+        ({"length": 10, "multiple_of": 8}, "length is not a multiple of multiple_of"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pad_collate(**options)
+
+
+def test_it_serves_torchs_loader_in_other_processes(tmp_path: Path) -> None:
+    schema = {"tokens": shardkit.Array("<u2", (None,)), "label": shardkit.Int()}
+    with shardkit.create(tmp_path / "out", to="arrow", schema=schema) as writer:
+        for sample in samples_of([3, 1, 4, 1, 5], "<u2"):
+            writer.write({**sample, "label": len(sample["tokens"])})
+    collate = pad_collate(7, multiple_of=4)
+    assert pickle.loads(pickle.dumps(collate)) == collate
+    loader = DataLoader(
+        shardkit.open(tmp_path / "out"),
+        batch_size=2,
+        collate_fn=collate,
+        num_workers=1,
+        multiprocessing_context=multiprocessing.get_context("spawn"),
+    )
+    batches = list(loader)
+    assert [batch["lengths"].tolist() for batch in batches] == [[3, 1], [4, 1], [5]]
+    assert [batch["label"].tolist() for batch in batches] == [[3, 1], [4, 1], [5]]
+    assert [batch["tokens"].shape for batch in batches] == [(2, 4), (2, 4), (1, 8)]
+    assert batches[2]["tokens"][0].tolist() == [*tokens(5, 4, "<u2").tolist(), 7, 7, 7]
+
+
+@pytest.mark.parametrize("how", ["nosplit", "concat"])
+@given(sizes=_sizes, seq_len=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 99))
+def test_packed_rows_hold_the_documents_and_say_where(
+    how: str, sizes: list[int], seq_len: int, rows: int, seed: int
+) -> None:
+    samples = samples_of(sizes, "<u2")
+    found: dict[tuple[int, int], int] = {}
+    for micro in Pack(seq_len, rows, how).plan(np.array(sizes, np.int64), seed):
+        assert micro.pieces is not None
+        batch = packed(micro.pieces, [samples[n] for n in micro.samples], seq_len, 65_000, "tokens")
+        shape = (micro.pieces[-1, 0] + 1, seq_len)
+        assert {k: (str(v.dtype), v.shape) for k, v in batch.items()} == {
+            "tokens": ("uint16", shape),
+            "segment_ids": ("int32", shape),
+            "position_ids": ("int32", shape),
+            "lengths": ("int64", shape[:1]),
+        }
+        padding = np.arange(seq_len) >= batch["lengths"][:, None]
+        assert (batch["tokens"][padding] == 65_000).all()
+        assert not batch["segment_ids"][padding].any()
+        assert not batch["position_ids"][padding].any()
+        segments: dict[int, int] = {}
+        for row, number, start, stop in micro.pieces.tolist():
+            segments[row] = segments.get(row, 0) + 1
+            here = batch["segment_ids"][row] == segments[row]
+            document = int(micro.samples[number])
+            assert batch["position_ids"][row][here].tolist() == list(range(stop - start))
+            for place, token in zip(
+                range(start, stop), batch["tokens"][row][here].tolist(), strict=True
+            ):
+                assert (document, place) not in found
+                found[document, place] = token
+    assert found == {
+        (n, place): token
+        for n, sample in enumerate(samples)
+        for place, token in enumerate(sample["tokens"].tolist())
+    }
+
+
+def test_pieces_of_a_row_follow_each_other() -> None:
+    pieces = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
+    samples = [{"tokens": np.arange(10, 15)}, {"tokens": np.arange(20, 22)}]
+    batch = packed(pieces, samples, 5, 0, "tokens")
+    assert batch["tokens"].tolist() == [[20, 21, 14, 0, 0], [10, 11, 12, 13, 0]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 2, 0, 0], [1, 1, 1, 1, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 3, 0]]
+    assert batch["lengths"].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"tokens": np.arange(4)}, "shorter than the lengths"),
+        ({"text": "abcde"}, "lacks a field"),
+        ({"tokens": np.ones((5, 5), np.int64)}, "not alike"),
+        ({"tokens": b"12345"}, "not alike"),
+        ({"tokens": 5}, "not alike"),
+    ],
+)
+def test_a_document_that_is_not_what_was_planned_is_named(
+    sample: dict[str, Any], message: str
+) -> None:
+    samples = [{"__key__": "good", "tokens": np.arange(5)}, {"__key__": "bad", **sample}]
+    pieces = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
+    with pytest.raises(SampleError, match=message) as error:
+        packed(pieces, samples, 8, 0, "tokens")
+    assert error.value.where == {"key": "bad", "field": "tokens"}
+
+
+def test_packing_refuses_a_padding_value_that_the_type_cannot_hold() -> None:
+    with pytest.raises(UsageError, match="no value of the field's type"):
+        packed(np.array([[0, 0, 0, 2]]), samples_of([2], "<u2"), 4, -100, "tokens")

@@ -1,0 +1,602 @@
+"""The Loader: what comes, in which order, from where on; and that it stops cleanly."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit.errors import (
+    NotFoundError,
+    SampleError,
+    ShardkitError,
+    ShardkitWarning,
+    UsageError,
+)
+from shardkit.stream import Loader, StreamingDataset
+from tests.conftest import PICTURE_FORMATS
+from tests.stream.data import (
+    keys,
+    real_keys,
+    same,
+    through_json,
+    write_documents,
+    write_photos,
+    write_tokens,
+)
+
+CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip()]}
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory):
+    """The same samples in the same shards, in every format."""
+    root = tmp_path_factory.mktemp("every")
+    return {format: write_photos(root / format, format) for format in PICTURE_FORMATS}
+
+
+@pytest.fixture(scope="module")
+def photos(every):
+    return every["wds"]
+
+
+# --- what comes ----------------------------------------------------------------------------------
+
+
+def test_a_batch_has_arrays_by_sample_keys_and_what_is_valid(photos):
+    batch = next(iter(Loader(photos, batch_size=5, transforms=CROP)))
+    assert list(batch) == ["image", "label", "caption", "__key__", "valid"]
+    assert batch["image"].shape == (5, 16, 16, 3)
+    assert batch["image"].dtype == np.uint8
+    assert batch["label"].tolist() == [0, 1, 2, 3, 4]
+    assert batch["label"].dtype == np.int64
+    assert batch["caption"] == [None, "picture 1", "picture 2", None, "picture 4"]
+    assert batch["__key__"] == ["0000", "0001", "0002", "0003", "0004"]
+    assert batch["valid"].tolist() == [True] * 5
+
+
+def test_pictures_stay_encoded_without_transforms_and_fields_can_be_left_out(photos):
+    batch = next(iter(Loader(photos, batch_size=2, fields=["image"])))
+    assert list(batch) == ["image", "__key__", "valid"]
+    assert batch["image"] == [sample["image"] for sample in itertools.islice(_open(photos), 2)]
+
+
+def _open(path):
+    dataset = shardkit.open(path)
+    return (dataset[n] for n in range(len(dataset)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    format=st.sampled_from(PICTURE_FORMATS),
+    world=st.integers(1, 8),
+    threads=st.integers(0, 3),
+    window=st.sampled_from([1, 7, 1 << 16]),
+    parts=st.integers(1, 5),
+    last=st.sampled_from(["pad", "drop", "short"]),
+    epoch=st.integers(0, 2),
+)
+def test_every_sample_comes_once_whatever_the_format_ranks_and_threads(
+    every, format, world, threads, window, parts, last, epoch
+):
+    """S1, S2 and S3, by real loaders."""
+    options = {"shuffle": True, "window": window, "parts": parts, "last": last}
+
+    def load(format, world, threads):
+        ranks = []
+        for rank in range(world):
+            loader = Loader(
+                every[format], batch_size=4, rank=rank, world_size=world, threads=threads,
+                **options,
+            )  # fmt: skip
+            loader.set_epoch(epoch)
+            ranks.append(list(loader))
+            assert len(loader) == len(ranks[-1])
+        return ranks
+
+    ranks = load(format, world, threads)
+    assert len({len(batches) for batches in ranks}) == 1
+    came = sum((real_keys(batches) for batches in ranks), Counter())
+    assert set(came.values()) == {1}
+    if last != "drop":
+        assert len(came) == 37
+    assert same(ranks, load("wds", world, 0))
+
+
+def test_a_global_batch_is_the_same_for_any_number_of_ranks(photos):
+    """S3: crops included."""
+
+    def batches(world):
+        ranks = [
+            list(
+                Loader(
+                    photos,
+                    global_batch_size=12,
+                    shuffle=True,
+                    rank=rank,
+                    world_size=world,
+                    transforms=CROP,
+                    threads=1,
+                )
+            )
+            for rank in range(world)
+        ]
+        return [
+            sorted(
+                (key, image.tobytes(), bool(valid))
+                for batch in step
+                for key, image, valid in zip(
+                    batch["__key__"], batch["image"], batch["valid"], strict=True
+                )
+            )
+            for step in zip(*ranks, strict=True)
+        ]
+
+    assert batches(1) == batches(2) == batches(3) == batches(4) == batches(12)
+
+
+def test_epochs_differ_and_are_the_same_again_for_another_loader(photos):
+    loader = Loader(photos, batch_size=8, shuffle=True, seed=5, transforms=CROP)
+    epochs = [list(loader) for _ in range(3)]
+    assert len({str(keys(epoch)) for epoch in epochs}) == 3
+    again = Loader(photos, batch_size=8, shuffle=True, seed=5, transforms=CROP)
+    again.set_epoch(2)
+    assert same(list(again), epochs[2])
+    by_sample = [
+        {k: i.tobytes() for b in e for k, i in zip(b["__key__"], b["image"], strict=True)}
+        for e in epochs
+    ]
+    assert by_sample[0]["0003"] != by_sample[1]["0003"], "crops must be new in each epoch"
+
+
+def test_several_datasets_are_one_or_are_mixed_by_weight(tmp_path):
+    a = write_photos(tmp_path / "a", samples=30)
+    b = write_photos(tmp_path / "b", "arrow", samples=10)
+    both = Loader([a, b], batch_size=8, shuffle=True)
+    assert Counter(real_keys(both).values()) == {1: 20, 2: 10}
+    mixed = Loader([a, b], batch_size=8, shuffle=True, weights=[1, 3])
+    came = [key for _ in range(128) for batch in mixed for key in batch["__key__"]]
+    assert len(came) == 128 * 40
+    counts = Counter(came)
+    # Of 5,120 draws 1,280 go to the 30 samples of the first, 3,840 to the 10 of the second.
+    assert all(counts[f"{n:04d}"] in (42, 43) for n in range(10, 30))
+    assert all(counts[f"{n:04d}"] - 384 in (42, 43) for n in range(10))
+
+
+def test_cached_samples_are_the_same_and_survive_the_files(tmp_path):
+    for cache in ("memory", "decoded"):
+        path = write_photos(tmp_path / cache)
+        plain = Loader(path, batch_size=8, shuffle=True, transforms=CROP)
+        cached = Loader(path, batch_size=8, shuffle=True, transforms=CROP, cache=cache)
+        assert same([list(plain), list(plain)], [list(cached), list(cached)])
+        expected = list(plain)
+        shutil.rmtree(path)
+        assert same(list(cached), expected)
+
+
+# --- batches by length ---------------------------------------------------------------------------
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, 300).tolist()
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        shardkit.Bucket(8, 4),
+        shardkit.Dynamic(256, multiple_of=8),
+        shardkit.Pack(64, 4),
+        shardkit.Pack(64, 4, how="concat"),
+    ],
+    ids=str,
+)
+def test_batches_by_length_hold_every_token_once_on_equal_ranks(tmp_path, batching):
+    path = write_documents(tmp_path / "docs", LENGTHS)
+    expected = Counter(n * 1000 + m for n, length in enumerate(LENGTHS) for m in range(length))
+    for world in (1, 3):
+        ranks = []
+        for rank in range(world):
+            loader = Loader(
+                path, batching=batching, shuffle=True, window=100, rank=rank, world_size=world
+            )
+            expected_batches = len(loader)
+            batches = list(loader)
+            assert len(batches) == expected_batches
+            assert 0 <= loader.padding < 0.5
+            ranks.append(batches)
+        assert len({len(batches) for batches in ranks}) == 1
+        came: Counter = Counter()
+        for batch in itertools.chain(*ranks):
+            if batch["valid"].all():
+                mask = (
+                    batch["attention_mask"] if "attention_mask" in batch else batch["segment_ids"]
+                )
+                came.update(batch["tokens"][mask > 0].tolist())
+        assert came == expected
+
+
+def test_bucketing_saves_padding_and_says_so(tmp_path):
+    path = write_documents(tmp_path / "docs", LENGTHS)
+    fixed = Loader(path, batch_size=8, shuffle=True, collate=shardkit.pad_collate())
+    bucketed = Loader(path, batching=shardkit.Bucket(8, 6), shuffle=True)
+    list(fixed), list(bucketed)
+    assert bucketed.padding < fixed.padding / 2
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 5},
+        {"batch_size": 5, "last": "drop"},
+        {"batch_size": 5, "last": "short", "parts": 3, "window": 6},
+        {"batching": shardkit.Dynamic(100), "fields": ["tokens"], "window": 11},
+        {"batching": shardkit.Pack(32, 2), "fields": ["tokens"], "window": 11},
+    ],
+    ids=str,
+)
+def test_a_state_of_any_step_continues_with_the_next_sample(tmp_path, photos, options, threads):
+    """S4: saved before each batch of two epochs, and loaded by a new loader."""
+    path = write_documents(tmp_path / "d", LENGTHS[:50]) if "batching" in options else photos
+
+    def make():
+        return Loader(path, shuffle=True, threads=threads, **options)
+
+    loader = make()
+    states, batches = [loader.state_dict()], []
+    for _ in range(2):
+        for batch in loader:
+            batches.append(batch)
+            states.append(loader.state_dict())
+    per_epoch = len(batches) // 2 + 1
+    for number in {0, 1, 3, len(batches) // 2 - 1, len(batches) // 2, len(batches) // 2 + 1}:
+        again = make()
+        again.load_state_dict(through_json(states[number]))
+        rest = len(again)
+        got = list(again)
+        assert len(got) == rest
+        if again.epoch == 0:
+            got += list(again)
+        assert same(got, batches[number:]), f"continued at {number} of {per_epoch}"
+
+
+def test_a_state_is_small_and_the_same_on_all_ranks(photos):
+    states = []
+    for rank in range(3):
+        loader = Loader(photos, batch_size=4, shuffle=True, rank=rank, world_size=3)
+        next(iter(loader))
+        states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]
+    assert len(str(states[0])) < 1000
+
+
+def test_a_run_continues_with_another_number_of_ranks(photos):
+    """S4: 2 ranks, killed after 3 steps, then 3 ranks: each sample exactly once."""
+    came: Counter = Counter()
+    for rank in range(2):
+        loader = Loader(photos, batch_size=4, shuffle=True, rank=rank, world_size=2)
+        for batch in itertools.islice(loader, 3):
+            came += real_keys([batch])
+        state = loader.state_dict()
+    for rank in range(3):
+        loader = Loader(photos, batch_size=2, shuffle=True, rank=rank, world_size=3)
+        loader.load_state_dict(state)
+        came += real_keys(loader)
+    assert came == Counter({f"{n:04d}": 1 for n in range(37)})
+
+
+def test_continuing_reads_nothing_before_the_next_batch(tmp_path, monkeypatch):
+    path = write_tokens(tmp_path / "t", samples=200, shard=10)
+    loader = Loader(path, batch_size=4, shuffle=True, threads=0, prefetch=1, window=20)
+    iterator = iter(loader)
+    [next(iterator) for _ in range(30)]
+    state = loader.state_dict()
+    again = Loader(path, batch_size=4, shuffle=True, threads=0, prefetch=1, window=20)
+    read = []
+    original = type(again.dataset.stream.samples).read
+    monkeypatch.setattr(
+        type(again.dataset.stream.samples),
+        "read",
+        lambda self, n: read.append(n) or original(self, n),
+    )
+    again.load_state_dict(state)
+    batch = next(iter(again))
+    assert set(read) <= {int(key) for key in batch["__key__"]} | set(read[4:8])
+    assert len(read) <= 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"shuffle": False}, "shuffle"),
+        ({"window": 8}, "window"),
+        ({"parts": 2}, "parts"),
+    ],
+)
+def test_a_state_of_other_settings_is_refused_with_what_differs(photos, changed, named):
+    state = Loader(photos, batch_size=4, shuffle=True).state_dict()
+    other = Loader(photos, batch_size=4, **{"shuffle": True, **changed})
+    with pytest.raises(UsageError, match="another dataset or of other settings") as caught:
+        other.load_state_dict(state)
+    assert named in caught.value.expected
+    assert named in caught.value.found
+
+
+def test_a_state_of_another_dataset_or_version_and_no_state_are_refused(tmp_path, photos):
+    loader = Loader(photos, batch_size=4)
+    state = loader.state_dict()
+    other = Loader(write_photos(tmp_path / "other", samples=36), batch_size=4)
+    with pytest.raises(UsageError, match="another dataset"):
+        other.load_state_dict(state)
+    with pytest.raises(UsageError, match="another version"):
+        loader.load_state_dict({**state, "order_version": 99})
+    for bad in ({}, {"epoch": 3}, {**state, "samples": None}):
+        with pytest.raises(UsageError, match="no state of a Loader"):
+            loader.load_state_dict(bad)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_said_at_once(tmp_path, photos):
+    for options, message in [
+        ({}, "how large batches are"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"batch_size": 4, "global_batch_size": 8}, "in two ways"),
+        ({"global_batch_size": 7, "world_size": 2, "rank": 0}, "split evenly"),
+        ({"batch_size": 4, "rank": 2, "world_size": 2}, "does not fit the world"),
+        ({"batch_size": 38, "last": "drop"}, "smaller than one batch"),
+        ({"batch_size": 4, "fields": ["picture"]}, "no field 'picture'"),
+        ({"batch_size": 4, "weights": [1, 2]}, "as many as datasets"),
+        ({"batch_size": 4, "cache": "disk"}, "cache must be one of"),
+        ({"batch_size": 4, "lasst": "pad"}, "no option 'lasst'"),
+        ({"batching": shardkit.Bucket(4, 2)}, "array of one dimension"),
+        ({"batch_size": 4, "prefetch": 0}, "prefetch must be 1"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Loader(photos, **options)
+    with pytest.raises(NotFoundError):
+        Loader(tmp_path / "nothing", batch_size=2)
+
+
+def test_a_dataset_smaller_than_a_batch_is_repeated_with_a_warning(tmp_path):
+    path = write_photos(tmp_path / "few", samples=3)
+    with pytest.warns(ShardkitWarning, match="smaller than one batch"):
+        ranks = [list(Loader(path, batch_size=2, rank=rank, world_size=4)) for rank in range(4)]
+    assert [len(batches) for batches in ranks] == [1] * 4
+    assert sum((real_keys(batches) for batches in ranks), Counter()) == Counter(
+        {f"{n:04d}": 1 for n in range(3)}
+    )
+
+
+def _damage(path, number):
+    """Make the picture of one sample of a TAR undecodable, and nothing else."""
+    dataset = shardkit.open(path)
+    shard, position = dataset.locate(number)
+    data = dataset[number]["image"]
+    file = dataset.shard_path(shard)
+    del dataset
+    content = file.read_bytes()
+    at = content.index(data)
+    middle = at + len(data) // 2
+    file.write_bytes(content[:middle] + b"\xff\xc4" * 8 + content[middle + 16 :])
+    return file, position
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_picture_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
+    path = write_photos(tmp_path / "p")
+    file, position = _damage(path, 13)
+    loader = Loader(path, batch_size=4, transforms=CROP, threads=threads)
+    with pytest.raises(SampleError) as caught:
+        list(loader)
+    assert caught.value.where["path"] == file
+    assert caught.value.where["position"] == position
+    assert caught.value.where["key"] == "0013"
+    assert caught.value.where["field"] == "image"
+    assert loader.state_dict()["samples"] == 12, "what came before has been delivered"
+
+
+def test_bad_samples_can_be_replaced_marked_counted_and_bounded(tmp_path):
+    path = write_photos(tmp_path / "p")
+    _damage(path, 13)
+    _damage(path, 14)
+    whole = list(Loader(write_photos(tmp_path / "good"), batch_size=4, transforms=CROP))
+    loader = Loader(path, batch_size=4, transforms=CROP, on_error="skip")
+    batches = list(loader)
+    assert len(batches) == len(whole)
+    assert real_keys(batches) == real_keys(whole) - Counter(["0013", "0014"])
+    bad = batches[3]
+    assert bad["valid"].tolist() == [True, False, False, True]
+    assert bad["__key__"] == ["0012", "0015", "0015", "0015"]
+    assert (bad["image"][1] == bad["image"][3]).all()
+    assert bad["label"].tolist() == [12, 15, 15, 15]
+    assert [error["key"] for error in loader.errors] == ["0013", "0014"]
+    with pytest.raises(SampleError, match="more than 1 samples are bad"):
+        list(Loader(path, batch_size=4, transforms=CROP, on_error="skip", max_errors=1))
+
+
+def test_a_transform_that_raises_is_named_with_the_sample(photos):
+    def odd(label):
+        if label == 9:
+            raise ZeroDivisionError("no nine")
+        return label
+
+    with pytest.raises(SampleError, match="odd") as caught:
+        list(Loader(photos, batch_size=4, transforms={"label": odd}))
+    assert caught.value.where["key"] == "0009"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
+def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path, format):
+    for change in ("cut", "delete", "replace"):
+        path = write_photos(tmp_path / change, format, samples=40, shard=10)
+        shards = [shardkit.open(path).shard_path(n) for n in range(4)]
+        loader = Loader(path, batch_size=5, threads=1, prefetch=1)
+        iterator = iter(loader)
+        next(iterator)
+        victim = shards[2]
+        victim = next(victim.glob("data.mdb"), victim) if victim.is_dir() else victim
+        if change == "cut":
+            os.truncate(victim, victim.stat().st_size // 2)
+        elif change == "delete":
+            victim.unlink()
+        else:
+            victim.write_bytes(b"something else")
+        with pytest.raises(ShardkitError) as caught:
+            list(iterator)
+        assert str(victim) in str(caught.value)
+
+
+# --- threads, memory and the end -----------------------------------------------------------------
+
+
+def _threads():
+    return threading.active_count()
+
+
+def test_threads_end_with_the_iteration_however_it_ends(photos):
+    before = _threads()
+    loader = Loader(photos, batch_size=4, threads=3, shuffle=True)
+    for _ in loader:
+        assert _threads() == before + 3
+        break
+    gc.collect()
+    assert _threads() == before, "left by break"
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert _threads() == before, "closed"
+    assert list(iterator) == []
+    list(loader)
+    assert _threads() == before, "exhausted"
+    with pytest.raises(SampleError):
+        list(Loader(photos, batch_size=4, threads=3, transforms={"label": _raise}))
+    assert _threads() == before, "failed"
+
+
+def _raise(value):
+    raise ValueError(value)
+
+
+ENDS = """
+import sys, threading
+import shardkit.stream
+if __name__ == "__main__":
+    loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("1 / 0", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2),
+    ],
+)
+def test_the_interpreter_exits_at_once_in_the_middle_of_an_epoch(photos, tmp_path, end, code):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS.format(end=end))
+    run = subprocess.run(
+        [sys.executable, script, photos], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == code
+    assert "Fatal" not in run.stderr
+    assert "Exception ignored" not in run.stderr
+
+
+def test_prefetching_is_bounded_in_batches_and_in_bytes(photos):
+    made = []
+    transforms = {"label": lambda label: made.append(label) or label}
+
+    def ahead(**options):
+        made.clear()
+        iterator = iter(Loader(photos, batch_size=2, threads=2, transforms=transforms, **options))
+        next(iterator)
+        deadline = time.monotonic() + 10
+        while len(made) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # for what must not be made
+        iterator.close()
+        return len(made)
+
+    assert ahead(prefetch=3) <= 2 * (3 + 1)
+    assert ahead(prefetch=16, prefetch_bytes=1) <= 2 * (16 + 1)
+
+
+def test_memory_of_batches_is_used_again_only_when_nobody_refers_to_it(photos):
+    loader = Loader(photos, batch_size=4, transforms=CROP, threads=2, shuffle=True)
+    held = list(loader)
+    copies = [batch["image"].copy() for batch in held]
+    some = held[2]["image"][1:3, ::2]
+    expected = some.copy()
+    del held[2]
+    for _ in range(3):
+        list(loader)
+    assert (some == expected).all()
+    del held[2:], some
+    addresses = set()
+    for batch in loader:
+        addresses.add(batch["image"].ctypes.data)
+    assert len(addresses) < len(copies)
+
+
+def test_fifty_epochs_leave_nothing_behind(tmp_path):
+    """No growth in memory, threads or open files."""
+    path = write_photos(tmp_path / "p", samples=64)
+    loader = Loader(path, batch_size=8, transforms=CROP, shuffle=True, threads=2)
+
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    for _ in range(10):
+        list(loader)
+    gc.collect()
+    before = open_files(), _threads(), resident()
+    for _ in range(50):
+        list(loader)
+    gc.collect()
+    assert open_files() == before[0]
+    assert _threads() == before[1]
+    assert resident() - before[2] < 8 << 20
+
+
+def test_a_loader_and_its_dataset_survive_a_fork_and_a_pickle(photos):
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=4)
+    expected = keys(dataset)
+    again = pickle.loads(pickle.dumps(StreamingDataset(photos, shuffle=True, batch_size=4)))
+    assert keys(again) == expected
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        dataset.set_epoch(0)
+        os.write(write, b"y" if keys(Loader(dataset, threads=2)) == expected else b"n")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 1) == b"y"

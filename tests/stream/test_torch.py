@@ -1,0 +1,279 @@
+"""Torch's doors: tensors, DataLoader with any workers, torchdata, and what others would split."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import weakref
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import shardkit
+from shardkit.errors import UsageError
+from shardkit.torch import Loader, StreamingDataset
+from tests.stream.data import keys, real_keys, same, write_documents, write_photos, write_tokens
+
+CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip()]}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("torch") / "photos")
+
+
+def double(label):
+    return 2 * label
+
+
+# --- tensors -------------------------------------------------------------------------------------
+
+
+def test_pictures_are_channels_last_tensors_of_the_same_memory(photos):
+    batch = next(iter(Loader(photos, batch_size=4, transforms=CROP)))
+    image = batch["image"]
+    assert image.shape == (4, 3, 16, 16)
+    assert image.dtype == torch.uint8
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert batch["label"].dtype == torch.int64
+    assert batch["valid"].dtype == torch.bool
+    assert isinstance(batch["__key__"], list)
+    arrays = next(iter(Loader(photos, batch_size=4, transforms=CROP, to="numpy")))
+    assert (image.permute(0, 2, 3, 1).numpy() == arrays["image"]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_normalized_pictures_are_what_torch_makes_of_the_pixels(photos, dtype):
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+    normalize = shardkit.Normalize(mean, std, dtype=dtype)
+    plain = next(iter(Loader(photos, batch_size=4, transforms=CROP)))["image"]
+    made = next(
+        iter(Loader(photos, batch_size=4, transforms={"image": [*CROP["image"], normalize]}))
+    )["image"]
+    assert made.dtype == getattr(torch, dtype)
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    shift, scale = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
+    expected = (plain.float() / 255 - shift) / scale
+    assert torch.allclose(made.float(), expected, atol=1e-6 if dtype == "float32" else 0.02)
+
+
+def test_tokens_become_integers_that_torch_can_count_with(tmp_path):
+    path = write_tokens(tmp_path / "t")
+    batch = next(iter(Loader(path, batch_size=3)))
+    assert batch["tokens"].dtype == torch.int64
+    assert batch["tokens"].shape == (3, 16)
+    assert next(iter(Loader(path, batch_size=3, to="numpy")))["tokens"].dtype == np.uint16
+
+
+def test_ragged_arrays_are_lists_of_tensors_and_padded_ones_tensors(tmp_path):
+    path = write_documents(tmp_path / "d", [3, 5, 2, 9])
+    batch = next(iter(Loader(path, batch_size=4)))
+    assert batch["tokens"][0].tolist() == [0, 1, 2]
+    assert all(tokens.dtype == torch.int64 for tokens in batch["tokens"])
+    collate = shardkit.pad_collate(multiple_of=4)
+    batch = next(iter(Loader(path, batch_size=4, collate=collate)))
+    assert batch["tokens"].shape == (4, 12)
+    assert batch["attention_mask"].sum().item() == 19
+
+
+def test_a_device_and_page_locked_memory_are_for_tensors(photos):
+    batch = next(iter(Loader(photos, batch_size=4, transforms=CROP, device="cpu")))
+    assert batch["image"].device == torch.device("cpu")
+    with pytest.raises(UsageError, match="stay where they are"):
+        Loader(photos, batch_size=4, to="numpy", device="cpu")
+    with pytest.raises(UsageError, match="to must be one of"):
+        Loader(photos, batch_size=4, to="jax")
+
+
+class FakeGpu:
+    """What is done to a GPU's streams and events, in order, where there is no GPU."""
+
+    def __init__(self, monkeypatch):
+        self.done: list[str] = []
+        self.finished = False
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr("shardkit.torch._moved", self.moved)
+
+    def stream(self, stream):
+        self.done.append("on own stream")
+        return contextlib.nullcontext()
+
+    def record_event(self):
+        self.done.append("event")
+        return self
+
+    def wait_event(self, event):
+        self.done.append("wait for event")
+
+    def moved(self, value, device):
+        if isinstance(value, torch.Tensor):
+            self.done.append("copy")
+            value = value.clone()
+            value.record_stream = lambda stream: self.done.append("used on current")
+        return value
+
+    def query(self):
+        return self.finished
+
+
+def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    copies = shardkit.torch._Copies(torch.device("cuda", 0))
+    batch = {"image": torch.ones(2, 3), "__key__": ["a", "b"]}
+    begun = copies.begun(batch)
+    assert gpu.done == ["on own stream", "copy", "event"]
+    given = copies.finished(begun)
+    assert list(given) == ["image", "__key__"]
+    assert gpu.done[3:] == ["wait for event", "used on current"]
+    source = weakref.ref(batch["image"])
+    del batch
+    assert source() is not None, "the copy may still read from it"
+    gpu.finished = True
+    copies.finished(copies.begun({"image": torch.ones(1)}))
+    assert source() is None
+
+
+# --- torch's DataLoader --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, context, persistent):
+    """S3: batches are made inside; the order is that of the Loader, epoch by epoch."""
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=5, transforms=CROP)
+    loader = Loader(photos, shuffle=True, batch_size=5, transforms=CROP)
+    expected = [list(loader) for _ in range(3)]
+    data = DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context=context,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    assert len(data) == len(expected[0])
+    for epoch in expected:
+        assert same(list(data), epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_any_number_of_workers_gives_the_same_batches(photos, workers):
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=5)
+    data = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert keys(data) == keys(Loader(photos, shuffle=True, batch_size=5))
+
+
+def test_a_change_of_workers_and_set_epoch_keep_the_count(photos):
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=5)
+    loader = Loader(photos, shuffle=True, batch_size=5)
+    epochs = [keys(loader) for _ in range(9)]
+    for epoch, workers in enumerate([0, 2, 0, 3, 1]):
+        assert keys(DataLoader(dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
+    dataset.set_epoch(7)
+    data = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    assert keys(data) == epochs[7]
+    assert keys(data) == epochs[8]
+    dataset.set_epoch(1)
+    assert keys(data) == epochs[1], "workers that run already must hear of it"
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("world", [1, 3])
+def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world):
+    counts, came = [], Counter()
+    for rank in range(world):
+        dataset = StreamingDataset(
+            photos, shuffle=True, rank=rank, world_size=world, fields=["image", "label"],
+            transforms=CROP,
+        )  # fmt: skip
+        batches = list(DataLoader(dataset, batch_size=4, num_workers=workers))
+        counts.append(sum(len(batch["label"]) for batch in batches))
+        came += real_keys(batches)
+        assert batches[0]["image"].shape == (4, 3, 16, 16)
+        assert batches[0]["label"].dtype == torch.int64
+    assert len(set(counts)) == 1
+    assert came == Counter({f"{n:04d}": 1 for n in range(37)})
+
+
+def test_a_dataset_can_be_pickled_and_counts_on(photos):
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=5)
+    first = keys(dataset)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert keys(again) == keys(dataset) != first
+
+
+# --- torchdata -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
+
+    def make():
+        dataset = StreamingDataset(
+            photos, shuffle=True, batch_size=batch_size, fields=["image", "label"], transforms=CROP
+        )
+        return stateful.StatefulDataLoader(
+            dataset, batch_size=None if batch_size else 5, num_workers=workers
+        )
+
+    loader = make()
+    batches, states = [], []
+    for _ in range(2):
+        for batch in loader:
+            batches.append(batch)
+            states.append(loader.state_dict())
+    half = len(batches) // 2
+    for number in (0, 2, half - 2, half - 1, half, half + 2):
+        again = make()
+        again.load_state_dict(pickle.loads(pickle.dumps(states[number])))
+        rest = list(again)
+        if number < half - 1:
+            rest += list(again)
+        if number == half - 1 and not rest:  # torchdata: a loader that was at its end ends once
+            rest = list(again)
+        assert same(rest, batches[number + 1 :]), number
+
+
+def test_a_state_of_other_workers_is_refused(photos):
+    pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
+    dataset = StreamingDataset(photos, shuffle=True, batch_size=5)
+    iterator = iter(dataset)
+    next(iterator)
+    state = iterator.state_dict()
+    with pytest.raises(UsageError, match="workers"):
+        iterator.load_state_dict({**state, "stream": {**state["stream"], "workers": 4}})
+
+
+# --- others that split ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_accelerate_is_told_not_to_split_again(photos, monkeypatch, dispatch, workers, context):
+    data_loader = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    accelerate.PartialState(cpu=True)
+
+    def prepared(**world):
+        dataset = StreamingDataset(photos, fields=["label"], **world)
+        plain = DataLoader(
+            dataset, batch_size=4, num_workers=workers,
+            multiprocessing_context=context if workers else None,
+        )  # fmt: skip
+        if dispatch:
+            return data_loader.DataLoaderDispatcher(
+                dataset, batch_size=4, num_workers=workers,
+                multiprocessing_context=context if workers else None,
+            )  # fmt: skip
+        return data_loader.prepare_data_loader(
+            plain, num_processes=2, process_index=0, dispatch_batches=False, put_on_device=False
+        )
+
+    with pytest.raises((UsageError, RuntimeError), match="Accelerate would split"):
+        list(prepared(rank=0, world_size=2))
+    assert len(list(itertools.islice(prepared(rank=0, world_size=1), 2))) == 2
