@@ -1,7 +1,7 @@
-"""Makes the pictures of docs/images.md, in docs/images: python docs/make_images.py
+"""Makes the pictures of docs/images.md and docs/streaming.md: python docs/make_images.py
 
 Every result that they show is shardkit's own: pictures are drawn on one of sample_data, converted
-with the options that stand above them, and read back.
+with the options that stand above them, and read back; the order is the one that a stream has.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import shardkit
+from shardkit.stream.order import Order
+from shardkit.stream.schedule import START, Fixed
 
 ROOT = Path(__file__).parent.parent
 OUT = Path(__file__).parent / "images"
@@ -228,9 +230,97 @@ def make_chroma() -> None:
     sheet.save("chroma.png")
 
 
+class Strips:
+    """Rows of samples, each a thin bar in the colour of its shard, darker towards its end."""
+
+    _COLOURS = ("#c02020", "#f0b429", "#2a8c4a", "#30507a")
+    _WIDE, _HIGH = 4, 26  # of a bar
+
+    def __init__(self, sizes: list[int], rows: int) -> None:
+        shades = []
+        for size, colour in zip(sizes, self._COLOURS, strict=True):
+            red, green, blue = Image.new("RGB", (1, 1), colour).getpixel((0, 0))
+            for light in np.linspace(1.25, 0.62, size):
+                shades.append(tuple(min(int(n * light), 255) for n in (red, green, blue)))
+        self._shades = shades
+        size = (len(shades) * self._WIDE + 13 * GAP, rows * (self._HIGH + 52) + GAP)
+        self._sheet = Image.new("RGB", size, PAPER)
+        self._draw = ImageDraw.Draw(self._sheet)
+        self._top = GAP
+
+    def row(self, title: str, runs: list[tuple[str, list[int]]], gap: int, cut: int = 0) -> None:
+        """Runs of samples with words beneath; a white line behind every `cut` of them."""
+        self._draw.text((GAP, self._top), title, fill=INK, font=ImageFont.load_default(15))
+        top, left = self._top + 24, GAP
+        for words, samples in runs:
+            start = left
+            for number, sample in enumerate(samples):
+                if cut and number and number % cut == 0:
+                    self._draw.rectangle((left - 1, top, left, top + self._HIGH), fill=PAPER)
+                right = left + self._WIDE - 1
+                self._draw.rectangle((left, top, right, top + self._HIGH), self._shades[sample])
+                left += self._WIDE
+            under = (start, top + self._HIGH + 3)
+            self._draw.text(under, words, fill=DIM, font=ImageFont.load_default(12))
+            left += gap
+        self._top += self._HIGH + 52
+
+    def save(self, name: str) -> None:
+        self._sheet.quantize(128, dither=Image.Dither.NONE).save(OUT / name, optimize=True)
+
+
+def make_order() -> None:
+    """From shards to the batches of two ranks: two parts, windows of 48, global batches of 16."""
+    sizes, parts, window, batch = [60, 36, 60, 36], 2, 48, 16
+    order = Order(np.array(sizes), shuffle=True, seed=2, parts=parts, window=window)
+    samples = np.arange(order.samples)
+    part_of = [order.draw(0, samples[samples % parts == n]).number for n in range(parts)]
+    # The list of blocks is what a window holds before it is shuffled.
+    blocks = zip(order._order, np.diff(order._ends, prepend=0), strict=True)
+    listed = np.concatenate([np.arange(start, start + size) for start, size in blocks])
+    half = order.samples // parts
+    strips = Strips(sizes, 4)
+    stored = np.split(samples, np.cumsum(sizes)[:-1])
+    strips.row(
+        "1. Shards are cut into blocks, here of 3 samples",
+        [(f"shard {n}", run.tolist()) for n, run in enumerate(stored)], GAP, 3,
+    )  # fmt: skip
+    strips.row(
+        "2. The blocks are put in an order of (seed, epoch), and their list is cut into parts",
+        [(f"part {n}", listed[n * half : (n + 1) * half].tolist()) for n in range(parts)], GAP, 3,
+    )  # fmt: skip
+    strips.row(
+        "3. Each part is shuffled, a window at a time, sample by sample",
+        [
+            (f"part {n}, window {m}", run.tolist())
+            for n, numbers in enumerate(part_of)
+            for m, run in enumerate(np.split(numbers, half // window))
+        ],
+        GAP,
+    )
+    ranks = [Fixed(order, batch // 2, rank, 2, "pad") for rank in range(2)]
+    runs, place = [], START
+    while first := ranks[0].step(0, place):
+        halves = [first, ranks[1].step(0, place)]
+        runs.append((f"batch {len(runs)}", [n for step in halves for n in step.number.tolist()]))
+        place = first.after
+    strips.row(
+        "4. A global batch has as many of each part: rank 0 makes its left half, rank 1 the right",
+        runs, GAP, batch // 2,
+    )  # fmt: skip
+    strips.save("order.png")
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    for make in (make_modes, make_orientation, make_background, make_masks, make_chroma):
+    for make in (
+        make_modes,
+        make_orientation,
+        make_background,
+        make_masks,
+        make_chroma,
+        make_order,
+    ):
         make()
     total = sum(path.stat().st_size for path in OUT.iterdir())
     print(f"{total:,} bytes in {OUT}", file=sys.stderr)

@@ -16,7 +16,7 @@ from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, ShardkitError, UsageError
-from shardkit.formats.base import ReadsFields, ReadsRows
+from shardkit.formats.base import ReadsRows
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
@@ -49,10 +49,7 @@ class Samples:
         cached: keep every sample that was read. `decoded` are encoded pictures whose pixels are to
         be kept instead.
         """
-        self._datasets = [
-            (dataset.unmapped() if hasattr(dataset, "unmapped") else dataset)
-            for dataset in datasets
-        ]
+        self._datasets = [dataset.unmapped() for dataset in datasets]
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
         every = np.concatenate([sizes(dataset) for dataset in datasets])
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
@@ -84,8 +81,11 @@ class Samples:
         dataset, shard, position = self._locate(number)
         try:
             reader = dataset.reader(shard)
-            if isinstance(reader, ReadsFields) and not self._all:
-                return reader.read_fields(position, self._names)
+            # To ask for the protocol (ReadsFields) takes as long as to read.
+            read_fields = None if self._all else getattr(reader, "read_fields", None)
+            if read_fields is not None:
+                sample: Sample = read_fields(position, self._names)
+                return sample
             sample = reader[position]
         except ShardkitError as error:
             raise error.located(path=dataset.shard_path(shard), position=position) from None
