@@ -6,6 +6,7 @@ The only module that imports torch.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
@@ -22,7 +23,6 @@ from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, Memory
 from shardkit.stream.schedule import Place
 from shardkit.stream.stream import Source
-from shardkit.stream.world import find_world
 from shardkit.transforms.transforms import Transforms
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
 
     def _refuse_twice_split(self) -> None:
         """Raise UsageError where Accelerate is about to split what is split over ranks already."""
-        options = self.options
-        if find_world(options.rank, options.world_size).size == 1:
+        if self.world().size == 1:
             return
         frame = sys._getframe(1)
         while frame is not None:
@@ -180,6 +179,11 @@ class Loader(loading.Loader):
             raise UsageError('arrays stay where they are: no pin_memory or device with to="numpy"')
         self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
         self._pinned = pin_memory or self._copies is not None
+        if self._pinned and not torch.cuda.is_available():
+            warnings.warn(
+                "there is no GPU: pin_memory has no effect", ShardkitWarning, stacklevel=2
+            )
+            self._pinned = False
         super().__init__(source, **options)
 
     def _memory(self) -> Memory:

@@ -28,7 +28,6 @@ Batch = dict[str, Any]
 Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
 
 _PADDED = ("attention_mask", "segment_ids")  # what tells that a batch has padding
-CHUNK = 16  # rows that a thread makes at a time, where making one takes long
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
@@ -38,6 +37,7 @@ class Making:
     def __init__(self, step: Step, arrays: Arrays) -> None:
         self.step = step
         self.arrays = arrays
+        self.keys = [""] * len(step.number)
         self.samples: list[Sample | None] = [None] * len(step.number)
         self.errors: dict[int, ShardkitError] = {}
 
@@ -85,7 +85,8 @@ class BatchMaker:
         # One array and nothing else: tokens, whose rows are read in one call.
         kinds = [type(kind) for kind in samples.schema.values()]
         self._rows_at_once = kinds == [Array] and len(self._stored) == 1
-        self.chunk = CHUNK if transforms.fields else 0  # 0: all rows at once
+        self.slow = bool(transforms.fields)  # so that several threads should share a batch
+        self.light = self._rows_at_once  # made sooner than handed to another thread
 
     def begin(self, step: Step) -> Making:
         """The memory of a batch."""
@@ -106,7 +107,7 @@ class BatchMaker:
             [(field, rows)] = out.items()
             keys = self._samples.read_rows(field, numbers, rows)
             if keys is not None:
-                batch.samples[start:stop] = [{"__key__": key} for key in keys]
+                batch.keys[start:stop] = keys
                 return
         samples: list[Sample | None] = []
         for row, number in enumerate(numbers.tolist(), start):
@@ -126,6 +127,7 @@ class BatchMaker:
                 except ShardkitError as error:
                     batch.errors[start + row] = self._addressed(error, int(numbers[row]))
         batch.samples[start:stop] = samples
+        batch.keys[start:stop] = ["" if s is None else s["__key__"] for s in samples]
 
     def _place(self, sample: Sample, out: Arrays, row: int) -> None:
         for name in self._stored:
@@ -146,13 +148,18 @@ class BatchMaker:
 
     def finish(self, batch: Making) -> Made:
         """The batch, when all rows are filled. Raises the error of its first bad sample."""
-        errors = [batch.errors[row] for row in sorted(batch.errors)]
-        if errors and (not self._skip_errors or len(errors) == len(batch.samples)):
-            raise errors[0]
-        valid = self._replace(batch) if errors else batch.step.valid
+        bad = sorted(batch.errors)
+        if bad and (not self._skip_errors or len(bad) == len(batch.samples)):
+            raise batch.errors[bad[0]]
+        valid = batch.step.valid
+        if bad:
+            if self._packing is None:  # what is repeated as padding is counted where it first came
+                bad = [row for row in bad if valid[row]]
+            valid = self._replace(batch)
+        errors = [batch.errors[row] for row in bad]
         samples = [sample for sample in batch.samples if sample is not None]
         made = self._columns(batch, samples)
-        made["__key__"] = [sample["__key__"] for sample in samples]
+        made["__key__"] = batch.keys
         made["valid"] = valid
         return Made(made, errors, _tokens(made))
 
@@ -184,7 +191,7 @@ class BatchMaker:
                 continue
             others = (n % rows for n in range(row + 1, row + rows))
             good = next(n for n in others if n not in batch.errors)
-            batch.samples[row] = batch.samples[good]
+            batch.samples[row], batch.keys[row] = batch.samples[good], batch.keys[good]
             for array in batch.arrays.values():
                 array[row] = array[good]
             valid[row] = False
@@ -207,6 +214,8 @@ def rows_of(batch: Batch) -> Iterator[Sample]:
 
 
 def _tokens(batch: Batch) -> tuple[int, int]:
+    if "lengths" not in batch:  # of a collate that is not ours
+        return 0, 0
     shape = next((batch[name].shape for name in _PADDED if name in batch), (0, 0))
     return (int(batch["lengths"].sum()) if all(shape) else 0), shape[0] * shape[1]
 

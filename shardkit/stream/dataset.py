@@ -90,9 +90,13 @@ class StreamingDataset:
             for (behind, step), sample in zip(several, rows_of(batch), strict=True):
                 yield behind, step.after, sample
 
+    def world(self) -> World:
+        """This rank."""
+        return find_world(self.options.rank, self.options.world_size)
+
     def schedule(self) -> Schedule:
         """The steps of this rank."""
-        world = find_world(self.options.rank, self.options.world_size)
+        world = self.world()
         if self._scheduled is None or self._scheduled[0] != world:
             self._scheduled = world, self.stream.schedule(world)
         return self._scheduled[1]

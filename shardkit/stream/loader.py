@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
@@ -13,12 +14,19 @@ from shardkit.options import parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset
+from shardkit.stream.quality import warn_of_sorted
 from shardkit.stream.schedule import START, Place, Schedule
 from shardkit.stream.stream import Source
 from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# Of a piece of a batch whose making is slow. A thread waits for the interpreter lock once a piece:
+# for 5 ms beside a loop in Python, so that small pieces would leave it idle.
+_ROWS = (8, 64)
+_SLOW = 0.005  # seconds for a batch: then threads are worth what it takes to wake them
 
 
 class Loader:
@@ -42,7 +50,8 @@ class Loader:
     ) -> None:
         """`source` is a StreamingDataset, or what makes one; `options` are `StreamOptions`.
 
-        threads: how many make batches; None: the processors of this rank; 0: the calling thread.
+        threads: how many make batches; None: the processors of this rank, but the calling thread
+        where that is done sooner than handed over (arrays alone, from memory); 0: that thread.
         prefetch: batches that are made ahead, at most; fewer where they exceed `prefetch_bytes`.
 
         Raises UsageError for options that cannot be, and for a dataset that makes no batch.
@@ -62,10 +71,10 @@ class Loader:
                 found=f"prefetch={prefetch}, threads={threads}",
             )
         self.dataset = source
-        self.threads = default_threads() if threads is None else threads
+        self.threads = threads
         self.prefetch = prefetch
         self.prefetch_bytes = parse_size(prefetch_bytes)
-        self.epoch = source.epoch  # of the iteration that runs, or else of the next one
+        self.epoch = source.epoch  # of the last iteration that began, or else of the next one
         self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
         self._place = START
         self._used = False  # whether `epoch` has been iterated from `_place`
@@ -80,8 +89,10 @@ class Loader:
 
     def __iter__(self) -> Iteration:
         self.epoch, self._place = self._next()
-        self._used = True
+        self._used = False
         self._tokens = [0, 0]
+        if (self.epoch, self._place) == (0, START) and self.dataset.world().rank == 0:
+            warn_of_sorted(self.dataset.stream)
         iteration = Iteration(self, self._schedule())
         self.errors = iteration.bad.errors
         return iteration
@@ -97,6 +108,7 @@ class Loader:
         """
         self.epoch, self._place = states.load(state, self._identity)
         self._used = False
+        self.epoch, self._place = self._next()
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is, from its beginning."""
@@ -112,7 +124,7 @@ class Loader:
         """What the next iteration starts with."""
         if self._used:
             return self.epoch + 1, START
-        if self._place != START and not self._schedule().steps(self.epoch, self._place):
+        if self._place != START and self._schedule().is_over(self.epoch, self._place):
             return self.epoch + 1, START  # the state was of an epoch's end
         return self.epoch, self._place
 
@@ -120,7 +132,7 @@ class Loader:
         return self.dataset.schedule()
 
     def _delivered(self, place: Place, tokens: tuple[int, int]) -> None:
-        self._place = place
+        self._place, self._used = place, True
         for number, count in enumerate(tokens):
             self._tokens[number] += count
 
@@ -156,7 +168,10 @@ class Iteration:
         self._epoch, self._ahead = loader.epoch, loader._place
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
-        self._crew = _Crew(loader.threads)
+        self._alone = loader.threads is None and self._maker.light
+        self._crew = _Crew()
+        if not self._alone:
+            self._crew.start(loader.threads)
         self._end = weakref.finalize(self, self._crew.stop)  # also at the exit of the interpreter
 
     def __iter__(self) -> Iteration:
@@ -188,14 +203,19 @@ class Iteration:
         """Have as many batches made ahead as may be."""
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
-        while len(self._slots) < most:
+        while len(self._slots) < (1 if self._alone else most):
             step = self._schedule.step(self._epoch, self._ahead)
             if step is None:
                 return
             self._ahead = step.after
-            slot = _Slot(self._maker, self._maker.begin(step), loader._convert, step.after)
+            making = self._maker.begin(step)
+            slot = _Slot(self._maker, making, loader._convert, step.after, self._crew.size)
             self._slots.append(slot)
+            began = time.perf_counter()
             self._crew.take(slot)
+            if self._alone and time.perf_counter() - began > _SLOW:  # the disk is waited for
+                self._alone = False
+                self._crew.start(None)
 
 
 class _Over(Schedule):
@@ -207,15 +227,21 @@ class _Over(Schedule):
     def step(self, epoch: int, place: Place) -> None:
         return None
 
+    def is_over(self, epoch: int, place: Place) -> bool:
+        return True
+
 
 class _Slot:
     """A batch that is on its way: its rows are made in pieces, and the last one finishes it."""
 
-    def __init__(self, maker: BatchMaker, making: Making, convert: Any, place: Place) -> None:
+    def __init__(
+        self, maker: BatchMaker, making: Making, convert: Any, place: Place, threads: int
+    ) -> None:
         self.place = place
         self._maker, self._making, self._convert = maker, making, convert
         rows = len(making.samples)
-        size = maker.chunk or rows
+        least, most = _ROWS if maker.slow else (rows, rows)
+        size = min(max(-(-rows // max(threads, 1)), least), most)
         self.pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.pieces)
         self._lock = threading.Lock()
@@ -258,18 +284,27 @@ class _Slot:
 class _Crew:
     """Threads that make pieces of batches, in the order in which these were taken on."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[_Slot, int, int] | None] = SimpleQueue()
         self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def size(self) -> int:
+        return len(self._threads)
+
+    def start(self, threads: int | None) -> None:
+        """Have so many threads; None: as many as this rank has processors."""
         # Daemons: the interpreter waits for others before it calls what would stop them.
         self._threads = [
             threading.Thread(target=_work, args=(self._tasks, self._stopped), daemon=True)
-            for _ in range(threads)
+            for _ in range(default_threads() if threads is None else threads)
         ]
         for thread in self._threads:
             thread.start()
 
     def take(self, slot: _Slot) -> None:
+        """Make a batch: later, or at once where there are no threads."""
         for start, stop in slot.pieces:
             if self._threads:
                 self._tasks.put((slot, start, stop))

@@ -68,10 +68,6 @@ class Order:
             del self._windows[part]
         return Draw(index, np.full(len(positions), epoch, np.int64))
 
-    def blocks_of_a_window(self) -> float:
-        """How many blocks a window holds on average."""
-        return self._window * len(self._sizes) / max(self.samples, 1)
-
     def _begin(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
@@ -155,10 +151,6 @@ class Mixture:
                 now = turn[rows] == own
                 index[rows[now]] = self._firsts[which] + order.draw(own, places[now]).number
         return Draw(index, turn)
-
-    def blocks_of_a_window(self) -> float:
-        """How many blocks a window holds on average, in the dataset that has the fewest."""
-        return min(order.blocks_of_a_window() for order in self._orders)
 
     def _permuted(self, drawn: Numbers) -> Numbers:
         """Neither ranks nor parts may see only every other draw: that could be one dataset."""

@@ -19,6 +19,7 @@ from shardkit.stream.order import Draw, Mixture, Numbers, Order
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_TOGETHER = 16  # steps
 _PLAN = 3  # what a seed is for, beside those of order.py
 
 
@@ -57,6 +58,10 @@ class Schedule(ABC):
     def steps(self, epoch: int, place: Place = START) -> int:
         """How many steps are left of an epoch: the same for every rank."""
 
+    def is_over(self, epoch: int, place: Place) -> bool:
+        """Whether none is left, which is known sooner than how many are."""
+        return self.step(epoch, place) is None
+
 
 class Fixed(Schedule):
     """Batches of so many samples.
@@ -73,28 +78,53 @@ class Fixed(Schedule):
         self.size = per_rank * world  # samples of a batch of all ranks together
         self._rank, self._world = rank, world
         self._last = last
+        self._ahead: dict[tuple[int, Place], Step] = {}
 
     def steps(self, epoch: int, place: Place = START) -> int:
         left = self._order.samples - place.samples
         return left // self.size if self._last == "drop" else -(-left // self.size)
 
+    def is_over(self, epoch: int, place: Place) -> bool:
+        return not self.steps(epoch, place)
+
     def step(self, epoch: int, place: Place) -> Step | None:
+        if (epoch, place) not in self._ahead:
+            self._ahead = self._several(epoch, place)
+        return self._ahead.get((epoch, place))
+
+    def _several(self, epoch: int, place: Place) -> dict[tuple[int, Place], Step]:
+        """Some steps from a place on, drawn together, as that costs little more than one draw."""
+        places = [place]
+        shares: list[tuple[Numbers, npt.NDArray[np.bool_], int]] = []
+        while len(shares) < _TOGETHER and (share := self._positions(places[-1])) is not None:
+            shares.append(share)
+            places.append(Place(min(places[-1].samples + share[2], self._order.samples)))
+        if not shares:
+            return {}
+        draw = self._order.draw(epoch, np.concatenate([positions for positions, _, _ in shares]))
+        steps, start = {}, 0
+        for here, after, (positions, valid, _) in zip(places, places[1:], shares, strict=False):
+            rows = slice(start, start + len(positions))
+            steps[epoch, here] = Step(draw.number[rows], draw.turn[rows], valid, None, after)
+            start = rows.stop
+        return steps
+
+    def _positions(self, place: Place) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
+        """Of a step this rank's positions, which are no padding, and how many all ranks take."""
         samples, first = self._order.samples, place.samples
-        left = samples - first
-        if left <= 0 or (left < self.size and self._last == "drop"):
+        left, size = samples - first, self.size
+        if left <= 0 or (left < size and self._last == "drop"):
             return None
-        size = self.size
         if left < size and self._last == "short":
             size = max(left, self._world)  # a rank without a sample would wait for the others
-        positions = np.arange(first, first + size)
-        valid = positions < samples
-        positions %= samples
-        if self._order.parts > 1:
-            by_part = np.argsort(positions % self._order.parts, kind="stable")
-            positions, valid = positions[by_part], valid[by_part]
         mine = _share(size, self._rank, self._world)
-        draw = self._order.draw(epoch, positions[mine])
-        return Step(*draw, valid[mine], None, Place(min(first + size, samples)))
+        if self._order.parts == 1:
+            positions = np.arange(first + mine.start, first + mine.stop)
+        else:
+            every = np.arange(first, first + size)
+            by_part = np.argsort(every % samples % self._order.parts, kind="stable")
+            positions = every[by_part[mine]]
+        return positions % samples, positions < samples, size
 
 
 class Planned(Schedule):

@@ -14,8 +14,8 @@ import numpy as np
 
 from shardkit.codecs.crop import crop_jpegs, crop_pixels, headers
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError
-from shardkit.codecs.pixels import to_rgb
+from shardkit.codecs.image import CutError, NotAnImageError
+from shardkit.codecs.pixels import ppm_header, to_rgb
 from shardkit.options import MAX_PIXELS
 from shardkit.transforms.place import Place
 
@@ -61,6 +61,7 @@ class Pictures:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Pictures:
+        values = [_as_pixels(value) for value in values]
         encoded = [value if isinstance(value, bytes) else b"" for value in values]
         found = headers(encoded).tolist()
         sizes = [(width, height) for width, height, _ in found]
@@ -134,6 +135,20 @@ class Pictures:
         )
         ready = {number for number, is_done in zip(plain, done.tolist(), strict=True) if is_done}
         return [number for number in jobs if number not in ready]
+
+
+def _as_pixels(value: Any) -> Any:
+    """The pixels of a PPM, which stand in it as they are; any other value as it is."""
+    if not isinstance(value, bytes) or not value.startswith(b"P6"):
+        return value
+    try:
+        header = ppm_header(value)
+    except CutError:
+        return value  # the strict way says what is wrong
+    if header is None:
+        return value
+    pixels = np.frombuffer(value, np.uint8, header.stop - header.start, header.start)
+    return pixels.reshape(header.height, header.width, 3)
 
 
 def _with_margins(inner: Pixels, place: Place, out: Pixels) -> None:

@@ -38,6 +38,7 @@ class Bench:
     def __init__(self, data: Path, work: Path, peers: Path | None) -> None:
         self.data, self.work, self.peers = data, work, peers
         self.samples = 0
+        self.busy: dict[str, list[float]] = {}  # processors that threads kept busy, by contender
         work.mkdir(parents=True, exist_ok=True)
 
     def run(self, what: str, name: str, store: Path) -> float:
@@ -82,7 +83,7 @@ class Bench:
         return store
 
     def raw(self) -> Pairs:
-        raw = shardkit.ImageOptions(image_format="raw")
+        raw = shardkit.ImageOptions(format="raw")
         stores = {format: self.convert(format, image=raw) for format in ("beton", "arrow")}
         runs = {f"shardkit {f}": self.runner("raw", "shardkit", s) for f, s in stores.items()}
         ours = list(runs)
@@ -118,14 +119,30 @@ class Bench:
         return {"first batch": lambda: first_batch(store)}, {}
 
     def free(self) -> Pairs:
+        """A loop beside threads of the Loader, beside one that has a process of its own, alone."""
         store = self.convert("wds")
-        command = [sys.executable, "-c", FREE, str(store)]
+        self.samples = 1
+        runs = {f"beside {n} threads": lambda n=n: self.loop(store, n) for n in (1, 2)}
+        runs["beside another process"] = lambda: self.loop_beside(store)
+        runs["alone"] = lambda: self.loop(store, 0)
+        return runs, {name: ["alone"] for name in runs if name != "alone"}
 
-        def run(threads: int) -> float:
-            found = subprocess.run([*command, str(threads)], check=True, capture_output=True)
-            return float(found.stdout)
+    def loop(self, store: Path, threads: int) -> float:
+        command = [sys.executable, "-c", FREE, str(store), str(threads)]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+        seconds, busy = map(float, found.stdout.split())
+        if threads:
+            self.busy.setdefault(f"beside {threads} threads", []).append(round(busy, 2))
+        return seconds
 
-        return {f"a loop beside {n} threads": lambda n=n: run(n) for n in (0, 1, 2)}, {}
+    def loop_beside(self, store: Path) -> float:
+        command = [sys.executable, "-c", BUSY, str(store)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            seconds = self.loop(store, 0)
+            other.kill()
+        return seconds
 
 
 FIRST = """
@@ -151,30 +168,41 @@ def first_batch(store: Path) -> float:
     return bare + inside
 
 
-# Seconds of a loop in Python, while the Loader makes batches that nobody waits for.
-FREE = """
-import sys, threading, time, shardkit
+LOADER = """
+import sys, time, shardkit
 from shardkit.stream import Loader
-store, threads = sys.argv[1], int(sys.argv[2])
-def loop():
-    began, total = time.perf_counter(), 0
-    for number in range(20_000_000):
-        total += number
-    return time.perf_counter() - began
-if threads:
+def made(threads):
     crop = {"image": shardkit.RandomResizedCrop(224)}
-    loader = Loader(
-        store, batch_size=64, shuffle=True, transforms=crop, threads=threads, prefetch=500,
+    return Loader(
+        sys.argv[1], batch_size=64, shuffle=True, transforms=crop, threads=threads, prefetch=500,
         prefetch_bytes="8GiB",
     )
-    iterator = iter(loader)
-    next(iterator)
-before = time.process_time()
-seconds = loop()
-busy = (time.process_time() - before - seconds) / seconds
-print(seconds, file=sys.stdout)
-print(f"cores kept busy beside the loop: {busy:.2f}", file=sys.stderr)
 """
+# Seconds of a loop in Python, and the processors that the Loader's threads keep busy beside it.
+FREE = (
+    LOADER
+    + """
+threads = int(sys.argv[2])
+if threads:
+    iterator = iter(made(threads))
+    next(iterator)
+before, began, total = time.process_time(), time.perf_counter(), 0
+for number in range(30_000_000):
+    total += number
+seconds = time.perf_counter() - began
+print(seconds, (time.process_time() - before) / seconds - 1)
+"""
+)
+# One thread of the Loader in a process of its own.
+BUSY = (
+    LOADER
+    + """
+print(flush=True)
+while True:
+    for _ in made(1):
+        pass
+"""
+)
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
@@ -192,7 +220,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     else:
         runs, pairs = getattr(bench, options.what)()
     seconds = measure(runs, options.rounds)
-    return {"benchmark": options.what, **summary(seconds, pairs, bench.samples)}
+    report = {"benchmark": options.what, **summary(seconds, pairs, bench.samples)}
+    return report | ({"busy": bench.busy} if bench.busy else {})
 
 
 if __name__ == "__main__":

@@ -141,21 +141,29 @@ def tokens_litdata(store: Path) -> Epoch:
     return lambda: (batch.long()[:, 0] for batch in loader)
 
 
-def write_litdata_tokens(tokens: Path, store: Path) -> None:
-    """LitData's own store of the same tokens."""
-    import litdata
+def thousand_blocks(place: tuple[str, int]) -> Iterable[Any]:
+    """Of a file of tokens those from a place on, as LitData stores them."""
     import numpy as np
     import torch
 
-    def read(start: int) -> Iterable[Any]:
-        part = np.memmap(tokens, np.uint16, "r")[start : start + 1000 * BLOCK]
-        yield torch.from_numpy(part.astype(np.int32)).to(torch.uint16)
+    path, start = place
+    part = np.memmap(path, np.uint16, "r")[start : start + 1000 * BLOCK]
+    yield torch.from_numpy(part.astype(np.int32)).to(torch.uint16)
 
-    count = tokens.stat().st_size // 2
+
+def write_litdata_tokens(tokens: Path, store: Path) -> None:
+    """LitData's own store of the same tokens."""
+    import litdata
+
+    places = [(str(tokens), n) for n in range(0, tokens.stat().st_size // 2, 1000 * BLOCK)]
     litdata.optimize(
-        fn=read, inputs=list(range(0, count, 1000 * BLOCK)), output_dir=str(store),
-        chunk_size=1000 * BLOCK, item_loader=litdata.TokensLoader(), num_workers=1,
-    )  # fmt: skip
+        fn=thousand_blocks,
+        inputs=places,
+        output_dir=str(store),
+        chunk_size=1000 * BLOCK,
+        item_loader=litdata.TokensLoader(),
+        num_workers=1,
+    )
 
 
 def main(what: str, name: str, store: str) -> None:

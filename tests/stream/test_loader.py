@@ -227,6 +227,17 @@ def test_batches_by_length_hold_every_token_once_on_equal_ranks(tmp_path, batchi
         assert came == expected
 
 
+def test_a_collate_of_others_need_not_have_lengths(tmp_path):
+    path = write_tokens(tmp_path / "t")
+
+    def collate(samples):
+        return {"attention_mask": np.ones((len(samples), 16))}
+
+    loader = Loader(path, batch_size=3, collate=collate)
+    assert next(iter(loader))["attention_mask"].shape == (3, 16)
+    assert loader.padding == 0
+
+
 def test_bucketing_saves_padding_and_says_so(tmp_path):
     path = write_documents(tmp_path / "docs", LENGTHS)
     fixed = Loader(path, batch_size=8, shuffle=True, collate=shardkit.pad_collate())
@@ -263,16 +274,32 @@ def test_a_state_of_any_step_continues_with_the_next_sample(tmp_path, photos, op
         for batch in loader:
             batches.append(batch)
             states.append(loader.state_dict())
-    per_epoch = len(batches) // 2 + 1
-    for number in {0, 1, 3, len(batches) // 2 - 1, len(batches) // 2, len(batches) // 2 + 1}:
+    for number in range(len(states)):
         again = make()
         again.load_state_dict(through_json(states[number]))
         rest = len(again)
         got = list(again)
         assert len(got) == rest
-        if again.epoch == 0:
+        while again.epoch < 1:
             got += list(again)
-        assert same(got, batches[number:]), f"continued at {number} of {per_epoch}"
+        assert same(got[: len(batches) - number], batches[number:]), f"continued at {number}"
+
+
+def test_a_state_of_an_epochs_end_is_the_beginning_of_the_next(photos):
+    loader = Loader(photos, batch_size=13, shuffle=True)
+    list(loader)
+    again = Loader(photos, batch_size=13, shuffle=True)
+    again.load_state_dict(loader.state_dict())
+    assert again.epoch == 1
+    assert same(list(again), list(loader))
+    assert again.epoch == loader.epoch == 1
+
+
+def test_an_iteration_that_gives_nothing_is_no_epoch(photos):
+    loader = Loader(photos, batch_size=13, shuffle=True)
+    iter(loader).close()
+    assert len(list(loader)) == 3
+    assert loader.epoch == 0
 
 
 def test_a_state_is_small_and_the_same_on_all_ranks(photos):
@@ -428,6 +455,12 @@ def test_bad_samples_can_be_replaced_marked_counted_and_bounded(tmp_path):
     assert (bad["image"][1] == bad["image"][3]).all()
     assert bad["label"].tolist() == [12, 15, 15, 15]
     assert [error["key"] for error in loader.errors] == ["0013", "0014"]
+    padded = Loader(path, batch_size=20, transforms=CROP, on_error="skip")
+    assert len(list(padded)) == 2
+    assert len(padded.errors) == 2
+    first = Loader(path, batch_size=30, transforms=CROP, on_error="skip")  # 13, 14 pad its end
+    assert [batch["valid"].sum() for batch in first] == [28, 7]
+    assert len(first.errors) == 2, "those that come again as padding are counted once"
     with pytest.raises(SampleError, match="more than 1 samples are bad"):
         list(Loader(path, batch_size=4, transforms=CROP, on_error="skip", max_errors=1))
 

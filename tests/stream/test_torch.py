@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import shardkit
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import keys, real_keys, same, write_documents, write_photos, write_tokens
 
@@ -87,6 +87,9 @@ def test_a_device_and_page_locked_memory_are_for_tensors(photos):
         Loader(photos, batch_size=4, to="numpy", device="cpu")
     with pytest.raises(UsageError, match="to must be one of"):
         Loader(photos, batch_size=4, to="jax")
+    if not torch.cuda.is_available():
+        with pytest.warns(ShardkitWarning, match="no GPU"):
+            assert len(list(Loader(photos, batch_size=4, pin_memory=True))) == 10
 
 
 class FakeGpu:

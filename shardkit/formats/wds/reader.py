@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 import numpy as np
 
 from shardkit import storage
-from shardkit.codecs.array import load_array
+from shardkit.codecs.array import load_array, npy_header
 from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
@@ -206,23 +206,31 @@ def _one_piece(data: Data, row: tuple[int, ...], columns: list[_Column]) -> tupl
 
 def _load_index(path: Path, schema: Schema, mapped: bool) -> _Index:
     """The index beside a shard of ours, mapped or read."""
-    place = index_path(path)
-    mode: Any = "r" if mapped else None
-    try:
-        with storage.explained("read", place):
-            index = np.load(place, mmap_mode=mode, allow_pickle=False, max_header_size=_HEADER)
-    except ShardkitError:
-        raise
-    except Exception as error:  # numpy raises whatever a damaged header leads it to
-        raise DamagedError(f"the index of a shard is damaged: {error}", path=place) from None
-    if index.dtype != index_dtype(schema) or index.ndim != 1:
-        raise DamagedError(
-            "the index of a shard does not fit its manifest",
-            path=place,
-            expected=str(index_dtype(schema)),
-            found=str(index.dtype),
-        )
-    return cast("_Index", np.asarray(index))
+    place, dtype = index_path(path), index_dtype(schema)
+    with storage.explained("read", place), open(place, "rb") as file:
+        header = npy_header(file.read(_HEADER))
+        if header is None or header.fortran or len(header.shape) != 1:
+            raise DamagedError("the index of a shard is damaged: it is no table", path=place)
+        expected = repr(np.lib.format.dtype_to_descr(dtype))
+        if header.descr.decode("latin-1") != expected:
+            raise DamagedError(
+                "the index of a shard does not fit its manifest",
+                path=place,
+                expected=expected,
+                found=header.descr.decode("latin-1"),
+            )
+        size = header.shape[0] * dtype.itemsize
+        if os.fstat(file.fileno()).st_size != header.start + size:
+            raise DamagedError(
+                "the index of a shard is damaged: it has not the rows that it announces",
+                path=place,
+                expected=f"{header.start + size:,} bytes",
+                found=f"{os.fstat(file.fileno()).st_size:,}",
+            )
+        file.seek(header.start)
+        if mapped and size:
+            return np.asarray(np.memmap(file, dtype, "r", header.start, header.shape))
+        return np.frombuffer(file.read(), dtype)
 
 
 def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -> list[_Column]:

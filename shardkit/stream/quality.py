@@ -1,0 +1,141 @@
+"""How well an order shuffles, and a warning where it leaves the samples of a class together."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.dataset import Dataset
+from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.schema import Int
+from shardkit.stream.reading import Samples
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.stream.order import Numbers
+    from shardkit.stream.stream import Stream
+
+    Floats = npt.NDArray[np.float64]
+
+_LOOK = 64  # samples whose labels are read: an epoch's first, which are about to be read anyway
+
+
+def displacement(numbers: Numbers) -> float:
+    """How far samples come from where they are stored: 0 for as stored, about 1 for a full shuffle.
+
+    `numbers` are those of all samples of a dataset, two at least, in the order they come.
+    """
+    size = len(numbers)
+    full = (size - 1 / size) / 3  # on average over all permutations
+    return float(np.abs(numbers - np.arange(size)).mean() / full)
+
+
+def run_lengths(labels: npt.NDArray[Any]) -> float:
+    """How long samples of one class come in a row: about 1 for a full shuffle, more if sorted.
+
+    `labels` are those of the samples in the order they come, two at least.
+    """
+    size = len(labels)
+    _, counts = np.unique(labels, return_counts=True)
+    full = size + 1 - (counts.astype(np.float64) ** 2).sum() / size  # runs, on average
+    return float(full / (1 + np.count_nonzero(labels[1:] != labels[:-1])))
+
+
+def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
+    """How many classes a batch has, on average: 1 for as many as in a full shuffle, less if sorted.
+
+    `labels` are those of the samples in the order they come, a batch at least.
+    """
+    size = len(labels)
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    batches = np.sort(classes[: size // batch_size * batch_size].reshape(-1, batch_size))
+    found = 1 + np.count_nonzero(np.diff(batches), axis=1).mean()
+    taken = np.arange(batch_size)[:, None]  # samples of other classes that a batch has so far
+    without = np.prod(np.maximum(size - counts - taken, 0) / (size - taken), axis=0)
+    return float(found / (1 - without).sum())
+
+
+def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
+    """Warn where an epoch begins with samples of far fewer classes than a full shuffle would.
+
+    A dataset that lies sorted by class does that if its windows hold too few blocks. The labels of
+    64 samples are read; none where the manifest does not count classes, where the dataset was
+    shuffled while converting, or where the windows of all parts cover it.
+    """
+    options = stream.options
+    covered = options.window * options.parts
+    if not options.shuffle or covered >= stream.order.samples:
+        return
+    shares = _class_shares(stream)
+    labels = None if shares is None else _first_labels(stream, epoch)
+    if shares is None or labels is None:
+        return
+    times = times_alike(labels, shares)
+    if times is None:
+        return
+    classes = np.count_nonzero(shares)
+    # With that window, less than one and a half times as many pairs as in a full shuffle.
+    enough = min(1 << math.ceil(math.log2(2 * times * options.window)), stream.order.samples)
+    warnings.warn(
+        f"samples lie sorted by class, and a window of {options.window:,} of them sees about "
+        f"{max(classes / times, 1):,.0f} of {classes:,} classes, so that batches are poor: "
+        f"give window={enough}, or convert the dataset once more with --shuffle",
+        ShardkitWarning,
+        stacklevel=3,  # of whoever begins to iterate
+    )
+
+
+def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
+    """How many times as many pairs of these samples are of one class as in a full shuffle.
+
+    None where they are less than twice as many, or where that may be chance. `shares` are those of
+    the classes in the dataset.
+    """
+    size = len(labels)
+    pairs = size * (size - 1) / 2
+    same, triple = (shares**2).sum(), (shares**3).sum()
+    _, counts = np.unique(labels, return_counts=True)
+    found, expected = (counts * (counts - 1)).sum() / 2, pairs * same
+    # Pairs that share a sample are not independent where classes are of unlike sizes.
+    variance = pairs * (same - same**2) + 2 * pairs * (size - 2) * (triple - same**2)
+    if found <= 2 * expected + 6 * math.sqrt(max(variance, 0)) + 3:
+        return None
+    return float(found / expected)
+
+
+def _class_shares(stream: Stream) -> Floats | None:
+    """What part of the samples that come is of each class; None where that is not known."""
+    sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
+    weights = sizes if stream.options.weights is None else np.array(stream.options.weights)
+    counted = [_label_counts(dataset) for dataset in stream.datasets]
+    shares = np.zeros(max(map(len, counted)), np.float64)
+    for counts, weight in zip(counted, weights / weights.sum(), strict=True):
+        if not sum(counts):
+            return None
+        shares[: len(counts)] += weight * np.array(counts) / sum(counts)
+    return shares
+
+
+def _label_counts(dataset: Dataset) -> tuple[int, ...]:
+    """Nothing where they are not known, or where the order of samples has been made random."""
+    manifest = dataset.manifest
+    if manifest is None or manifest.options.get("shuffle") is not None:
+        return ()
+    labelled = isinstance(dataset.schema.get(dataset.label), Int)
+    return (manifest.label_counts or ()) if labelled else ()
+
+
+def _first_labels(stream: Stream, epoch: int) -> npt.NDArray[Any] | None:
+    numbers = stream.order.draw(epoch, np.arange(min(_LOOK, stream.order.samples))).number
+    field = stream.datasets[0].label
+    try:
+        samples = Samples(stream.datasets, [field])
+        labels = [samples.read(number).get(field) for number in numbers.tolist()]
+        samples.close()
+    except ShardkitError:
+        return None  # whoever makes the batches will tell, with the sample's address
+    return None if None in labels else np.array(labels)

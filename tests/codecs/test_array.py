@@ -1,0 +1,80 @@
+"""Arrays as .npy bytes: what NumPy writes is read, without NumPy's parser of headers."""
+
+from __future__ import annotations
+
+import gc
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from shardkit.codecs.array import dump_array, load_array, npy_header
+
+DTYPES = st.one_of(
+    arrays.scalar_dtypes(), arrays.byte_string_dtypes(), arrays.unicode_string_dtypes()
+)
+ARRAYS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, min_side=0, max_side=4))
+
+
+@given(ARRAYS, st.booleans())
+def test_what_numpy_writes_is_read(value, fortran):
+    value = np.asfortranarray(value) if fortran else value
+    data = dump_array(value)
+    found = load_array(data)
+    assert found.dtype == value.dtype
+    assert found.shape == value.shape
+    assert found.tobytes() == value.tobytes()
+    assert found.flags.writeable
+    header = npy_header(data)
+    assert header is not None
+    assert header.simple == value.dtype
+
+
+def test_types_with_parts_are_left_to_numpy():
+    value = np.zeros(3, [("a", "<i4"), ("b", "<f8", (2,))])
+    assert (load_array(dump_array(value)) == value).all()
+
+
+@given(ARRAYS, st.data())
+def test_damage_is_a_value_error_or_another_array(value, data):
+    damaged = bytearray(dump_array(value))
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] ^= data.draw(st.integers(1, 255))
+    try:
+        load_array(bytes(damaged))
+    except ValueError:
+        pass
+    with pytest.raises(ValueError, match=r"announced|magic|header|EOF|read"):
+        load_array(dump_array(value)[: at // 2])
+
+
+def test_a_shape_that_lies_reserves_nothing():
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**9)}
+    )
+    with pytest.raises(ValueError, match="announced"):
+        load_array(file.getvalue() + bytes(80))
+
+
+def test_threads_may_read_while_garbage_is_collected():
+    """NumPy parses headers by `ast`, which fails then: "AST constructor recursion depth"."""
+
+    def collected(phase, info):
+        sum(range(10))
+
+    data = [dump_array(np.zeros((n, 2), np.uint16)) for n in range(300)]
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            shapes = list(threads.map(lambda one: load_array(one).shape, data * 5))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collected)
+    assert shapes == [(n, 2) for n in range(300)] * 5

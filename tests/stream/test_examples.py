@@ -1,0 +1,135 @@
+"""The examples of docs/: they learn, and go on after a kill as if nothing had happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+
+import shardkit
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+EVERY = 3  # steps between checkpoints
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    out = tmp_path_factory.mktemp("images") / "images"
+    shardkit.convert(ROOT / "sample_data/images", to="wds", out=out, workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    folder, essays = tmp_path_factory.mktemp("blocks"), ROOT / "sample_data/text/essays"
+    tokenizer = ByteLevelBPETokenizer()
+    files = [str(file) for file in sorted(essays.glob("*.txt"))]
+    tokenizer.train(files, vocab_size=500, special_tokens=["<|endoftext|>"], show_progress=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = shardkit.TextOptions(tokenizer=folder / "tokenizer.json", seq_len=64)
+    shardkit.convert(essays, to="arrow", out=folder / "blocks", text=text, workers=1)
+    return folder / "blocks"
+
+
+@pytest.fixture(params=[("train_cnn", "images"), ("train_gpt", "blocks")], ids=lambda pair: pair[0])
+def example(request):
+    """A script, and the dataset that it trains on."""
+    script, data = request.param
+    return ROOT / f"docs/examples/{script}.py", request.getfixturevalue(data)
+
+
+def command(example, folder, processes, steps, *options):
+    """How to run an example in a folder of its own, alone or by torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = torchrun if processes > 1 else []
+    words = ["--batch", 4, "--steps", steps, "--checkpoint-every", EVERY, *options]
+    files = ["--checkpoint", folder / "model.pt", "--log-file", folder / "log.jsonl"]
+    return [sys.executable, *launcher, *map(str, [*example, *words, *files])]
+
+
+def losses(folder):
+    """Epoch and loss of each step in a log."""
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return {line["step"]: (line["epoch"], line["loss"]) for line in map(json.loads, lines)}
+
+
+def run_until(steps, example, folder, processes, *options):
+    """What a run to its end logs."""
+    folder.mkdir(exist_ok=True)
+    (folder / "log.jsonl").unlink(missing_ok=True)
+    run = subprocess.run(
+        command(example, folder, processes, steps, *options),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return losses(folder)
+
+
+def kill_after(lines, example, folder, processes):
+    """Start a run that would take hours, and kill all of it when it has printed so many steps."""
+    folder.mkdir()
+    process = subprocess.Popen(
+        command(example, folder, processes, 1_000_000),
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    printed = []
+    try:
+        while sum(line.startswith("epoch") for line in printed) < lines:
+            printed.append(process.stdout.readline())
+            assert printed[-1], "".join(printed)
+    finally:
+        for number in [process.pid, *children(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        process.communicate(timeout=60)  # the pipe ends when the last process is gone
+    return losses(folder)
+
+
+def children(parent):
+    """Processes that a process has started; those of torchrun are in groups of their own."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        if int(fields[1]) == parent:
+            found.append(int(file.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
+    example, processes, tmp_path
+):
+    """S4, by real training: every digit of every step."""
+    before = kill_after(5, example, tmp_path / "run", processes)
+    kept = torch.load(tmp_path / "run/model.pt", weights_only=True)["step"]
+    assert kept in before
+    shutil.copytree(tmp_path / "run", tmp_path / "fewer")
+    end = kept + 50
+    whole = run_until(end, example, tmp_path / "whole", processes)
+    after = run_until(end, example, tmp_path / "run", processes, "--resume")
+
+    assert list(whole) == list(range(1, end + 1))
+    assert list(after) == list(range(kept + 1, end + 1)), f"killed behind step {kept}"
+    assert {**before, **after} == whole, f"killed behind step {kept}"
+    curve = [loss for _, loss in whole.values()]
+    assert sum(curve[-10:]) < sum(curve[:10]), "nothing was learnt"
+
+    if processes == 2:
+        # The same samples by one process: sums of floats come in another order.
+        alone = run_until(kept + 8, example, tmp_path / "fewer", 1, "--resume")
+        assert list(alone) == list(range(kept + 1, kept + 9))
+        for step, (epoch, loss) in alone.items():
+            assert (epoch, pytest.approx(loss, rel=1e-3)) == whole[step]
