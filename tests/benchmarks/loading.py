@@ -30,13 +30,18 @@ PEER = Path(__file__).with_name("loading_peer.py")
 CONTENDER = Path(__file__).with_name("contender.py")
 FORMATS = ("wds", "lmdb", "arrow", "beton")
 BLOCK = 1024
+SHARD_SIZE = "16MB"  # of TARs: so many that webdataset's two workers have about as much to do
 
 
 class Bench:
     """The places and interpreters of one benchmark; `samples` is known once data are made."""
 
-    def __init__(self, data: Path, work: Path, peers: Path | None) -> None:
+    def __init__(
+        self, data: Path, work: Path, peers: Path | None, formats: list[str], count: int
+    ) -> None:
+        """`count` is how far the loop of `free` counts."""
         self.data, self.work, self.peers = data, work, peers
+        self.formats, self.count = formats, count
         self.samples = 0
         self.busy: dict[str, list[float]] = {}  # processors that threads kept busy, by contender
         work.mkdir(parents=True, exist_ok=True)
@@ -59,18 +64,19 @@ class Bench:
         name = f"{'raw-' if options else ''}{format}"
         out = self.work / (f"{name}.beton" if format == "beton" else name)
         if not out.exists():
-            shardkit.convert(self.data, format, out, workers=2, **options)
+            size = SHARD_SIZE if format == "wds" else None
+            shardkit.convert(self.data, format, out, workers=2, shard_size=size, **options)
         self.samples = len(shardkit.open(out))
         return out
 
     def photos(self) -> Pairs:
-        stores = {format: self.convert(format) for format in FORMATS}
+        stores = {format: self.convert(format) for format in self.formats}
         runs = {f"shardkit {f}": self.runner("photos", "shardkit", s) for f, s in stores.items()}
         ours = list(runs)
         if self.peers:
-            runs["ffcv"] = self.runner("photos", "ffcv", stores["beton"])
+            runs["ffcv"] = self.runner("photos", "ffcv", self.convert("beton"))
             runs["litdata"] = self.runner("photos", "litdata", self.peer_store("litdata"))
-        runs["webdataset"] = self.runner("photos", "webdataset", stores["wds"])
+        runs["webdataset"] = self.runner("photos", "webdataset", self.convert("wds"))
         return runs, {peer: ours for peer in runs if peer not in ours}
 
     def peer_store(self, name: str) -> Path:
@@ -84,7 +90,8 @@ class Bench:
 
     def raw(self) -> Pairs:
         raw = shardkit.ImageOptions(format="raw")
-        stores = {format: self.convert(format, image=raw) for format in ("beton", "arrow")}
+        formats = [format for format in ("beton", "arrow") if format in self.formats]
+        stores = {format: self.convert(format, image=raw) for format in formats}
         runs = {f"shardkit {f}": self.runner("raw", "shardkit", s) for f, s in stores.items()}
         ours = list(runs)
         if self.peers:
@@ -128,7 +135,7 @@ class Bench:
         return runs, {name: ["alone"] for name in runs if name != "alone"}
 
     def loop(self, store: Path, threads: int) -> float:
-        command = [sys.executable, "-c", FREE, str(store), str(threads)]
+        command = [sys.executable, "-c", FREE, str(store), str(threads), str(self.count)]
         found = subprocess.run(command, check=True, capture_output=True, text=True)
         seconds, busy = map(float, found.stdout.split())
         if threads:
@@ -187,7 +194,7 @@ if threads:
     iterator = iter(made(threads))
     next(iterator)
 before, began, total = time.process_time(), time.perf_counter(), 0
-for number in range(30_000_000):
+for number in range(int(sys.argv[3])):
     total += number
 seconds = time.perf_counter() - began
 print(seconds, (time.process_time() - before) / seconds - 1)
@@ -213,8 +220,11 @@ def main(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--count", type=int, default=30_000_000)
     options = parser.parse_args(arguments)
-    bench = Bench(options.data, options.work, options.peers)
+    formats = options.formats.split(",")
+    bench = Bench(options.data, options.work, options.peers, formats, options.count)
     if options.what == "tokens":
         runs, pairs = bench.tokens(options.blocks)
     else:

@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 
 from shardkit.testing import picture
-from tests.benchmarks import bench, corpus, ids, photos, quality, tokens
+from tests.benchmarks import bench, corpus, ids, loading, photos, quality, tokens
 from tests.codecs.pictures import photo_like
 
 
@@ -64,6 +64,30 @@ def test_ids_are_compared(tmp_path: Path) -> None:
         assert row["documents"] == 2
         assert row["tokens"] > 10
         assert row["different"] == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "runs"),
+    [
+        ("photos", ["--formats", "wds"], ["shardkit wds", "webdataset"]),
+        ("raw", ["--formats", "beton"], ["shardkit beton"]),
+        ("tokens", ["--blocks", "200"], ["shardkit arrow", "mmap"]),
+        ("start", [], ["first batch"]),
+        (
+            "free",
+            ["--count", "1000"],
+            ["beside 1 threads", "beside 2 threads", "beside another process", "alone"],
+        ),
+    ],
+)
+def test_loading_is_measured(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, options: list[str],
+    runs: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(loading, "SHARD_SIZE", "8kB")  # webdataset wants a shard for each worker
+    work = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
+    report = loading.main([what, *work, *options])
+    assert list(report["seconds"]) == runs
 
 
 def test_repeats_differ(data: Path) -> None:
