@@ -324,7 +324,7 @@ _preadv2 = _cached_reads()
 if _preadv2 is not None:
     _preadv2.restype = ctypes.c_ssize_t
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
-_SCRATCH = 1 << 18  # bytes of a read at most that may keep the interpreter lock
+_SCRATCH = 1 << 17  # bytes of a read at most that may keep the interpreter lock
 
 
 class _Vector(ctypes.Structure):
