@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -171,10 +171,7 @@ class ConvertOptions:
     @classmethod
     def of(cls, **options: Any) -> ConvertOptions:
         """The options by name; raises UsageError for a name that is none."""
-        known = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
+        check_names(cls, options)
         return cls(**options)
 
     def processes(self, source: object) -> int:
@@ -204,6 +201,14 @@ class ConvertOptions:
             "image": asdict(self.image) if self.image.active else None,
             "image_defaults": IMAGE_DEFAULTS if self.image.active or self.transform else None,
         }
+
+
+def check_names(kind: type[Any], options: Iterable[str]) -> None:
+    """Raises UsageError for a name that is no field of a dataclass."""
+    known = [f.name for f in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
 
 
 def check_numbers(options: Any, **least: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from shardkit.codecs.color import ProfileError, to_srgb
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.pixels import LEFT
 from shardkit.options import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ HAS_EXTENSION = _crop is not None
 # to), and whether that is mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
 
-# As in `pixels`: decoded at 1/2, 1/4 or 1/8 where so many times the size asked for is left.
-_LEFT = 3
 # Crops of fewer pixels are not worth it, and other fractions would give as many.
 _SHORTEST = 8
 
@@ -142,7 +141,7 @@ def _reduction(job: list[int]) -> int:
     if max(width, height) < _SHORTEST:
         return 1
     scale = min(width // full_width, height // full_height)
-    return next((part for part in (8, 4, 2) if scale >= part * _LEFT), 1)
+    return next((part for part in (8, 4, 2) if scale >= part * LEFT), 1)
 
 
 def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:

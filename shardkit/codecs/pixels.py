@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WHITE = (255, 255, 255)
 # JPEGs are decoded at 1/2, 1/4 or 1/8 where so many times the size that is asked for is left: then
 # the result is within 40 dB of Pillow's (tests/benchmarks/quality.py).
-_LEFT = 3
+LEFT = 3
 _SIDES = {"jpeg": 65500, "webp": 16383}  # the longest that a format takes
 _PNG_START = 33  # bytes before a profile: the mark of the file, and IHDR
 
@@ -177,7 +177,7 @@ def _reduction(header: Header, least: tuple[int, int] | None) -> int:
     if least is None:
         return 1
     scale = min(header.width / least[0], header.height / least[1])
-    return next((part for part in (8, 4, 2) if scale >= part * _LEFT), 1)
+    return next((part for part in (8, 4, 2) if scale >= part * LEFT), 1)
 
 
 def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Decoded | None:

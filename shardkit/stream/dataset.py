@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import SampleError
+from shardkit.options import check_names
 from shardkit.stream.batches import Batch, Made, rows_of
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.schedule import START, Place, Schedule, Step
@@ -45,7 +46,7 @@ class StreamingDataset:
     def with_options(self, **options: Any) -> StreamingDataset:
         """The same dataset with other options."""
         changed = copy.copy(self)
-        StreamOptions.of(**options)  # names a wrong one
+        check_names(StreamOptions, options)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
         return changed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.options import check_choice, check_numbers
+from shardkit.options import check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching
 from shardkit.stream.order import WINDOW
 
@@ -57,10 +57,7 @@ class StreamOptions:
     @classmethod
     def of(cls, **options: Any) -> StreamOptions:
         """The options by name; raises UsageError for a name that is none."""
-        known = [f.name for f in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
+        check_names(cls, options)
         return cls(**options)
 
     @property

@@ -177,7 +177,7 @@ def test_any_job_gives_pillows_bits(way: str, data: st.DataObject) -> None:
     _, jpeg = data.draw(st.sampled_from(PICTURES))
     pixels = simplejpeg.decode_jpeg(jpeg)
     height, width, _ = pixels.shape
-    wanted = data.draw(st.lists(jobs(width, height, most=2 * crop._LEFT), min_size=1, max_size=4))
+    wanted = data.draw(st.lists(jobs(width, height, most=2 * crop.LEFT), min_size=1, max_size=4))
     with by(way):
         for job, row in zip(wanted, made(jpeg, *wanted), strict=True):
             same(row, expected(pixels, job))
