@@ -22,8 +22,7 @@ from shardkit.stream import loader as loading
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, Memory
 from shardkit.stream.schedule import Place
-from shardkit.stream.stream import Source
-from shardkit.transforms.transforms import Transforms
+from shardkit.stream.stream import Source, Stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -97,7 +96,7 @@ class _Position:
     def __next__(self) -> Any:
         self._number, self._place, made = next(self._made)
         owned = made if self._dataset.options.batched else _owned(made)
-        return _tensors(owned, self._dataset.stream.transforms)
+        return _tensors(owned, self._dataset.stream)
 
     def state_dict(self) -> dict[str, Any]:
         state = states.save(self._identity, self._epoch, self._place)
@@ -196,7 +195,7 @@ class Loader(loading.Loader):
     def _convert(self, batch: Batch) -> Batch:
         if self.to == "numpy":
             return super()._convert(batch)
-        tensors = _tensors(batch, self.dataset.stream.transforms)
+        tensors = _tensors(batch, self.dataset.stream)
         if self._copies is not None:
             return self._copies.begun(tensors)
         if self.device is not None:
@@ -245,11 +244,11 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
 
 
-def _tensors(batch: Batch, transforms: Transforms) -> Batch:
+def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch, or a sample, with tensors for arrays."""
     made: Batch = {}
     for name, value in batch.items():
-        picture, half = name in transforms.pictures, name in transforms.halves
+        picture, half = name in stream.pictures, name in stream.transforms.halves
         if isinstance(value, np.ndarray):
             made[name] = _tensor(value, picture, half)
         elif name != "__key__" and _has_arrays(value):

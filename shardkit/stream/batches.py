@@ -12,7 +12,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
-from shardkit.stream.collate import packed
+from shardkit.stream.collate import PadCollate, packed
 from shardkit.stream.reading import Samples
 from shardkit.stream.schedule import Step
 from shardkit.transforms.draws import Draws
@@ -167,9 +167,15 @@ class BatchMaker:
         if self._packing is not None and batch.step.pieces is not None:
             pack, field = self._packing
             return packed(batch.step.pieces, samples, pack.seq_len, 0, field)
-        if self._collate is not None:
+        if isinstance(self._collate, PadCollate):  # what stands in the batch need not be stacked
             rest = [{k: v for k, v in s.items() if k not in self._shown} for s in samples]
             return {**self._collate(rest), **batch.arrays}
+        if self._collate is not None:
+            made_of = [
+                sample | {name: array[row] for name, array in batch.arrays.items()}
+                for row, sample in enumerate(samples)
+            ]
+            return dict(self._collate(made_of))
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:

@@ -15,7 +15,7 @@ from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.schema import Array, Schema
 from shardkit.stream.batches import BatchMaker, Memory
 from shardkit.stream.batching import Batching, Pack
-from shardkit.stream.collate import pad_collate
+from shardkit.stream.collate import PadCollate, pad_collate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
@@ -64,6 +64,12 @@ class Stream:
             "weights": weights,
             "batching": planned,
         }
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        """The fields of a batch that are pictures as we lay them out: (..., height, width, 3)."""
+        own = self.options.collate is not None and not isinstance(self.options.collate, PadCollate)
+        return frozenset() if own else self.transforms.pictures
 
     def schedule(self, world: World) -> Schedule:
         """The steps of one rank."""

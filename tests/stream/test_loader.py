@@ -238,6 +238,27 @@ def test_a_collate_of_others_need_not_have_lengths(tmp_path):
     assert loader.padding == 0
 
 
+@pytest.mark.parametrize("mean", [None, (0.5, 0.5, 0.5)])
+def test_a_collate_gets_samples_as_transforms_have_made_them(photos, mean):
+    crop = [*CROP["image"], *([shardkit.Normalize(mean, mean)] if mean else [])]
+    plain = list(Loader(photos, batch_size=4, transforms={"image": crop}))
+
+    def collate(samples):
+        pictures = np.stack([sample["image"] for sample in samples])
+        return {"x": pictures, "y": [sample["label"] for sample in samples]}
+
+    own = list(Loader(photos, batch_size=4, transforms={"image": crop}, collate=collate))
+    padded = list(
+        Loader(photos, batch_size=4, transforms={"image": crop}, collate=shardkit.pad_collate(),
+               fields=["image", "label"])
+    )  # fmt: skip
+    for one, two, three in zip(plain, own, padded, strict=True):
+        assert list(two) == ["x", "y", "__key__", "valid"]
+        assert (two["x"] == one["image"]).all()
+        assert two["y"] == one["label"].tolist()
+        assert (three["image"] == one["image"]).all()
+
+
 def test_bucketing_saves_padding_and_says_so(tmp_path):
     path = write_documents(tmp_path / "docs", LENGTHS)
     fixed = Loader(path, batch_size=8, shuffle=True, collate=shardkit.pad_collate())

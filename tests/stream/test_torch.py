@@ -80,6 +80,16 @@ def test_ragged_arrays_are_lists_of_tensors_and_padded_ones_tensors(tmp_path):
     assert batch["attention_mask"].sum().item() == 19
 
 
+def test_a_collate_of_ones_own_decides_the_layout(photos):
+    def collate(samples):
+        return {"image": np.stack([s["image"] for s in samples]).transpose(0, 3, 1, 2)}
+
+    own = next(iter(Loader(photos, batch_size=4, transforms=CROP, collate=collate)))
+    plain = next(iter(Loader(photos, batch_size=4, transforms=CROP)))
+    assert own["image"].shape == (4, 3, 16, 16)
+    assert (own["image"] == plain["image"]).all()
+
+
 def test_a_device_and_page_locked_memory_are_for_tensors(photos):
     batch = next(iter(Loader(photos, batch_size=4, transforms=CROP, device="cpu")))
     assert batch["image"].device == torch.device("cpu")
