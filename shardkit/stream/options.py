@@ -8,7 +8,7 @@ from typing import Any
 
 from shardkit.errors import UsageError
 from shardkit.options import check_choice, check_names, check_numbers
-from shardkit.stream.batching import Batching
+from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
 
 
@@ -49,6 +49,8 @@ class StreamOptions:
             raise UsageError(
                 "the size of batches is said in two ways", found=", ".join(given), fix="say one"
             )
+        if isinstance(self.batching, Pack) and self.collate is not None:
+            raise UsageError("Pack makes rows by itself", found="collate=", fix="leave it out")
         if self.weights is not None and not all(weight > 0 for weight in self.weights):
             raise UsageError("weights must be numbers over 0", found=repr(self.weights))
         if isinstance(self.fields, str):

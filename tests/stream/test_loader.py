@@ -416,6 +416,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
         ({"batch_size": 4, "lasst": "pad"}, "no option 'lasst'"),
         ({"batching": shardkit.Bucket(4, 2)}, "array of one dimension"),
         ({"batch_size": 4, "prefetch": 0}, "prefetch must be 1"),
+        ({"batching": shardkit.Pack(8, 2), "collate": dict}, "Pack makes rows by itself"),
     ]:
         with pytest.raises(UsageError, match=message):
             Loader(photos, **options)
