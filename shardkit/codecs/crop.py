@@ -33,7 +33,6 @@ try:
     from shardkit.codecs import _crop
 except ImportError:
     _crop = None
-HAS_EXTENSION = _crop is not None
 
 # The columns of a job: a crop in pixels of the stored picture, the size that it is resized to, the
 # top left corner of the window of that which is wanted (as large as the row that it is written
