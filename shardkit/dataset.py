@@ -139,13 +139,12 @@ class Dataset:
     def part(self, shards: list[int]) -> Dataset:
         """A dataset of these shards alone: what a task needs of a large one."""
         chosen = [(self._names[s], *self.extent(s)) for s in shards]
-        part = copy.copy(self)
+        part = copy.copy(self)  # without what is open, like a pickle
         part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
         part._names = [name for name, _, _ in chosen]
         part._bytes = [size for _, _, size in chosen]
         part._layouts = [self._layouts[s] for s in shards]
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
-        part._readers, part._opened = {}, deque()
         return part
 
     def unmapped(self) -> Dataset:
@@ -153,9 +152,8 @@ class Dataset:
 
         A shard that is cut while it is read then gives an error. Nothing that is open is shared.
         """
-        found = copy.copy(self)
+        found = copy.copy(self)  # without what is open, like a pickle
         found._mapped = False
-        found._readers, found._opened = {}, deque()
         return found
 
     def extent(self, shard: int) -> tuple[int, int]:

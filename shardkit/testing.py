@@ -183,6 +183,10 @@ def _open_files() -> int:
     return len(os.listdir("/dev/fd"))
 
 
+# Fixtures and subclasses are shared on purpose.
+_GENERATED = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
 class FormatContract:
     """What every format must do. What one cannot do is named in `gaps`, never overridden.
 
@@ -624,11 +628,7 @@ class FormatContract:
         finally:
             gc.enable()
 
-    @settings(
-        max_examples=30,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),  # fixtures and subclasses are shared on purpose
-    )
+    @_GENERATED
     @given(data=st.data())
     def test_a_damaged_file_gives_no_other_samples_unmapped(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -649,11 +649,7 @@ class FormatContract:
                 assert other is not None
                 assert_same(other, one)
 
-    @settings(
-        max_examples=30,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),  # fixtures and subclasses are shared on purpose
-    )
+    @_GENERATED
     @given(data=st.data())
     def test_any_samples_come_back_equal(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -247,8 +247,9 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch, or a sample, with tensors for arrays."""
     made: Batch = {}
+    pictures, halves = stream.pictures, stream.transforms.halves
     for name, value in batch.items():
-        picture, half = name in stream.pictures, name in stream.transforms.halves
+        picture, half = name in pictures, name in halves
         if isinstance(value, np.ndarray):
             made[name] = _tensor(value, picture, half)
         elif name != "__key__" and _has_arrays(value):

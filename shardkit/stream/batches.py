@@ -82,11 +82,11 @@ class BatchMaker:
         }
         whole = collate is not None or packing is not None  # they get samples, not rows
         self._stored = {} if whole else _fixed(samples.schema, transforms.fields, dtype)
-        # One array and nothing else: tokens, whose rows are read in one call.
+        # One array and nothing else: tokens, whose rows are read in one call, and so a batch is
+        # made sooner than handed to another thread.
         kinds = [type(kind) for kind in samples.schema.values()]
-        self._rows_at_once = kinds == [Array] and len(self._stored) == 1
+        self.light = kinds == [Array] and len(self._stored) == 1
         self.slow = bool(transforms.fields)  # so that several threads should share a batch
-        self.light = self._rows_at_once  # made sooner than handed to another thread
 
     def begin(self, step: Step) -> Making:
         """The memory of a batch."""
@@ -103,7 +103,7 @@ class BatchMaker:
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
-        if self._rows_at_once:
+        if self.light:
             [(field, rows)] = out.items()
             keys = self._samples.read_rows(field, numbers, rows)
             if keys is not None:

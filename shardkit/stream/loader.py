@@ -168,6 +168,7 @@ class Iteration:
         self._epoch, self._ahead = loader.epoch, loader._place
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
+        self._closed = False
         self._alone = loader.threads is None and self._maker.light
         self._crew = _Crew()
         if not self._alone:
@@ -196,14 +197,14 @@ class Iteration:
     def close(self) -> None:
         """Stop the threads; they finish the rows that they are at."""
         self._slots.clear()
-        self._schedule = _Over()
+        self._closed = True
         self._end()
 
     def _top_up(self) -> None:
         """Have as many batches made ahead as may be."""
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
-        while len(self._slots) < (1 if self._alone else most):
+        while len(self._slots) < (1 if self._alone else most) and not self._closed:
             step = self._schedule.step(self._epoch, self._ahead)
             if step is None:
                 return
@@ -216,19 +217,6 @@ class Iteration:
             if self._alone and time.perf_counter() - began > _SLOW:  # the disk is waited for
                 self._alone = False
                 self._crew.start(None)
-
-
-class _Over(Schedule):
-    """The schedule of an iteration that was closed."""
-
-    def steps(self, epoch: int, place: Place = START) -> int:
-        return 0
-
-    def step(self, epoch: int, place: Place) -> None:
-        return None
-
-    def is_over(self, epoch: int, place: Place) -> bool:
-        return True
 
 
 class _Slot:

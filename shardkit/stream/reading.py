@@ -42,13 +42,8 @@ class Samples:
         fields: Collection[str] | None = None,
         *,
         cached: bool = False,
-        decoded: Collection[str] = (),
     ) -> None:
-        """`fields` are the ones to read; None is all of them.
-
-        cached: keep every sample that was read. `decoded` are encoded pictures whose pixels are to
-        be kept instead.
-        """
+        """`fields` are the ones to read, None is all of them; `cached`: keep what was read."""
         self._datasets = [dataset.unmapped() for dataset in datasets]
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
         every = np.concatenate([sizes(dataset) for dataset in datasets])
@@ -58,7 +53,7 @@ class Samples:
         self._names = frozenset(self.schema)
         self._all = fields is None
         self._kept: dict[int, Sample] | None = {} if cached else None
-        self._decoded = decoded
+        self.decoded: Collection[str] = ()  # encoded pictures whose pixels are kept instead
 
     def __len__(self) -> int:
         return self._length
@@ -70,12 +65,12 @@ class Samples:
         sample = self._kept.get(number)
         if sample is None:
             sample = self._read(number)
-            for name in self._decoded:
+            for name in self.decoded:
                 if name in sample:
                     sample[name] = self._pixels(sample, name, number)
             self._kept[number] = sample
         # What the caller may change is a copy, but for pixels, which transforms only read.
-        return {n: v if n in self._decoded else copy.deepcopy(v) for n, v in sample.items()}
+        return {n: v if n in self.decoded else copy.deepcopy(v) for n, v in sample.items()}
 
     def _read(self, number: int) -> Sample:
         dataset, shard, position = self._locate(number)

@@ -42,13 +42,10 @@ class Stream:
             self.batching = self.batching.with_lengths(self._lengths)
             if isinstance(self.batching, Pack):  # of other fields rows have nothing
                 fields = [self._field]
-        self.transforms = Transforms(options.transforms or {}, common_schema(self.datasets, fields))
-        self.samples = Samples(
-            self.datasets,
-            fields,
-            cached=options.cache is not None,
-            decoded=self.transforms.encoded if options.cache == "decoded" else (),
-        )
+        self.samples = Samples(self.datasets, fields, cached=options.cache is not None)
+        self.transforms = Transforms(options.transforms or {}, self.samples.schema)
+        if options.cache == "decoded":
+            self.samples.decoded = self.transforms.encoded
         self.order = _order(self.datasets, options)
 
     @cached_property
