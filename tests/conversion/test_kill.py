@@ -69,22 +69,43 @@ def reference(source: Path, tmp_path: Path) -> dict[str, bytes]:
     return files_of(tmp_path / "reference")
 
 
+def timed_run(source: Path, out: Path, format: str) -> tuple[float, float]:
+    """The seconds until a run begins to write, and those from then to its end."""
+    began = time.monotonic()
+    process = start(source, out, format)
+    wait_for(lambda: partial_of(out).exists() or process.poll() is not None)
+    writing = time.monotonic()
+    assert finish(process) == (0, "")
+    return writing - began, time.monotonic() - writing
+
+
+def partial_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
+
+
 def kill_at_random(
     source: Path, tmp_path: Path, rounds: int, seed: int, format: str = "wds"
 ) -> dict[str, int]:
-    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each."""
+    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each.
+
+    A fifth of them may die before they write. The others are waited for until they do, however
+    slow the machine is by then.
+    """
     shardkit.convert(source, format, tmp_path / "whole", shard_size="25kB", workers=0)
     reference = files_of(tmp_path / "whole")
     dice = random.Random(seed)
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    began = time.monotonic()
-    assert finish(start(source, out, format)) == (0, "")
-    whole = time.monotonic() - began
+    out = tmp_path / "out"
+    partial = partial_of(out)
+    before, work = timed_run(source, out, format)
     seen = {"before work": 0, "in work": 0, "after": 0}
     for _ in range(rounds):
         shutil.rmtree(out)
         process = start(source, out, format)
-        time.sleep(dice.uniform(0.25, 0.8) * whole)
+        if dice.random() < 0.2:
+            time.sleep(dice.uniform(0.2, 1) * before)
+        else:
+            wait_for(lambda run=process: partial.exists() or run.poll() is not None)
+            time.sleep(dice.uniform(0, 1) * work)
         workers = workers_of(process)
         one_worker = workers and dice.random() < 0.5
         victim = dice.choice(workers) if one_worker else -process.pid
