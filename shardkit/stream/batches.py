@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardkit.clock import enter
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Schema
@@ -100,6 +101,7 @@ class BatchMaker:
 
     def fill(self, batch: Making, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. What is wrong with one is kept for `finish`."""
+        enter("read")
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
@@ -120,6 +122,7 @@ class BatchMaker:
             draws = Draws(self._seed, step.turn[start:stop], numbers)
             for row, failure in self._transforms.apply(samples, draws, out).items():
                 batch.errors[start + row] = self._addressed(failure, int(numbers[row]))
+        enter("collate")
         for row, sample in enumerate(samples):
             if sample is not None and start + row not in batch.errors:
                 try:
@@ -148,6 +151,7 @@ class BatchMaker:
 
     def finish(self, batch: Making) -> Made:
         """The batch, when all rows are filled. Raises the error of its first bad sample."""
+        enter("collate")
         bad = sorted(batch.errors)
         if bad and (not self._skip_errors or len(bad) == len(batch.samples)):
             raise batch.errors[bad[0]]

@@ -9,11 +9,13 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
 from shardkit.options import parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset
+from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
 from shardkit.stream.schedule import START, Place, Schedule
 from shardkit.stream.stream import Source
@@ -46,6 +48,7 @@ class Loader:
         threads: int | None = None,
         prefetch: int = 4,
         prefetch_bytes: int | str = "1GiB",
+        profile: bool = False,
         **options: Any,
     ) -> None:
         """`source` is a StreamingDataset, or what makes one; `options` are `StreamOptions`.
@@ -53,6 +56,7 @@ class Loader:
         threads: how many make batches; None: the processors of this rank, but the calling thread
         where that is done sooner than handed over (arrays alone, from memory); 0: that thread.
         prefetch: batches that are made ahead, at most; fewer where they exceed `prefetch_bytes`.
+        profile: measure where the time of an iteration goes, which `profile` then tells.
 
         Raises UsageError for options that cannot be, and for a dataset that makes no batch.
         """
@@ -76,6 +80,7 @@ class Loader:
         self.prefetch_bytes = parse_size(prefetch_bytes)
         self.epoch = source.epoch  # of the last iteration that began, or else of the next one
         self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
+        self._profile = Profile() if profile else None  # of the last iteration
         self._place = START
         self._used = False  # whether `epoch` has been iterated from `_place`
         self._tokens = [0, 0]  # real ones and all, of this epoch
@@ -93,9 +98,16 @@ class Loader:
         self._tokens = [0, 0]
         if (self.epoch, self._place) == (0, START) and self.dataset.world().rank == 0:
             warn_of_sorted(self.dataset.stream)
-        iteration = Iteration(self, self._schedule())
+        if self._profile is not None:
+            self._profile = Profile()
+        iteration = Iteration(self, self._schedule(), self._profile)
         self.errors = iteration.bad.errors
         return iteration
+
+    def with_options(self, **options: Any) -> Loader:
+        """The same loader, at its beginning, with other options of any kind."""
+        own = {name: options.pop(name, value) for name, value in self._settings().items()}
+        return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, behind the last batch that it gave: JSON, equal on all ranks."""
@@ -120,6 +132,21 @@ class Loader:
         real, every = self._tokens
         return 1 - real / every if every else 0.0
 
+    @property
+    def measured(self) -> bool:
+        """Whether the loader was made with `profile=True`."""
+        return self._profile is not None
+
+    @property
+    def profile(self) -> Times:
+        """Where the time of the last iteration went, or goes: printed, it is a table.
+
+        Raises UsageError where the loader was made without `profile=True`.
+        """
+        if self._profile is None:
+            raise UsageError("the loader does not measure itself", fix="make it with profile=True")
+        return self._profile.times
+
     def _next(self) -> tuple[int, Place]:
         """What the next iteration starts with."""
         if self._used:
@@ -137,6 +164,15 @@ class Loader:
             self._tokens[number] += count
 
     # What the door for torch does otherwise.
+
+    def _settings(self) -> dict[str, Any]:
+        """The options that are the loader's own, and not its dataset's."""
+        return {
+            "threads": self.threads,
+            "prefetch": self.prefetch,
+            "prefetch_bytes": self.prefetch_bytes,
+            "profile": self.measured,
+        }
 
     def _memory(self) -> Memory:
         return Memory(self.prefetch + 2)
@@ -161,16 +197,16 @@ class Loader:
 class Iteration:
     """The batches of one epoch, in order. Its threads end with it, or with `close`."""
 
-    def __init__(self, loader: Loader, schedule: Schedule) -> None:
+    def __init__(self, loader: Loader, schedule: Schedule, profile: Profile | None) -> None:
         self.bad = Bad(loader.dataset.options)
-        self._loader, self._schedule = loader, schedule
+        self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
         self._epoch, self._ahead = loader.epoch, loader._place
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
         self._closed = False
         self._alone = loader.threads is None and self._maker.light
-        self._crew = _Crew()
+        self._crew = _Crew(profile)
         if not self._alone:
             self._crew.start(loader.threads)
         self._end = weakref.finalize(self, self._crew.stop)  # also at the exit of the interpreter
@@ -179,6 +215,14 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
+        if self._profile is None:
+            return self._given()
+        self._profile.ask()
+        batch = self._given()
+        self._profile.give(batch)
+        return batch
+
+    def _given(self) -> Batch:
         try:
             self._top_up()
             if not self._slots:
@@ -254,6 +298,7 @@ class _Slot:
         try:
             if self._failure is None:
                 made = self._maker.finish(self._making)
+                enter("copy")
                 self._made = made._replace(batch=self._convert(made.batch))
         except BaseException as error:
             self._failure = error
@@ -272,7 +317,8 @@ class _Slot:
 class _Crew:
     """Threads that make pieces of batches, in the order in which these were taken on."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: Profile | None) -> None:
+        self._profile = profile
         self._tasks: SimpleQueue[tuple[_Slot, int, int] | None] = SimpleQueue()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -285,7 +331,9 @@ class _Crew:
         """Have so many threads; None: as many as this rank has processors."""
         # Daemons: the interpreter waits for others before it calls what would stop them.
         self._threads = [
-            threading.Thread(target=_work, args=(self._tasks, self._stopped), daemon=True)
+            threading.Thread(
+                target=_work, args=(self._tasks, self._stopped, self._profile), daemon=True
+            )
             for _ in range(default_threads() if threads is None else threads)
         ]
         for thread in self._threads:
@@ -300,6 +348,8 @@ class _Crew:
                 slot.work(start, stop)
 
     def stop(self) -> None:
+        if self._profile is not None:
+            self._profile.end()
         self._stopped.set()
         for _ in self._threads:
             self._tasks.put(None)
@@ -308,9 +358,13 @@ class _Crew:
                 thread.join()
 
 
-def _work(tasks: SimpleQueue[Any], stopped: threading.Event) -> None:
+def _work(tasks: SimpleQueue[Any], stopped: threading.Event, profile: Profile | None) -> None:
+    clock = None if profile is None else profile.work()
     while (task := tasks.get()) is not None:
         slot, start, stop = task
         if not stopped.is_set():
             slot.work(start, stop)
+            enter(IDLE)
         del task, slot  # they hold a batch, and the next task may be long in coming
+    if clock is not None:
+        clock.stop()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
@@ -68,6 +69,7 @@ class Samples:
             for name in self.decoded:
                 if name in sample:
                     sample[name] = self._pixels(sample, name, number)
+            enter("read")
             self._kept[number] = sample
         # What the caller may change is a copy, but for pixels, which transforms only read.
         return {n: v if n in self.decoded else copy.deepcopy(v) for n, v in sample.items()}
@@ -89,6 +91,7 @@ class Samples:
         return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
 
     def _pixels(self, sample: Sample, field: str, number: int) -> Any:
+        enter("decode")
         try:
             return to_rgb(sample[field])
         except NotAnImageError as error:

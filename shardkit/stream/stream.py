@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.schema import Array, Schema
-from shardkit.stream.batches import BatchMaker, Memory
+from shardkit.stream.batches import BatchMaker, Collate, Memory
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import PadCollate, pad_collate
 from shardkit.stream.options import StreamOptions
@@ -65,8 +65,13 @@ class Stream:
     @property
     def pictures(self) -> frozenset[str]:
         """The fields of a batch that are pictures as we lay them out: (..., height, width, 3)."""
-        own = self.options.collate is not None and not isinstance(self.options.collate, PadCollate)
-        return frozenset() if own else self.transforms.pictures
+        return frozenset() if self.own_collate else self.transforms.pictures
+
+    @property
+    def own_collate(self) -> Collate | None:
+        """What makes batches of samples, if that is not one of ours."""
+        collate = self.options.collate
+        return None if isinstance(collate, PadCollate) else collate
 
     def schedule(self, world: World) -> Schedule:
         """The steps of one rank."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import MAX_PIXELS
@@ -220,6 +221,7 @@ class Chain:
         errors: dict[int, ShardkitError],
     ) -> None:
         for number, stage in enumerate(self.stages):
+            enter("decode" if isinstance(stage, Job) else "transform")
             if isinstance(stage, Call):
                 failed = self._call(stage, group)
             elif isinstance(stage, Job):

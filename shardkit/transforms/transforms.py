@@ -50,7 +50,7 @@ class Transforms:
                 found=repr(transforms),
             )
         self._schema = schema
-        self._chains: list[Chain] = []
+        self.chains: list[Chain] = []
         taken: set[str] = set()
         for number, (given, steps) in enumerate(transforms.items()):
             fields = _fields(given, schema)
@@ -61,24 +61,24 @@ class Transforms:
                     fix="name all of them in one place, in their order",
                 )
             taken.update(fields)
-            self._chains.append(_chain(given, fields, _steps(given, steps), schema, number))
+            self.chains.append(_chain(given, fields, _steps(given, steps), schema, number))
 
     @property
     def fields(self) -> frozenset[str]:
         """The fields that are transformed."""
-        return frozenset(name for chain in self._chains for name in chain.fields)
+        return frozenset(name for chain in self.chains for name in chain.fields)
 
     @property
     def pictures(self) -> frozenset[str]:
         """The fields that come out as pictures of ours, (height, width, 3)."""
         return frozenset(
-            chain.fields[0] for chain in self._chains if not isinstance(chain.stages[-1], Call)
+            chain.fields[0] for chain in self.chains if not isinstance(chain.stages[-1], Call)
         )
 
     @property
     def encoded(self) -> frozenset[str]:
         """The fields that are decoded as pictures."""
-        firsts = ((chain.fields[0], chain.stages[0]) for chain in self._chains)
+        firsts = ((chain.fields[0], chain.stages[0]) for chain in self.chains)
         return frozenset(
             name
             for name, stage in firsts
@@ -88,7 +88,7 @@ class Transforms:
     @property
     def halves(self) -> frozenset[str]:
         """Those of them that hold the bits of bfloat16."""
-        last = ((chain.fields[0], chain.stages[-1]) for chain in self._chains)
+        last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
 
     def outputs(self) -> dict[str, Output]:
@@ -96,7 +96,7 @@ class Transforms:
 
         Pictures are (height, width, 3), masks (height, width). The others come out in the samples.
         """
-        return {name: kind for chain in self._chains for name, kind in chain.outputs.items()}
+        return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
     def apply(
         self,
@@ -111,7 +111,7 @@ class Transforms:
         place of the value in the sample.
         """
         errors: dict[int, ShardkitError] = {}
-        for chain in self._chains:
+        for chain in self.chains:
             rows = [n for n, s in enumerate(samples) if s is not None and n not in errors]
             errors.update(chain.apply(samples, rows, draws, out))
         return errors

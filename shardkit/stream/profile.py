@@ -1,0 +1,181 @@
+"""`Profile`: where the time of an epoch goes, in the loader's threads and in the training loop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardkit import clock
+from shardkit.clock import DATA, IDLE, STAGES, STEP, Clock, Spent
+
+if TYPE_CHECKING:
+    from shardkit.stream.batches import Batch
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where time went. Those of several epochs can be added.
+
+    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, of all threads that made batches;
+    `threads` is their number, or 0 where the training loop's own thread made them. `data` and
+    `step` are seconds of that thread: waiting for a batch, and using it. `samples` counts rows of
+    batches. By the wall
+    `data + step == seconds`, and all of `spent` is `threads * seconds`; without threads
+    `data + step` and all of `spent` are `seconds`.
+    """
+
+    seconds: float = 0.0
+    threads: int = 0
+    samples: int = 0
+    batches: int = 0
+    data: float = 0.0
+    step: float = 0.0
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+
+    def __add__(self, other: Times) -> Times:
+        return Times(
+            self.seconds + other.seconds,
+            max(self.threads, other.threads),
+            self.samples + other.samples,
+            self.batches + other.batches,
+            self.data + other.data,
+            self.step + other.step,
+            clock.total([self.spent, other.spent]),
+        )
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def making(self) -> float:
+        """Seconds that threads were busy making batches, by the wall."""
+        return sum(self.spent[stage].wall for stage in STAGES if stage in self.spent)
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time that the training loop gets no batch."""
+        unused = self.data if self.threads else self.data + self.making
+        return unused / self.seconds if self.seconds else 0.0
+
+    def share(self, stage: str) -> float:
+        """A stage's part of what it takes to make a batch."""
+        return self.spent.get(stage, Spent()).wall / self.making if self.making else 0.0
+
+    def limit(self, stage: str) -> float | None:
+        """Samples a second if all threads did this stage alone; None where it takes no time."""
+        wall = self.spent.get(stage, Spent()).wall
+        return max(self.threads, 1) * self.samples / wall if wall else None
+
+    @property
+    def loading(self) -> float | None:
+        """Samples a second if nobody had to wait for the training loop."""
+        return max(self.threads, 1) * self.samples / self.making if self.making else None
+
+    @property
+    def stepping(self) -> float | None:
+        """Samples a second if the training loop never had to wait for a batch: the head-room."""
+        return self.samples / self.step if self.step else None
+
+    @property
+    def processors(self) -> float:
+        """How many processors the threads that make batches kept busy."""
+        busy = sum(spent.busy for spent in self.spent.values())
+        return busy / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON. Rates are samples/s; a limit is null for a stage without time."""
+        stages = {
+            stage: {
+                "seconds": spent.wall,
+                "processor_seconds": spent.busy,
+                "share": self.share(stage) if stage in STAGES else None,
+                "limit": self.limit(stage) if stage in STAGES else None,
+            }
+            for stage, spent in self.spent.items()
+        }
+        plain = ("seconds", "threads", "samples", "batches", "rate", "data", "step", "waiting")
+        rates = ("loading", "stepping", "processors")
+        return {**{name: getattr(self, name) for name in (*plain, *rates)}, "stages": stages}
+
+    def __str__(self) -> str:
+        """A table for people."""
+        by = f"{self.threads} threads" if self.threads > 1 else "1 thread"
+        if not self.threads:
+            by = "the training loop's own thread"
+        lines = [
+            f"{self.samples:,} samples in {self.seconds:.2f} s: {self.rate:,.0f}/s, made by {by}",
+            f"  {'the training loop':<24}{'of its time':>12}{'alone, samples/s':>20}",
+            f"  {'waiting for batches':<24}{self.waiting:>12.1%}{_rate(self.loading):>20}",
+            f"  {'its own steps':<24}{_part(self.step, self.seconds):>12}"
+            f"{_rate(self.stepping):>20}",
+            f"  {'making batches':<24}{'of its time':>12}{'alone, samples/s':>20}",
+        ]
+        whole = self.making + self.spent.get(IDLE, Spent()).wall
+        for stage, spent in self.spent.items():
+            if spent.wall:
+                limit = _rate(self.limit(stage)) if stage in STAGES else ""
+                name = "waiting for the loop" if stage == IDLE else stage
+                lines.append(f"  {name:<24}{_part(spent.wall, whole):>12}{limit:>20}".rstrip())
+        return "\n".join(lines)
+
+
+def _part(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"
+
+
+class Profile:
+    """The clocks of one iteration of a loader."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._loop = Clock(DATA, self._began)
+        self._workers: list[Clock] = []
+        self._counts: Counter[str] = Counter()
+
+    def work(self) -> Clock:
+        """A clock for the calling thread, which makes batches."""
+        made = Clock(IDLE, self._began)  # it takes its time to start
+        self._workers.append(made)
+        clock.use(made)
+        return made
+
+    def ask(self) -> None:
+        """The training loop asks for a batch."""
+        self._loop.enter(DATA)
+        clock.use(self._loop)
+
+    def give(self, batch: Batch) -> None:
+        """It gets one."""
+        self._counts["samples"] += len(batch["valid"])  # their sum would wait for a GPU
+        self._counts["batches"] += 1
+        self._loop.enter(STEP)
+        clock.use(None)
+
+    def end(self) -> None:
+        """It gets no more. Called by any thread."""
+        self._loop.stop()
+
+    @property
+    def times(self) -> Times:
+        """Where time has gone so far."""
+        loop = self._loop.read()
+        data, step = loop.pop(DATA, Spent()), loop.pop(STEP, Spent())
+        inline = sum(one.wall for one in loop.values())
+        return Times(
+            data.wall + step.wall + inline,
+            len(self._workers),
+            self._counts["samples"],
+            self._counts["batches"],
+            data.wall,
+            step.wall,
+            clock.total([loop, *(worker.read() for worker in self._workers)]),
+        )
