@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
     from shardkit.schema import Text as Text
+    from shardkit.performance.doctor import doctor as doctor
     from shardkit.stream.batching import Bucket as Bucket
     from shardkit.stream.batching import Dynamic as Dynamic
     from shardkit.stream.batching import Pack as Pack
@@ -103,6 +104,7 @@ _PLACES = {
     **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
     "pad_collate": "stream.collate",
     "StreamOptions": "stream.options",
+    "doctor": "performance.doctor",
     "__version__": "version",
 }
 

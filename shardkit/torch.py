@@ -185,6 +185,12 @@ class Loader(loading.Loader):
             self._pinned = False
         super().__init__(source, **options)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that are the loader's own, and not its dataset's."""
+        own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
+        return {**super().settings, **own}
+
     def _memory(self) -> Memory:
         kept = self.prefetch + 2
         return Memory(kept, _page_locked) if self._pinned else Memory(kept)

@@ -20,6 +20,8 @@ COMMANDS = {
     "convert": "Convert pictures, text or a dataset into shards.",
     "inspect": "Say what is in a dataset or a shard.",
     "verify": "Find every flipped bit, missing file and damaged picture.",
+    "doctor": "Find out what holds loading back, and what to change.",
+    "bench": "Measure how fast datasets load, side by side.",
     "formats": "List the formats and what each can do.",
 }
 

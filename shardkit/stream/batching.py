@@ -61,11 +61,10 @@ class Bucket(Batching):
     """Batches of `batch_size` samples of like lengths.
 
     Samples up to the first boundary make the first bucket, those up to the second the next, and
-    what is longer than the last boundary makes one more. A number of buckets stands for boundaries
-    that give each as many tokens of the dataset: with as many samples in each, the one of the
-    longest would be padded most, and make most of the batches' memory. Samples keep their shuffled
-    order in a bucket, batches are shuffled, and a window has one smaller batch at most from each
-    bucket.
+    what is longer than the last boundary makes one more. A number of buckets stands for the
+    boundaries with the least padding, if each sample were padded to the longest of its bucket.
+    Samples keep their shuffled order in a bucket, batches are shuffled, and a window has one
+    smaller batch at most from each bucket.
     """
 
     batch_size: int
@@ -97,12 +96,7 @@ class Bucket(Batching):
     def _boundaries(self, lengths: Numbers) -> tuple[int, ...]:
         if isinstance(self.boundaries, tuple):
             return self.boundaries
-        if not len(lengths):
-            return ()
-        rising = np.sort(lengths)
-        tokens = np.cumsum(rising)
-        shares = [int(tokens[-1]) * n // self.boundaries for n in range(1, self.boundaries)]
-        return tuple(np.unique(rising[np.searchsorted(tokens, shares)]).tolist())
+        return _least_padding(lengths, self.boundaries)
 
 
 @dataclass(frozen=True)
@@ -236,6 +230,40 @@ def _cut(values: Numbers, starts: list[int]) -> list[Numbers]:
 
 def _shuffled(batches: list[Numbers], seed: int) -> list[MicroBatch]:
     return [MicroBatch(batches[number]) for number in permutation(len(batches), seed).tolist()]
+
+
+_CANDIDATES = 256  # lengths at which a bucket may end
+
+
+def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
+    """Where to cut lengths, so that padding each to the longest of its bucket takes the least.
+
+    By dynamic programming: the best cut in n buckets extends a best cut of fewer lengths in n - 1.
+    """
+    values, counts = np.unique(np.maximum(lengths, 1), return_counts=True)
+    if len(values) > _CANDIDATES:  # those at equal shares of the tokens, and of the samples
+        half = np.linspace(0, 1, _CANDIDATES // 2)
+        sums = [np.cumsum(counts), np.cumsum(counts * values)]
+        places = [np.searchsorted(some, half * some[-1]) for some in sums]
+        ends = np.unique([*np.concatenate(places), len(values) - 1])
+        counts = np.diff(np.cumsum(counts)[ends], prepend=0)
+        values = values[ends]
+    if len(values) < 2:
+        return ()
+    below = np.concatenate([[0], np.cumsum(counts)])
+    # What a bucket costs that begins behind the lengths `row` and ends with the length `column`.
+    costs = (below[None, 1:] - below[:-1, None]) * values.astype(np.float64)
+    costs[np.tril_indices(len(values), -1)] = np.inf
+    best, cuts = costs[0], []
+    for _ in range(min(buckets, len(values)) - 1):
+        with_cut = best[:-1, None] + costs[1:]
+        cuts.append(with_cut.argmin(axis=0))
+        best = with_cut.min(axis=0)
+    found, end = [], len(values) - 1
+    for cut in reversed(cuts):
+        end = int(cut[end])
+        found.append(int(values[end]))
+    return tuple(reversed(found))
 
 
 def _boundaries(given: Sequence[int]) -> tuple[int, ...]:

@@ -104,9 +104,19 @@ class Loader:
         self.errors = iteration.bad.errors
         return iteration
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that are the loader's own, and not its dataset's."""
+        return {
+            "threads": self.threads,
+            "prefetch": self.prefetch,
+            "prefetch_bytes": self.prefetch_bytes,
+            "profile": self.measured,
+        }
+
     def with_options(self, **options: Any) -> Loader:
         """The same loader, at its beginning, with other options of any kind."""
-        own = {name: options.pop(name, value) for name, value in self._settings().items()}
+        own = {name: options.pop(name, value) for name, value in self.settings.items()}
         return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,15 +174,6 @@ class Loader:
             self._tokens[number] += count
 
     # What the door for torch does otherwise.
-
-    def _settings(self) -> dict[str, Any]:
-        """The options that are the loader's own, and not its dataset's."""
-        return {
-            "threads": self.threads,
-            "prefetch": self.prefetch,
-            "prefetch_bytes": self.prefetch_bytes,
-            "profile": self.measured,
-        }
 
     def _memory(self) -> Memory:
         return Memory(self.prefetch + 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,34 +59,50 @@ def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
     return float(found / (1 - without).sum())
 
 
-def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
-    """Warn where an epoch begins with samples of far fewer classes than a full shuffle would.
+class SortedByClass(NamedTuple):
+    """What is wrong with an epoch whose samples come class by class."""
 
-    A dataset that lies sorted by class does that if its windows hold too few blocks. The labels of
-    64 samples are read; none where the manifest does not count classes, where the dataset was
-    shuffled while converting, or where the windows of all parts cover it.
-    """
-    options = stream.options
-    covered = options.window * options.parts
-    if not options.shuffle or covered >= stream.order.samples:
+    classes: int  # of the dataset
+    seen: float  # about so many of them are in a window
+    window: int  # that would be enough
+
+
+def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
+    """Warn where a shuffled epoch comes class by class all the same."""
+    found = sorted_by_class(stream, epoch) if stream.options.shuffle else None
+    if found is None:
         return
-    shares = _class_shares(stream)
-    labels = None if shares is None else _first_labels(stream, epoch)
-    if shares is None or labels is None:
-        return
-    times = times_alike(labels, shares)
-    if times is None:
-        return
-    classes = np.count_nonzero(shares)
-    # With that window, less than one and a half times as many pairs as in a full shuffle.
-    enough = min(1 << math.ceil(math.log2(2 * times * options.window)), stream.order.samples)
+    window = stream.options.window
     warnings.warn(
-        f"samples lie sorted by class, and a window of {options.window:,} of them sees about "
-        f"{max(classes / times, 1):,.0f} of {classes:,} classes, so that batches are poor: "
-        f"give window={enough}, or convert the dataset once more with --shuffle",
+        f"samples lie sorted by class, and a window of {window:,} of them sees about "
+        f"{found.seen:,.0f} of {found.classes:,} classes, so that batches are poor: "
+        f"give window={found.window}, or convert the dataset once more with --shuffle",
         ShardkitWarning,
         stacklevel=3,  # of whoever begins to iterate
     )
+
+
+def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
+    """What is wrong with an epoch that begins with far fewer classes than a full shuffle would.
+
+    None where nothing is. A dataset that lies sorted by class does that if its windows hold too few
+    blocks. The labels of 64 samples are read; none where the manifest does not count classes, where
+    the dataset was shuffled while converting, or where the windows of all parts cover it.
+    """
+    window, samples = stream.options.window, stream.order.samples
+    if window * stream.options.parts >= samples:
+        return None
+    shares = class_shares(stream)
+    labels = None if shares is None else first_labels(stream, epoch)
+    if shares is None or labels is None:
+        return None
+    times = times_alike(labels, shares)
+    if times is None:
+        return None
+    classes = int(np.count_nonzero(shares))
+    # With that window, less than one and a half times as many pairs as in a full shuffle.
+    enough = min(1 << math.ceil(math.log2(2 * times * window)), samples)
+    return SortedByClass(classes, max(classes / times, 1), enough)
 
 
 def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
@@ -107,7 +123,7 @@ def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
     return float(found / expected)
 
 
-def _class_shares(stream: Stream) -> Floats | None:
+def class_shares(stream: Stream) -> Floats | None:
     """What part of the samples that come is of each class; None where that is not known."""
     sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
     weights = sizes if stream.options.weights is None else np.array(stream.options.weights)
@@ -129,7 +145,8 @@ def _label_counts(dataset: Dataset) -> tuple[int, ...]:
     return (manifest.label_counts or ()) if labelled else ()
 
 
-def _first_labels(stream: Stream, epoch: int) -> npt.NDArray[Any] | None:
+def first_labels(stream: Stream, epoch: int = 0) -> npt.NDArray[Any] | None:
+    """Those of the first 64 samples of an epoch; None where they cannot be read."""
     numbers = stream.order.draw(epoch, np.arange(min(_LOOK, stream.order.samples))).number
     field = stream.datasets[0].label
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -75,16 +76,38 @@ def test_buckets_hold_each_sample_once(
     assert all(count <= 1 for count in short.values())
 
 
-def test_buckets_by_number_hold_equal_shares_of_the_datasets_tokens() -> None:
-    bucket = Bucket(16, 4).with_lengths(NATURAL)
-    shares = [NATURAL[boundary >= NATURAL].sum() / NATURAL.sum() for boundary in bucket.boundaries]
-    assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.01)
-    assert bucket.with_lengths(NATURAL[:10]) == bucket  # a window's own shares do not count
+def padded(lengths: np.ndarray, boundaries: tuple[int, ...]) -> int:
+    """Tokens, if each sample is padded to the longest of its bucket."""
+    ends = np.array([*boundaries, lengths.max()])
+    return int(ends[np.searchsorted(ends, lengths)].sum())
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.integers(1, 5))
+def test_a_number_of_buckets_is_cut_where_padding_is_least(some: list[int], buckets: int) -> None:
+    lengths = np.array(some)
+    found = Bucket(2, buckets).with_lengths(lengths).boundaries
+    values = np.unique(np.maximum(lengths, 1)).tolist()[:-1]
+    assert isinstance(found, tuple)
+    assert len(found) == min(buckets - 1, len(values))
+    real = np.maximum(lengths, 1)
+    best = min(padded(real, cuts) for cuts in itertools.combinations(values, len(found)))
+    assert padded(real, found) == best
+    bucket = Bucket(2, found)
+    assert bucket.with_lengths(lengths[:1]) == bucket  # a window's own lengths do not count
+
+
+def test_of_many_lengths_the_cuts_are_nearly_as_good() -> None:
+    by_tokens = np.sort(NATURAL)[
+        np.searchsorted(np.cumsum(np.sort(NATURAL)), NATURAL.sum() * np.arange(1, 8) // 8)
+    ]
+    found = Bucket(16, 8).with_lengths(NATURAL).boundaries
+    assert isinstance(found, tuple)
+    assert padded(NATURAL, found) < padded(NATURAL, tuple(by_tokens.tolist()))
 
 
 def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> None:
-    assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == (7,)
-    assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (0, 1, 2)
+    assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == ()
+    assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (1,)
     assert Bucket(16, 8).with_lengths(np.arange(0)).boundaries == ()
 
 

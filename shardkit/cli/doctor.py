@@ -1,0 +1,62 @@
+"""`shardkit doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli import print_json
+
+
+@click.command("doctor", context_settings={"show_default": True})
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--batch-size", type=click.IntRange(1), default=64, metavar="N", help="Of one rank.")
+@click.option(
+    "--transform",
+    default="crop",
+    metavar="NAME",
+    help="What happens to pictures: crop (random, resized), resize, center, decode, none, "
+    "or your own module:function.",
+)
+@click.option("--size", type=click.IntRange(1), default=224, metavar="N", help="Side of a crop.")
+@click.option("--threads", type=click.IntRange(0), metavar="N", help="[default: all processors]")
+@click.option("--workers", type=click.IntRange(0), metavar="N", help="A DataLoader's, instead.")
+@click.option("--window", type=click.IntRange(1), metavar="N", help="Samples that are shuffled.")
+@click.option("--ranks", type=click.IntRange(1), default=1, metavar="N", help="Training together.")
+@click.option("--need", type=float, metavar="RATE", help="Samples a second that the model takes.")
+@click.option("--seconds", type=float, default=2.0, metavar="S", help="Of each short run, about.")
+@click.option("--tune", is_flag=True, help="Try the best settings; print the line of code to use.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    path: Path,
+    batch_size: int,
+    transform: str,
+    size: int,
+    workers: int | None,
+    as_json: bool,
+    seconds: float,
+    **options: Any,
+) -> None:
+    """Find out what holds loading of PATH back: a dataset, or a folder of pictures."""
+    from shardkit.performance.doctor import doctor
+    from shardkit.performance.folder import open_any
+    from shardkit.performance.recipe import usual_options
+    from shardkit.stream import Loader
+
+    dataset = open_any(path)
+    usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
+    given = {name: value for name, value in options.items() if value is not None}
+    about = {name: given.pop(name) for name in ("ranks", "need", "tune") if name in given}
+    loader = Loader(dataset, **usual, **given)
+    source: Any = loader
+    if workers is not None:
+        from shardkit.performance.workers import dataloader_like
+
+        source = dataloader_like(loader, workers)
+    found = doctor(source, seconds=seconds, **about)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        click.echo(str(found))

@@ -1,0 +1,1 @@
+"""What holds training back: `bench` compares, `doctor` explains, `Monitor` watches."""

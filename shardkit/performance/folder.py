@@ -1,0 +1,98 @@
+"""`open_any`: a dataset of any format, or a folder of loose pictures as if it were one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import FormatError, UsageError
+from shardkit.formats.base import ShardReader
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Json
+from shardkit.sources import open_sources
+from shardkit.sources.base import Stream
+from shardkit.sources.image_folder import ImageFolder
+
+FOLDER = "folder"  # the format of loose pictures
+
+
+def open_any(path: str | os.PathLike[str]) -> Dataset:
+    """Open what `shardkit.open` does, or a folder of pictures as `shardkit convert` reads it.
+
+    Raises what those raise, UsageError for a folder of splits, and FormatError for text.
+    """
+    try:
+        return open_dataset(path)
+    except FormatError as error:
+        refused = error
+    found = open_sources(path)
+    first = next(iter(found.values()))
+    if isinstance(first, Stream):
+        raise FormatError(
+            "text cannot be loaded as it is: where its documents begin is not known",
+            path=path,
+            fix="convert it first: shardkit convert",
+        )
+    if not isinstance(first, ImageFolder):  # a dataset, of which something is wrong
+        raise refused
+    if len(found) > 1:
+        raise UsageError(
+            "the folder holds splits, each of which is a dataset of its own",
+            path=path,
+            found=", ".join(found),
+            fix=f"give one of them: {Path(path) / next(iter(found))}",
+        )
+    if first.problems:
+        raise first.problems[0]
+    return PictureFolder(Path(path), first)
+
+
+class PictureFolder(Dataset):
+    """Loose pictures as a dataset: one shard, whose reader opens a file for each sample.
+
+    The folder was read once; a sample costs no more than opening and reading its files.
+    """
+
+    def __init__(self, path: Path, pictures: ImageFolder) -> None:
+        self.path, self.format = path, FOLDER
+        self.manifest = self.manifest_path = self.transforms = None
+        self.schema = pictures.schema
+        self._reader = _Files(pictures)
+        # What the methods of all datasets go by.
+        self._names, self._bytes = ["."], [int(pictures.sizes().sum())]
+        self._layouts = [self._reader.layout]
+        self._starts, self._length = [0], len(pictures)
+        self._mapped = False
+        self._readers = {}
+
+    def reader(self, shard: int) -> ShardReader:
+        return self._reader
+
+    def close(self) -> None:
+        """Does nothing: files are open for as long as they are read."""
+
+
+class _Files(ShardReader):
+    """The files of a folder by position."""
+
+    def __init__(self, pictures: ImageFolder) -> None:
+        self.schema = pictures.schema
+        names = {} if pictures.classes is None else {pictures.label: list(pictures.classes)}
+        self.layout: dict[str, Any] = {"schema": self.schema.to_json(), "classes": names}
+        self._pictures = pictures
+        self._json = [name for name, kind in self.schema.items() if isinstance(kind, Json)]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, position: int) -> Sample:
+        sample = self._pictures[position]
+        for name in self._json:
+            if name in sample:  # as the text to store, or as what all samples share
+                sample[name] = json.loads(JsonText.of(sample[name]))
+        return sample
+
+    def close(self) -> None: ...

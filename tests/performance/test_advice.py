@@ -1,0 +1,222 @@
+"""What the doctor makes of runs: from made-up times, so that no clock decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.clock import IDLE, Spent
+from shardkit.performance import advice
+from shardkit.performance.advice import Case
+from shardkit.performance.doctor import Diagnosis, ranked
+from shardkit.performance.findings import Finding
+from shardkit.performance.probes import Run
+from shardkit.performance.tune import Tuned, code_line
+from shardkit.stream import Loader
+from shardkit.stream.profile import Times
+from tests.stream.data import write_photos
+
+BUSY = {"read": (0.1, 0.1), "decode": (0.8, 0.8), "collate": (0.1, 0.1)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("advice") / "photos")
+
+
+def run(rate: float, threads: int = 1, stages: dict[str, tuple[float, float]] = BUSY) -> Run:
+    """A run of a second, whose stages took these shares of it: by the wall, by the processor."""
+    spent = {stage: Spent(wall * max(threads, 1), busy) for stage, (wall, busy) in stages.items()}
+    return Run(rate, Times(1.0, threads, int(rate), 10, 1.0, 0.0, {**spent, IDLE: Spent()}))
+
+
+def slow(pixels: Any) -> Any:
+    return pixels
+
+
+def collated(samples: Any) -> dict[str, Any]:
+    return {"label": np.array([sample["label"] for sample in samples])}
+
+
+def case(path: Path, now: Run, alone: Run, loader: dict[str, Any] | None = None, **others: Any):
+    options = {"transforms": {"image": shardkit.CenterCrop(16)}, **(loader or {})}
+    others = {"processors": 4, "memory": 10**9, **others}
+    return Case(Loader(path, batch_size=8, **options), now=now, alone=alone, **others)
+
+
+def test_more_threads_are_advised_where_they_gave_more(path: Path) -> None:
+    found = advice.threads(case(path, run(100), run(100, 0), tried={4: run(350, 4)}))
+    assert found is not None
+    assert (found.cause, found.rate, found.gain) == ("threads", 350, 3.5)
+    assert found.settings == {"threads": 4}
+    assert "one thread makes 100 samples/s with 4 processors; 4 made 350" in found.seen
+    assert advice.threads(case(path, run(100), run(100, 0), tried={4: run(105, 4)})) is None
+    assert advice.threads(case(path, run(100), run(100, 0))) is None
+
+
+def test_fewer_threads_are_advised_where_they_gave_more(path: Path) -> None:
+    found = advice.threads(case(path, run(100, 16), run(90, 0), tried={4: run(150, 4)}))
+    assert found is not None
+    assert found.settings == {"threads": 4}
+
+
+def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(path: Path) -> None:
+    late = {"read": (0.9, 0.01), "decode": (0.1, 0.1)}
+    tried = {16: run(800, 16, late), 64: run(900, 64, late)}
+    made = case(path, run(100, 4, late), run(25, 0, late), tried=tried, kept=run(1000, 4))
+    assert made.waits == pytest.approx(0.89)
+    threads, memory = advice.storage_threads(made), advice.storage_memory(made)
+    assert threads is not None
+    assert memory is not None
+    assert (threads.cause, threads.rate, threads.settings) == ("storage", 900, {"threads": 64})
+    assert (memory.cause, memory.rate, memory.settings) == ("storage", 1000, {"cache": "memory"})
+    assert "89% of a thread's time" in memory.seen
+    assert advice.threads(made) is None  # the same, told once
+
+
+def test_storage_that_does_not_wait_is_not_blamed(path: Path) -> None:
+    made = case(path, run(100, 4), run(25, 0), tried={16: run(300, 16)}, kept=None)
+    assert advice.storage_threads(made) is None
+    assert advice.storage_memory(made) is None
+
+
+def test_what_does_not_fit_into_memory_is_not_kept_there(path: Path) -> None:
+    late = {"read": (0.9, 0.01), "decode": (0.1, 0.1)}
+    made = case(path, run(100, 4, late), run(25, 0, late), kept=run(1000, 4), memory=1000)
+    assert advice.stored_bytes(made.loader) > 500
+    assert advice.storage_memory(made) is None
+
+
+SLOW = {"read": (0.1, 0.1), "decode": (0.1, 0.1), "transform": (0.8, 0.8)}
+STEPS = {"transforms": {"image": [shardkit.CenterCrop(16), slow]}}
+
+
+def test_a_transform_that_keeps_the_interpreter_needs_processes(path: Path) -> None:
+    found = advice.transform(case(path, run(110, 4, SLOW), run(100, 0, SLOW), STEPS))
+    assert found is not None
+    assert (found.cause, found.rate, found.settings) == ("transform", 400, {"workers": 4})
+    assert "tests.performance.test_advice.slow takes 80% of a thread's time, 8 ms" in found.seen
+    assert "keeps the interpreter to itself" in found.seen
+
+
+def test_a_transform_that_threads_share_can_only_become_cheaper(path: Path) -> None:
+    found = advice.transform(case(path, run(390, 4, SLOW), run(100, 0, SLOW), STEPS))
+    assert found is not None
+    assert found.rate == pytest.approx(390 / 0.2)
+    assert not found.settings
+    cheap = {"read": (0.5, 0.5), "decode": (0.4, 0.4), "transform": (0.1, 0.1)}
+    assert advice.transform(case(path, run(390, 4, cheap), run(100, 0, cheap), STEPS)) is None
+
+
+def test_a_collate_that_copies_is_left_out(path: Path) -> None:
+    stages = {"read": (0.1, 0.1), "decode": (0.2, 0.2), "collate": (0.7, 0.7)}
+    made = case(path, run(100, 2, stages), run(60, 0, stages), {"collate": collated})
+    found = advice.collating(made)
+    assert found is not None
+    assert (found.cause, found.settings) == ("copy", {"collate": None})
+    assert found.gain == pytest.approx(1 / 0.3)
+    assert advice.collating(case(path, run(100, 2, stages), run(60, 0, stages))) is None
+    assert made.loader.with_options(**found.settings).dataset.options.collate is None
+
+
+def test_floats_are_left_to_the_gpu(path: Path) -> None:
+    stages = {"decode": (0.5, 0.5), "transform": (0.5, 0.5)}
+    floats = [shardkit.CenterCrop(16), shardkit.Normalize((0.5,) * 3, (0.5,) * 3)]
+    options = {"transforms": {"image": floats}}
+    found = advice.normalizing(case(path, run(100, 2, stages), run(60, 0, stages), options))
+    assert found is not None
+    assert (found.cause, found.rate) == ("copy", 200)
+    assert advice.normalizing(case(path, run(100, 2, SLOW), run(60, 0, SLOW), STEPS)) is None
+
+
+def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
+    made = case(path, run(100, 2), run(60, 0))
+    spent = {"decode": Spent(1.0, 1.0), IDLE: Spent(1.0, 0.0)}
+    uneven = Times(1.0, 2, 100, 10, data=0.2, step=0.8, spent=spent)
+    found = advice.prefetch(made, uneven)
+    assert found is not None
+    assert found.settings == {"prefetch": 16}
+    assert found.gain == pytest.approx(1.25)
+    even = Times(1.0, 2, 100, 10, data=0.2, step=0.8, spent={"decode": Spent(2.0, 2.0)})
+    assert (
+        advice.prefetch(made, Times(**{**vars(even), "spent": {**even.spent, IDLE: Spent()}}))
+        is None
+    )
+
+
+def test_what_data_cost_becomes_a_rate(path: Path) -> None:
+    made = case(path, run(100, 2), run(60, 0))
+    smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
+    found = advice.of_data(made, smaller)
+    assert found is not None
+    assert found.rate == pytest.approx(100 / (1 - 0.8 * 0.75))
+    assert (
+        advice.of_data(made, Finding("format", "files", "shards", stage="read", share=0.9)) is None
+    )
+    order = Finding("order", "sorted", "shuffle")
+    assert advice.of_data(made, order) is order
+
+
+def test_findings_are_sorted_by_what_they_give_to_training() -> None:
+    some = [
+        Finding("threads", "", "", rate=150, gain=1.5),
+        Finding("order", "", ""),
+        Finding("decode", "", "", rate=400, gain=4),
+        Finding("padding", "", "", gain=2),
+    ]
+    assert [one.cause for one in ranked(some, 100, None)] == [
+        "decode",
+        "padding",
+        "threads",
+        "order",
+    ]
+    assert [one.cause for one in ranked(some, 100, 90)] == ["padding", "order"]
+    limited = ranked(some, 100, 160)
+    assert [(one.cause, round(one.gain, 2)) for one in limited] == [
+        ("padding", 2), ("decode", 1.6), ("threads", 1.5), ("order", 1),
+    ]  # fmt: skip
+
+
+def test_the_verdict_says_whether_loading_holds_training_back() -> None:
+    def verdict(need: float | None) -> str:
+        return Diagnosis("shards", 100, need, run(100).times, ()).verdict
+
+    assert verdict(None) == "Loading gives 100 samples/s; most of it is decode"
+    assert "keeps up" in verdict(50)
+    assert "2.0 times what the model takes (50)" in verdict(50)
+    assert "holds the model back" in verdict(200)
+
+
+def test_a_diagnosis_is_json_and_text() -> None:
+    finding = Finding("decode", "large", "smaller", rate=200, gain=2, command="shardkit convert")
+    found = Diagnosis("shards", 100, 400.0, run(100).times, (finding,), Tuned({"a": 1, "b": 2}))
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["findings"][0]["cause"] == "decode"
+    assert data["tuned"]["best"] == "b"
+    text = str(found)
+    assert "1. decode: large.\n   Do: smaller.\n   Type: shardkit convert\n" in text
+    assert "Gives: 200 samples/s, 2.00 times as many." in text
+    assert text.endswith("Use\n  b")
+
+
+def test_the_line_of_code_can_be_run(path: Path) -> None:
+    steps = [shardkit.RandomResizedCrop(16, scale=(0.5, 1.0)), shardkit.RandomHorizontalFlip()]
+    loader = Loader(path, batch_size=8, shuffle=True, transforms={"image": steps}, threads=2)
+    line = code_line(loader, {"threads": 3})
+    again = eval(line, {"shardkit": shardkit, "Loader": Loader})
+    assert again.threads == 3
+    assert again.dataset.options == loader.dataset.options
+    assert code_line(again, {}) == line
+    processes = code_line(loader, {"workers": 2})
+    assert processes.startswith("DataLoader(StreamingDataset(")
+    assert processes.endswith("batch_size=None, num_workers=2, persistent_workers=True)")
+    assert "threads" not in processes
+    bucket = shardkit.Bucket(8, 4)
+    assert "batching=shardkit.Bucket(" in code_line(
+        loader, {"batching": bucket, "batch_size": None}
+    )

@@ -1,0 +1,536 @@
+"""What the data alone tell of how they will load: that it is found, and found nowhere else."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+
+import cv2
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import pytest
+import simplejpeg
+from click.testing import CliRunner
+
+import shardkit
+from shardkit import Bucket, CenterCrop, Decode, RandomResizedCrop, Resize, pad_collate
+from shardkit.cli import group
+from shardkit.performance import checks_files, pictures
+from shardkit.performance.checks import (
+    checks,
+    other_format,
+    padding,
+    png,
+    shards,
+    sorted_order,
+    stored_size,
+)
+from shardkit.performance.folder import open_any
+from shardkit.schema import Array, Bytes, Image, Int, Text
+from shardkit.stream.loader import Loader
+from shardkit.stream.options import StreamOptions
+from shardkit.stream.stream import Stream
+
+PHOTO = (256, 192)
+CROP = {"image": RandomResizedCrop(32)}
+
+
+def stream(source, **options):
+    return Stream(source, StreamOptions(**{"batch_size": 8, "shuffle": True, **options}))
+
+
+def photo(number, size=PHOTO):
+    """Pixels that are smooth as those of a photo, with a little noise."""
+    random = np.random.default_rng(number)
+    coarse = random.integers(0, 255, (6, 8, 3)).astype(np.float32)
+    smooth = cv2.resize(coarse, size, interpolation=cv2.INTER_CUBIC)
+    return np.clip(smooth + random.normal(0, 2, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def drawing(number, size=PHOTO, colour=None):
+    """Text on white, in several colours or in one."""
+    picture = PIL.Image.new("RGB", size, "white")
+    draw = PIL.ImageDraw.Draw(picture)
+    for line in range(0, size[1], 14):
+        draw.text(
+            (5, line), f"line {number} {line} " * 9, fill=colour or (200 * (line % 3), 0, line)
+        )
+    return np.asarray(picture)
+
+
+def noise(number, size=PHOTO):
+    return np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), np.uint8)
+
+
+def encoded(pixels, format="PNG", mode="RGB"):
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels).convert(mode).save(file, format)
+    return file.getvalue()
+
+
+def jpeg(pixels):
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=95)
+
+
+def write(out, values, to="wds", name="image", kind=None, **options):
+    """A dataset of one field."""
+    with shardkit.create(out, to=to, schema={name: kind or Image()}, **options) as writer:
+        for value in values:
+            writer.write({name: value})
+    return out
+
+
+def photos(out, encode=jpeg, pixels=photo, count=8, **options):
+    return write(out, [encode(pixels(n)) for n in range(count)], **options)
+
+
+def loose(root, values):
+    """A folder of pictures."""
+    folder = root / "class"
+    folder.mkdir(parents=True)
+    for number, value in enumerate(values):
+        (folder / f"{number:03d}.jpg").write_bytes(value)
+    return open_any(root)
+
+
+def assert_accepted(command):
+    """That the commands are what `shardkit convert` takes."""
+    for one in command.split(" && "):
+        program, *arguments = shlex.split(one)
+        assert program == "shardkit"
+        result = CliRunner().invoke(group, [*arguments, "--plan", "--json"])
+        assert result.exit_code == 0, result.output
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["wds", "arrow", "beton", "parquet"])
+def test_pictures_far_larger_than_their_crops_are_found(tmp_path, to):
+    found = stored_size(stream(photos(tmp_path / "large", to=to), transforms=CROP))
+    assert (found.cause, found.stage) == ("decode", "decode")
+    assert 0 < found.share < 0.8
+    assert "256 x 192 pixels" in found.seen
+    assert "RandomResizedCrop(32) needs 40" in found.seen
+    assert "--resize 40 --image-format jpeg --quality 90" in found.command
+    assert_accepted(found.command)
+
+
+def test_what_a_smaller_size_saves_is_what_converting_gives(tmp_path):
+    path = photos(tmp_path / "large")
+    found = stored_size(stream(path, transforms=CROP))
+    image = shardkit.ImageOptions(resize=40, format="jpeg", quality=90)
+    shardkit.convert(path, to="wds", out=tmp_path / "small", image=image)
+    before, after = (
+        np.mean([len(sample["image"]) for sample in shardkit.open(tmp_path / name)])
+        for name in ("large", "small")
+    )
+    assert f"{after / 1000:,.1f} kB each instead of {before / 1000:,.1f}" in found.do
+    assert stored_size(stream(tmp_path / "small", transforms=CROP)) is None
+
+
+@pytest.mark.parametrize(
+    ("transforms", "size"),
+    [
+        ([RandomResizedCrop(64)], 80),  # 73.1, and the next multiple of 8
+        ([Decode(), RandomResizedCrop((32, 64)), lambda pixels: pixels], 80),
+        ([Resize(64), CenterCrop(56)], 64),
+        ([Resize((48, 64))], 64),
+    ],
+)
+def test_the_size_to_store_follows_from_the_transforms(tmp_path, transforms, size):
+    path = photos(tmp_path / "large")
+    found = stored_size(stream(path, transforms={"image": transforms}))
+    assert f"--resize {size} " in found.command
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transforms": {"image": RandomResizedCrop(224)}},  # 256 of 192 pixels
+        {"transforms": {"image": CenterCrop(32)}},  # it would see another part
+        {"transforms": {"image": [Decode(), lambda pixels: pixels]}},
+        {"transforms": {"image": len}},
+        {"transforms": CROP, "cache": "decoded"},
+        {},
+    ],
+)
+def test_pictures_that_are_used_as_they_are_give_no_finding(tmp_path, options):
+    path = photos(tmp_path / "large")
+    assert stored_size(stream(path, **options)) is None
+
+
+def test_pictures_that_are_not_looked_at_are_not_converted(tmp_path):
+    """A command that is for all pictures would harm a mask, or a picture that nobody decodes."""
+    for other in ("depth", "mask"):
+        schema = {"image": Image(), other: Image()}
+        path = tmp_path / other
+        with shardkit.create(path, to="wds", schema=schema) as writer:
+            for number in range(8):
+                mask = encoded(photo(number)[:, :, 0], mode="L")
+                writer.write({"image": jpeg(photo(number)), other: mask})
+    assert stored_size(stream(tmp_path / "depth", transforms=CROP)) is None
+    assert stored_size(stream(tmp_path / "depth", transforms=CROP, fields=["image"])) is None
+    both = {("image", "depth"): RandomResizedCrop(32)}
+    assert stored_size(stream(tmp_path / "depth", transforms=both)) is None
+    both = {("image", "mask"): RandomResizedCrop(32)}
+    assert_accepted(stored_size(stream(tmp_path / "mask", transforms=both)).command)
+
+
+def test_large_drawings_become_smaller_and_stay_png(tmp_path):
+    found = stored_size(stream(photos(tmp_path / "png", encoded, drawing), transforms=CROP))
+    assert "--resize 40 --quality 90" in found.command
+    assert_accepted(found.command)
+
+
+def test_photos_as_png_are_found(tmp_path):
+    found = png(stream(photos(tmp_path / "png", encoded), transforms={"image": Resize(192)}))
+    assert (found.cause, found.stage) == ("decode", "decode")
+    assert 0 < found.share < 0.8
+    assert "8 of 8 pictures are stored without loss, as PNG" in found.seen
+    assert "--image-format jpeg --quality 90" in found.command
+    assert_accepted(found.command)
+
+
+@pytest.mark.parametrize("format", ["TIFF", "BMP", "WEBP"])
+def test_other_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, monkeypatch, format):
+    def encode(pixels):
+        file = io.BytesIO()
+        PIL.Image.fromarray(pixels).save(file, format, **{"lossless": True} if webp else {})
+        return file.getvalue()
+
+    webp = format == "WEBP"
+    seconds = {"as stored": 1.0, "as JPEG": 0.5}
+    monkeypatch.setattr(
+        pictures,
+        "_seconds",
+        lambda transforms, samples, numbers, turn: seconds[
+            "as JPEG" if samples[0]["image"].startswith(b"\xff\xd8") else "as stored"
+        ],
+    )
+    given = stream(photos(tmp_path / "some", encode), transforms={"image": Resize(192)})
+    found = png(given)
+    assert found.share == pytest.approx(0.5)
+    assert f"as {format}" in found.seen
+    assert_accepted(found.command)
+    seconds["as JPEG"] = 0.85
+    assert png(given) is None
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        jpeg,
+        lambda pixels: encoded(pixels, mode="P"),
+        lambda pixels: encoded(pixels, mode="RGBA"),
+        lambda pixels: encoded(pixels, "WEBP"),
+        lambda pixels: encoded(pixels // 64 * 64),
+    ],
+    ids=["jpeg", "palette", "alpha", "webp with loss", "few colours"],
+)
+def test_pictures_that_are_jpeg_or_better_not_give_no_finding(tmp_path, encode):
+    path = photos(tmp_path / "some", encode)
+    assert png(stream(path, transforms={"image": Resize(192)})) is None
+
+
+def test_photos_on_white_are_photos(tmp_path):
+    def on_white(number):
+        pixels = photo(number)
+        pixels[:, :150] = 255
+        return pixels
+
+    path = photos(tmp_path / "white", encoded, on_white)
+    assert png(stream(path, transforms={"image": Resize(192)})).share < 0.8
+
+
+def text(number):
+    return drawing(number, colour="black")
+
+
+@pytest.mark.parametrize("pixels", [drawing, text, noise])
+def test_pictures_that_jpeg_would_harm_give_no_finding(tmp_path, pixels):
+    path = photos(tmp_path / "some", encoded, pixels)
+    assert png(stream(path, transforms={"image": Resize(192)})) is None
+
+
+def test_one_drawing_among_photos_is_enough_to_keep_png(tmp_path):
+    values = [encoded(photo(n)) for n in range(7)]
+    path = write(tmp_path / "mixed", [*values, encoded(drawing(0))])
+    assert png(stream(path, transforms={"image": Resize(192)})) is None
+
+
+def test_a_smaller_size_and_another_format_are_one_finding(tmp_path):
+    found = checks(
+        stream(photos(tmp_path / "png", encoded), transforms=CROP), world_size=1, workers=0
+    )
+    assert [finding.cause for finding in found] == ["decode"]
+    assert "--resize 40 --image-format jpeg" in found[0].command
+
+
+def test_bad_pictures_are_left_to_the_loader_to_tell(tmp_path):
+    good = [jpeg(photo(n)) for n in range(8)]
+    bad = [b"no picture", good[0][:3000], good[0][:10]]
+    found = stored_size(stream(loose(tmp_path / "some", [*bad, *good]), transforms=CROP))
+    assert 0 < found.share < 0.8
+    assert stored_size(stream(loose(tmp_path / "all", bad), transforms=CROP)) is None
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_parquet_read_at_random_is_found_and_read_in_order_is_not(tmp_path, monkeypatch):
+    path = write(tmp_path / "some", map(str, range(64)), "parquet", "text", Text())
+    times = {"parquet": 1.0, "wds": 0.2}
+    monkeypatch.setattr(
+        checks_files, "_seconds", lambda samples, numbers: times[samples._datasets[0].format]
+    )
+    found = other_format(stream(path))
+    assert (found.cause, found.stage, found.share) == ("format", "read", pytest.approx(0.2))
+    assert "--to wds" in found.command
+    assert_accepted(found.command)
+    times["wds"] = 0.75
+    assert other_format(stream(path)) is None
+    assert other_format(stream(path, cache="memory")) is None
+
+
+def test_loose_files_are_tried_as_shards(tmp_path, monkeypatch):
+    given = stream(loose(tmp_path / "loose", [jpeg(photo(n, (16, 16))) for n in range(20)]))
+    tried = []
+
+    def seconds(samples, numbers):
+        tried.append([samples.read(number)["image"] for number in numbers])
+        return 1.0 if samples._datasets[0].format == "folder" else 0.5
+
+    monkeypatch.setattr(checks_files, "_seconds", seconds)
+    found = other_format(given)
+    assert found.share == pytest.approx(0.5)
+    assert all(values == tried[0] for values in tried)
+    assert len(tried[0]) == 20
+    assert_accepted(found.command)
+
+
+def test_other_formats_are_not_tried(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks_files, "_write", None)
+    for to in ("wds", "arrow", "beton", "lmdb"):
+        assert other_format(stream(write(tmp_path / to, "abc", to, "text", Text()))) is None
+
+
+def test_many_tiny_shards_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks_files, "_MANY", 10)
+    path = write(tmp_path / "tiny", range(11), "arrow", "n", Int(), shard_samples=1)
+    found = shards(stream(path), 1, 0)
+    assert (found.cause, found.rate) == ("shards", None)
+    assert "11 shards" in found.seen
+    assert "--shard-size 256MB" in found.command
+    assert_accepted(found.command)
+    few = write(tmp_path / "few", range(11), "arrow", "n", Int(), shard_samples=2)
+    assert shards(stream(few), 1, 0) is None
+    monkeypatch.setattr(checks_files, "_TINY", 100)
+    assert shards(stream(path), 1, 0) is None
+
+
+def test_fewer_shards_than_readers_are_found(tmp_path):
+    values = [bytes(1_000_000)] * 20
+    path = write(tmp_path / "giant", values, "wds", "blob", Bytes(), shard_samples=10)
+    assert shards(stream(path), 1, 0) is None
+    assert shards(stream(path), 1, 2) is None
+    found = shards(stream(path), 2, 2)
+    assert found is None, "20 MB are too few for shards of 8 MB for four"
+    giant = write(tmp_path / "one", values, "wds", "blob", Bytes())
+    found = shards(stream(giant), 2, 0)
+    assert "1 shards for 2 readers" in found.seen
+    assert "several ranks read each file" in found.seen
+    assert "--shard-size 8MB" in found.command
+    assert_accepted(found.command)
+    assert "several ranks" not in shards(stream(giant), 1, 2).seen
+    one_file = write(tmp_path / "one.beton", values[:17], "beton", "blob", Bytes())
+    assert shards(stream(one_file), 2, 0) is None
+
+
+def test_shards_of_unlike_sizes_are_found_where_several_share_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks_files, "_TINY", 1000)
+    values = [bytes(1000 * size) for size in (1, 1, 1, 60)]
+    path = write(tmp_path / "unlike", values, "arrow", "blob", Bytes(), shard_samples=1)
+    found = shards(stream(path), 2, 0)
+    assert "the largest shard" in found.seen
+    assert_accepted(found.command)
+    assert shards(stream(path), 1, 0) is None
+    alike = write(tmp_path / "alike", values[:3], "arrow", "blob", Bytes(), shard_samples=1)
+    assert shards(stream(alike), 2, 0) is None
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def labelled(out, labels, classes):
+    names = [f"class {n}" for n in range(classes)]
+    kinds = {"to": "arrow", "name": "label", "kind": Int()}
+    return write(out, labels.tolist(), **kinds, classes=names, shard_samples=400)
+
+
+def test_data_sorted_by_class_are_found_in_a_small_window(tmp_path):
+    labels = np.repeat(np.arange(100), 40)
+    path = labelled(tmp_path / "sorted", labels, 100)
+    found = sorted_order(stream(path, window=128))
+    assert (found.cause, found.rate) == ("order", None)
+    assert "of 100 classes" in found.seen
+    assert_accepted(found.command)
+    assert "--shuffle" in found.command
+    assert sorted_order(stream(path, **found.settings)) is None
+    assert sorted_order(stream(path)) is None
+    mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), 100)
+    assert sorted_order(stream(mixed, window=128)) is None
+
+
+@pytest.mark.parametrize("classes", [2, 100])
+def test_sorted_data_that_are_not_shuffled_are_found(tmp_path, classes):
+    labels = np.repeat(np.arange(classes), 4000 // classes)
+    path = labelled(tmp_path / "sorted", labels, classes)
+    found = sorted_order(stream(path, shuffle=False))
+    assert found.settings == {"shuffle": True}
+    assert f"of {classes} classes" in found.seen
+    assert_accepted(found.command)
+    list(Loader(path, batch_size=500, **found.settings))  # warns of nothing
+    mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), classes)
+    assert sorted_order(stream(mixed, shuffle=False)) is None
+
+
+def test_a_window_is_advised_too_where_shuffling_is_not_enough(tmp_path):
+    path = labelled(tmp_path / "sorted", np.repeat(np.arange(100), 40), 100)
+    found = sorted_order(stream(path, shuffle=False, window=128))
+    assert found.settings.keys() == {"shuffle", "window"}
+    assert sorted_order(stream(path, **found.settings)) is None
+
+
+def test_data_of_one_class_or_without_labels_are_not_sorted(tmp_path):
+    one = labelled(tmp_path / "one", np.zeros(500, np.int64), 1)
+    none = write(tmp_path / "none", range(500), "arrow", "number", Int())
+    for path in (one, none):
+        assert sorted_order(stream(path, shuffle=False)) is None
+
+
+# --- padding -------------------------------------------------------------------------------------
+
+
+def documents(out, lengths, more=None):
+    """Documents of tokens, and beside them another array, of such lengths."""
+    schema = {"tokens": Array("uint16", (None,))}
+    if more is not None:
+        schema["more"] = Array("float32", (None,))
+    with shardkit.create(out, to="arrow", schema=schema, shard_samples=100) as writer:
+        for number, length in enumerate(lengths):
+            sample = {"tokens": np.zeros(length, np.uint16)}
+            if more is not None:
+                sample["more"] = np.zeros(more[number], np.float32)
+            writer.write(sample)
+    return out
+
+
+UNLIKE = (np.random.default_rng(0).pareto(1.2, 700) * 20).astype(int).clip(1, 900)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return documents(tmp_path_factory.mktemp("texts") / "texts", UNLIKE)
+
+
+def padded(path, **options):
+    """The share of padding that a loader has had at the end of an epoch."""
+    loader = Loader(path, **options)
+    for _ in loader:
+        pass
+    return loader.padding
+
+
+def assert_predicted(path, world=1, **options):
+    options = {"shuffle": True, "seed": 3, **options}
+    found = padding(stream(path, **{"batch_size": None, **options}), world)
+    ranks = {"rank": 0, "world_size": world}
+    now = padded(path, **options, **ranks)
+    after = padded(path, **{**options, **found.settings}, **ranks)
+    assert found.cause == "padding"
+    assert f"{now:.1%} of the tokens are padding" in found.seen
+    assert f"that leaves {after:.1%} padding" in found.do
+    assert found.gain == pytest.approx((1 - after) / (1 - now), rel=1e-12)
+    assert found.gain > 1.1
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 16},
+        {"global_batch_size": 32, "world": 2},
+        {"batch_size": 16, "world": 3, "last": "drop"},
+        {"batch_size": 16, "last": "short"},
+        {"batch_size": 16, "shuffle": False},
+        {"batch_size": 16, "window": 100, "parts": 2},
+        {"batch_size": 16, "collate": pad_collate(7, multiple_of=8)},
+        {"batch_size": 16, "collate": pad_collate(side="left", length=1024, multiple_of=64)},
+    ],
+    ids=str,
+)
+def test_the_padding_now_and_with_buckets_is_that_of_a_real_loader(texts, options):
+    found = assert_predicted(texts, **{"collate": pad_collate(), **options})
+    assert found.settings["batching"].batch_size == 16
+
+
+def test_settings_alone_make_a_loader(texts):
+    found = padding(stream(texts, collate=pad_collate()), 1)
+    assert len(list(Loader(texts, **found.settings))) > 80
+    for boundary in found.settings["batching"].boundaries:
+        assert f" {boundary}, " in found.do or f" {boundary} tokens" in found.do
+
+
+def test_other_batches_are_named_with_the_padding_that_they_leave(texts):
+    found = padding(stream(texts, collate=pad_collate()), 1)
+    for name in ("Dynamic", "Pack"):
+        batching, share = re.search(rf"({name}\(.*?\)) (\S+%)", found.do).groups()
+        made = eval(batching, vars(shardkit))
+        loaded = padded(texts, shuffle=True, batching=made)
+        assert f"{loaded:.1%}" == share
+
+
+def test_buckets_with_poor_boundaries_are_found_and_good_ones_are_not(texts):
+    found = assert_predicted(texts, batching=Bucket(8, (800, 850)))
+    assert found.settings.keys() == {"batching"}
+    assert padding(stream(texts, batch_size=None, **found.settings), 1) is None
+
+
+def test_all_arrays_that_are_padded_together_count(tmp_path):
+    path = documents(tmp_path / "two", UNLIKE, UNLIKE[::-1])
+    found = assert_predicted(path, batch_size=8, collate=pad_collate(field="more"))
+    assert found.settings["batching"].field == "more"
+    assert "Pack(" not in found.do, "it would leave an array out"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"collate": list},
+        {"collate": pad_collate(), "transforms": {"tokens": lambda tokens: tokens[:4]}},
+        {"batch_size": None, "batching": shardkit.Dynamic(1000)},
+        {"batch_size": None, "batching": shardkit.Pack(1000, 4)},
+        {"batch_size": 1, "collate": pad_collate()},
+    ],
+)
+def test_batches_that_are_not_padded_or_not_known_give_no_finding(texts, options):
+    assert padding(stream(texts, **options), 1) is None
+
+
+def test_samples_of_like_lengths_give_no_finding(tmp_path):
+    like = documents(tmp_path / "like", np.arange(100) % 3 + 50)
+    blocks = write(
+        tmp_path / "blocks", np.zeros((40, 9), int), "arrow", "tokens", Array("<i8", (9,))
+    )
+    for path in (like, blocks):
+        assert padding(stream(path, collate=pad_collate()), 1) is None
+
+
+def test_a_dataset_without_faults_has_no_findings(tmp_path):
+    path = photos(tmp_path / "good")
+    given = {"transforms": {"image": RandomResizedCrop(224)}}
+    assert checks(stream(path, **given), world_size=1, workers=2) == []

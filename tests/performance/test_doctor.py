@@ -1,0 +1,211 @@
+"""The doctor on real loaders: what is grossly wrong is named first, and what cannot be is said."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from torch.utils.data import DataLoader
+
+import shardkit
+import shardkit.torch
+from shardkit.cli import group
+from shardkit.cli.doctor import command
+from shardkit.errors import SampleError, UsageError
+from shardkit.performance.doctor import doctor
+from shardkit.performance.findings import Finding
+from shardkit.performance.kept import kept
+from shardkit.stream import Loader
+from tests.stream.data import same, write_documents, write_photos
+
+SECONDS = 0.1
+CROP = {"image": shardkit.RandomResizedCrop(16)}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("doctor") / "photos", samples=64, shard=32)
+
+
+def test_late_storage_is_named_first(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardkit import storage
+
+    whole = storage.PreadFile.__getitem__
+
+    def late(self: storage.PreadFile, place: slice) -> bytes:
+        time.sleep(0.01)
+        return whole(self, place)
+
+    monkeypatch.setattr(storage.PreadFile, "__getitem__", late)
+    loader = Loader(photos, batch_size=8, transforms=CROP)
+    found = doctor(loader, seconds=SECONDS)
+    assert found.findings[0].cause == "storage"
+    assert found.findings[0].gain > 2
+    assert loader.epoch == 0  # its own place stays
+    assert len(list(loader.with_options(**found.findings[0].settings))) == 8
+
+
+def test_large_pictures_are_named_first(tmp_path: Path) -> None:
+    out = write_photos(tmp_path / "large", samples=16, size=(1000, 800))
+    found = doctor(Loader(out, batch_size=4, transforms=CROP), seconds=SECONDS)
+    assert found.findings[0].cause == "decode"
+    assert "--resize 24" in (found.findings[0].command or "")
+
+
+def test_a_slow_transform_is_named_first(photos: Path) -> None:
+    def slow(pixels: Any) -> Any:
+        time.sleep(0.01)
+        return pixels
+
+    steps = {"image": [shardkit.RandomResizedCrop(16), slow]}
+    found = doctor(Loader(photos, batch_size=8, transforms=steps), seconds=SECONDS)
+    assert found.findings[0].cause == "transform"
+    assert "slow" in found.findings[0].seen
+
+
+def test_padding_is_named_first(tmp_path: Path) -> None:
+    lengths = [4] * 60 + [2000] * 4
+    out = write_documents(tmp_path / "documents", lengths)
+    loader = Loader(out, batch_size=8, shuffle=True, collate=shardkit.pad_collate())
+    found = doctor(loader, seconds=SECONDS)
+    assert found.findings[0].cause == "padding"
+    before, after = loader, loader.with_options(**found.findings[0].settings)
+    for some in (before, after):
+        for _ in some:
+            pass
+    gain = (1 - after.padding) / (1 - before.padding)
+    assert found.findings[0].gain == pytest.approx(gain, rel=0.01)
+
+
+def test_a_step_tells_how_much_the_model_takes(photos: Path) -> None:
+    loader = Loader(photos, batch_size=8, transforms=CROP)
+    batches = []
+
+    def step(batch: Any) -> None:
+        batches.append(batch)
+        time.sleep(0.05)
+
+    found = doctor(loader, step=step, seconds=SECONDS)
+    assert all(batch is batches[0] for batch in batches)
+    assert found.need is not None
+    assert found.need <= 8 / 0.05
+    assert "keeps up" in found.verdict
+    assert not [finding for finding in found.findings if finding.rate]  # nothing to gain
+    assert doctor(loader, need=1e9, seconds=SECONDS).need == 1e9
+
+
+def test_what_was_measured_while_training_is_used(photos: Path) -> None:
+    loader = Loader(photos, batch_size=8, transforms=CROP, profile=True)
+    for _ in loader:
+        time.sleep(0.02)
+    found = doctor(loader, seconds=SECONDS)
+    assert found.need == loader.profile.stepping
+    assert loader.profile.batches == 8
+
+
+def test_settings_are_tried_side_by_side(photos: Path) -> None:
+    steps = {"image": [shardkit.RandomResizedCrop(16), np.sort]}
+    loader = Loader(photos, batch_size=8, transforms=steps, threads=1)
+    found = doctor(loader, seconds=SECONDS, tune=True)
+    assert found.tuned is not None
+    first, *others = found.tuned.rates
+    assert first.startswith(f"Loader('{photos}', transforms={{'image': [shardkit.RandomResizedCrop")
+    assert len(others) <= 3
+    assert found.tuned.best in found.tuned.rates
+    assert all(rate > 0 for rate in found.tuned.rates.values())
+
+
+def test_processes_and_memory_can_be_tried(photos: Path) -> None:
+    from shardkit.performance.tune import tune
+
+    loader = shardkit.torch.Loader(photos, batch_size=8, transforms=CROP)
+    findings = [
+        Finding("transform", "", "", settings={"workers": 1}),
+        Finding("storage", "", "", settings={"cache": "memory"}),
+        Finding("padding", "", "", settings={"batching": None}),  # changes the batches
+    ]
+    found = tune(loader, findings, SECONDS)
+    kinds = [line.partition("(")[0] for line in found.rates]
+    assert kinds == ["Loader", "DataLoader", "Loader"]
+    assert "cache='memory'" in list(found.rates)[2]
+
+
+def test_a_dataloader_is_compared_with_threads(photos: Path) -> None:
+    dataset = shardkit.torch.StreamingDataset(photos, batch_size=8, transforms=CROP)
+    found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)
+    assert any("shardkit.torch.Loader" in finding.do for finding in found.findings)
+    assert len(list(dataset)) == 8
+    fields = ["image", "label"]
+    single = shardkit.torch.StreamingDataset(photos, transforms=CROP, fields=fields)
+    assert doctor(DataLoader(single, batch_size=8, num_workers=0), seconds=SECONDS).rate > 0
+
+
+def test_a_dataloader_of_something_else_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not load a dataset of shardkit"):
+        doctor(DataLoader([1, 2, 3]))
+
+
+def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    loader = shardkit.torch.Loader(photos, batch_size=8, transforms=CROP)
+    assert not [f for f in doctor(loader, seconds=SECONDS).findings if f.cause == "copy"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = [f for f in doctor(loader, seconds=SECONDS).findings if f.cause == "copy"]
+    assert found[0].settings == {"device": "cuda"}
+
+
+def test_samples_in_memory_give_the_same_batches(photos: Path) -> None:
+    loader = Loader(photos, batch_size=8, transforms=CROP, profile=True, threads=1)
+    other = kept(loader, 64)
+    assert len(other) == 64
+    for one, another in zip(loader, other, strict=False):
+        assert one["__key__"] == another["__key__"]
+        assert same(one["label"], another["label"])
+
+
+def test_what_cannot_be_measured_is_said(photos: Path) -> None:
+    with pytest.warns(shardkit.ShardkitWarning, match="smaller than one batch"):
+        loader = Loader(photos, batch_size=65)
+    with pytest.raises(UsageError, match="no rate can be measured"):
+        doctor(loader)
+
+    def failing(pixels: Any) -> Any:
+        raise ValueError("broken")
+
+    steps = {"image": [shardkit.RandomResizedCrop(16), failing]}
+    with pytest.raises(SampleError, match="raised ValueError: broken") as error:
+        doctor(Loader(photos, batch_size=8, transforms=steps), seconds=SECONDS)
+    assert error.value.where["path"].parent == photos
+
+
+def test_the_command_prints_what_was_found(photos: Path) -> None:
+    def run(*arguments: str) -> str:
+        options = ["--seconds", str(SECONDS), "--size", "16", "--batch-size", "8"]
+        done = CliRunner().invoke(command, [str(photos), *options, *arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "doctor" in group.list_commands(None)  # type: ignore[attr-defined, arg-type]
+    text = run("--tune")
+    assert text.startswith(f"{photos}\n")
+    assert "Loading gives" in text
+    assert "\nUse\n" in text
+    report = json.loads(run("--json", "--need", "1", "--workers", "0"))
+    assert report["source"] == str(photos)
+    assert report["need"] == 1
+    assert report["rate"] > 0
+    assert "keeps up" in report["verdict"]
+
+
+def test_the_command_refuses_what_is_too_small(photos: Path) -> None:
+    done = CliRunner().invoke(command, [str(photos), "--batch-size", "65"])
+    assert isinstance(done.exception, UsageError)
+    assert "smaller than one batch" in str(done.exception)
