@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
+    from shardkit.performance.doctor import doctor as doctor
     from shardkit.schema import Array as Array
     from shardkit.schema import Bool as Bool
     from shardkit.schema import Bytes as Bytes
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
     from shardkit.schema import Text as Text
-    from shardkit.performance.doctor import doctor as doctor
     from shardkit.stream.batching import Bucket as Bucket
     from shardkit.stream.batching import Dynamic as Dynamic
     from shardkit.stream.batching import Pack as Pack

@@ -71,6 +71,12 @@ class Case:
         return finding if finding.gain >= LEAST else None
 
 
+def with_threads(loader: Loader, number: int) -> dict[str, int]:
+    """Settings for so many threads: each needs a batch to be at."""
+    more = {"prefetch": number} if number > loader.prefetch else {}
+    return {"threads": number, **more}
+
+
 def threads(case: Case) -> Finding | None:
     """Too few threads, or more than there are processors."""
     used = case.now.times.threads
@@ -85,7 +91,7 @@ def threads(case: Case) -> Finding | None:
             f"{best} made {case.tried[best].rate:,.0f}",
             f"use {best} threads",
             rate=case.tried[best].rate,
-            settings={"threads": best},
+            settings=with_threads(case.loader, best),
         )
     )
 
@@ -103,7 +109,7 @@ def storage_threads(case: Case) -> Finding | None:
             f"use {best} threads: those that wait need no processor",
             rate=case.tried[best].rate,
             stage="read",
-            settings={"threads": best},
+            settings=with_threads(case.loader, best),
         )
     )
 

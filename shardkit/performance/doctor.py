@@ -54,9 +54,10 @@ class Diagnosis:
     def verdict(self) -> str:
         """In a sentence, whether loading holds training back."""
         stages = {stage: self.times.share(stage) for stage in self.times.spent}
-        most = max(stages, key=lambda stage: stages[stage], default="read")
+        name = max(stages, key=lambda stage: stages[stage], default="read")
+        most = f"{name} is {stages.get(name, 0):.0%} of making batches"
         if self.need is None:
-            return f"Loading gives {self.rate:,.0f} samples/s; most of it is {most}"
+            return f"Loading gives {self.rate:,.0f} samples/s; {most}"
         if self.rate >= _ENOUGH * self.need:
             return (
                 f"Loading keeps up: it gives {self.rate:,.0f} samples/s, "
@@ -64,7 +65,7 @@ class Diagnosis:
             )
         return (
             f"Loading holds the model back: it gives {self.rate:,.0f} samples/s, and the model "
-            f"could take {self.need:,.0f}; most of it is {most}"
+            f"could take {self.need:,.0f}; {most}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,10 +129,12 @@ def doctor(
         rate, found, processes = workers.now.rate, workers.findings, source.num_workers
     else:
         rate, found, processes = case.now.rate, _of_settings(case, trained), 0
-    of_data = (
-        advice.of_data(case, one) for one in checks(stream, world_size=ranks, workers=processes)
-    )
-    findings = ranked([*found, *(one for one in of_data if one is not None)], rate, need)
+    for one in checks(stream, world_size=ranks, workers=processes):
+        finding = advice.of_data(case, one)
+        if finding is not None:
+            then = None if finding.rate is None else finding.gain * rate
+            found.append(replace(finding, rate=then))
+    findings = ranked(found, rate, need)
     tuned = tune_settings(loader, findings, seconds) if tune else None
     return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
 
@@ -198,8 +201,7 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
     if not numbers and not others:
         return case
     for number in numbers:
-        more = max(loader.prefetch, number)  # batches, as each thread needs something to make
-        others[str(number)] = loader.with_options(threads=number, prefetch=more)
+        others[str(number)] = loader.with_options(**advice.with_threads(loader, number))
     runs = compare({"now": loader, **others}, seconds)
     tried = {number: runs[str(number)] for number in numbers}
     return replace(case, now=runs["now"], tried=tried, kept=runs.get("kept"))

@@ -73,7 +73,8 @@ def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(path: Path
     threads, memory = advice.storage_threads(made), advice.storage_memory(made)
     assert threads is not None
     assert memory is not None
-    assert (threads.cause, threads.rate, threads.settings) == ("storage", 900, {"threads": 64})
+    assert (threads.cause, threads.rate) == ("storage", 900)
+    assert threads.settings == {"threads": 64, "prefetch": 64}
     assert (memory.cause, memory.rate, memory.settings) == ("storage", 1000, {"cache": "memory"})
     assert "89% of a thread's time" in memory.seen
     assert advice.threads(made) is None  # the same, told once
@@ -186,7 +187,7 @@ def test_the_verdict_says_whether_loading_holds_training_back() -> None:
     def verdict(need: float | None) -> str:
         return Diagnosis("shards", 100, need, run(100).times, ()).verdict
 
-    assert verdict(None) == "Loading gives 100 samples/s; most of it is decode"
+    assert verdict(None) == "Loading gives 100 samples/s; decode is 80% of making batches"
     assert "keeps up" in verdict(50)
     assert "2.0 times what the model takes (50)" in verdict(50)
     assert "holds the model back" in verdict(200)
