@@ -158,6 +158,22 @@ class VerifyMonitor(_Monitor):
         return self
 
 
+class BenchMonitor(_Monitor):
+    """Shows how many runs of a benchmark are done."""
+
+    def note(self, words: str) -> None:
+        self._shown.note(words)
+
+    def start(self, runs: int) -> None:
+        self._shown.begin("measuring", counted(runs, "run"), runs, 0, "runs")
+
+    def advance(self) -> None:
+        self._shown.step(1, 0)
+
+    def __enter__(self) -> BenchMonitor:
+        return self
+
+
 def show_plan(plan: Plan, out: Path) -> None:
     """What a conversion would do, for people."""
     about = plan.describe()

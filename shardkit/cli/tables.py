@@ -32,6 +32,22 @@ def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     out.print(table)
 
 
+def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Rows of two names and numbers, which stand below each other, under a header and a title."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None)
+    for number, name in enumerate(header):
+        counts = number >= 2
+        table.add_column(Text(name), justify="right" if counts else "left", no_wrap=counts)
+    for row in rows:
+        table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(row)))
+    out = console()
+    out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(table)
+
+
 def size(count: int) -> str:
     """Bytes for people.
 

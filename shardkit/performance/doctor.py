@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.performance import advice
@@ -18,6 +19,7 @@ from shardkit.performance.checks import checks
 from shardkit.performance.findings import LEAST, Finding
 from shardkit.performance.folder import open_any
 from shardkit.performance.kept import kept
+from shardkit.performance.machine import memory
 from shardkit.performance.probes import ROUNDS, compare
 from shardkit.performance.recipe import usual_options
 from shardkit.performance.tune import Tuned
@@ -53,9 +55,9 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """In a sentence, whether loading holds training back."""
-        stages = {stage: self.times.share(stage) for stage in self.times.spent}
-        name = max(stages, key=lambda stage: stages[stage], default="read")
-        most = f"{name} is {stages.get(name, 0):.0%} of making batches"
+        stages = {stage: self.times.share(stage) for stage in STAGES}
+        name = max(stages, key=lambda stage: stages[stage])
+        most = f"{name} is {stages[name]:.0%} of making batches"
         if self.need is None:
             return f"Loading gives {self.rate:,.0f} samples/s; {most}"
         if self.rate >= _ENOUGH * self.need:
@@ -145,7 +147,8 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
     if isinstance(source, str | os.PathLike):
         source = open_any(Path(source))
     if isinstance(source, Dataset):
-        options = {**usual_options(source, batch_size=BATCH), **options}
+        usual = usual_options(source, batch_size=options.get("batch_size", BATCH))
+        options = {**usual, **options}
     return Loader(source, **options)
 
 
@@ -190,7 +193,7 @@ def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: flo
 def _case(loader: Loader, processors: int, seconds: float) -> Case:
     """Run the loader as it is, with one thread, and with the numbers that may be better."""
     runs = compare({"now": loader, "alone": loader.with_options(threads=0)}, seconds)
-    case = Case(loader, processors, runs["now"], runs["alone"], memory=_memory())
+    case = Case(loader, processors, runs["now"], runs["alone"], memory=memory() or 0)
     used = case.now.times.threads
     numbers = {processors} if used else set()  # none: what is that quick needs no threads
     others = {}
@@ -225,14 +228,6 @@ def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list
         if gain >= LEAST or (finding.rate is None and finding.gain == 1):
             useful.append(replace(finding, gain=gain))
     return sorted(useful, key=lambda finding: -finding.gain)
-
-
-def _memory() -> int:
-    """Bytes of memory of this machine."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return 0
 
 
 def _name(loader: Loader) -> str:

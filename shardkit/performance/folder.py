@@ -13,7 +13,6 @@ from shardkit.formats.base import ShardReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Json
 from shardkit.sources import open_sources
-from shardkit.sources.base import Stream
 from shardkit.sources.image_folder import ImageFolder
 
 FOLDER = "folder"  # the format of loose pictures
@@ -30,7 +29,7 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
         refused = error
     found = open_sources(path)
     first = next(iter(found.values()))
-    if isinstance(first, Stream):
+    if first.reads_text:
         raise FormatError(
             "text cannot be loaded as it is: where its documents begin is not known",
             path=path,

@@ -1,16 +1,15 @@
 """Our speed against others', side by side: interleaved runs, medians, ratios.
 
-    python tests/benchmarks/bench.py write   --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
-    python tests/benchmarks/bench.py read    --data PHOTOS --work FOLDER [--peers ENV] [--rounds 5]
+    python tests/benchmarks/bench.py write   --data PHOTOS --work FOLDER [--peers ENVS] [--rounds 5]
     python tests/benchmarks/bench.py convert --data PHOTOS --work FOLDER
     python tests/benchmarks/bench.py verify  --data PHOTOS --work FOLDER
-    python tests/benchmarks/bench.py images  --data ORIGINALS --work FOLDER [--peers ENV]
+    python tests/benchmarks/bench.py images  --data ORIGINALS --work FOLDER [--peers ENVS]
     python tests/benchmarks/bench.py start   --data PHOTOS --work FOLDER
 
-PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are; ENV is what make_peers.sh
+PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are; ENVS is what make_peers.sh
 made, and without it the libraries that we do not depend on are left out. `--formats wds,lmdb` looks
 at these alone. Each round runs every contender once, in another order.
-Prints one JSON object.
+Prints one JSON object. How fast datasets are read is `shardkit bench`'s to say.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Bench:
         self.work = work
         self.peers = peers
         self.formats = formats
-        self.python = os.fspath(peers / "bin/python") if peers else sys.executable
+        self.python = os.fspath(peers / "main/bin/python") if peers else sys.executable
         work.mkdir(parents=True, exist_ok=True)
 
     def fresh(self, name: str) -> Path:
@@ -106,19 +105,6 @@ class Bench:
     def write_shardkit(self, format: str) -> float:
         out = self.fresh(f"shardkit-{format}")
         return self.contender("write", f"shardkit_{format}", self.data, out)
-
-    # --- reading ---------------------------------------------------------------------------------
-
-    def readers(self) -> Pairs:
-        """Stores are made once; each then is read from the page cache."""
-        ours = {f"shardkit {f}": self.convert(self.data, f) for f in self.formats}
-        runs = {n: lambda p=p: self.contender("read", "shardkit", p) for n, p in ours.items()}
-        pairs = {}
-        for peer in ["webdataset", *(["litdata"] if self.peers else [])]:
-            self.write_peer(peer)
-            runs[peer] = lambda p=peer: self.contender("read", p, self.work / p)
-            pairs[peer] = list(ours)
-        return runs, pairs
 
     # --- from format to format -------------------------------------------------------------------
 
@@ -254,7 +240,7 @@ def summary(
 
 def main(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    kinds = ["write", "read", "convert", "verify", "images", "start"]
+    kinds = ["write", "convert", "verify", "images", "start"]
     parser.add_argument("what", choices=kinds)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
@@ -265,10 +251,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     formats = options.formats.split(",")
     bench = Bench(options.data, options.work, options.peers, formats)
-    makers = [
-        *(bench.writers, bench.readers, bench.converters, bench.verifiers),
-        *(bench.resizers, bench.starters),
-    ]
+    makers = [*(bench.writers, bench.converters, bench.verifiers, bench.resizers, bench.starters)]
     runs, pairs = makers[kinds.index(options.what)]()
     samples = sum(1 for _ in options.data.rglob("*.jpg"))
     return {"benchmark": options.what, **summary(measure(runs, options.rounds), pairs, samples)}

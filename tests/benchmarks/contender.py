@@ -1,14 +1,11 @@
 """One contender of a benchmark, run in a process and an environment of its own.
 
     python contender.py write webdataset PHOTOS STORE
-    python contender.py read   shardkit   STORE
     python contender.py verify xxh3       STORE
     python contender.py resize litdata    PHOTOS STORE
 
-`read` goes through every sample in random order and hashes every value with xxh3, so that nobody
-can skip the bytes: one epoch to warm up, one that counts; so with `verify`. `resize` makes the
-shorter side 256 pixels and encodes JPEG of quality 90, in two processes. Prints {"seconds": ...,
-"samples": ...}.
+`verify` is done twice, and the second time counts. `resize` makes the shorter side 256 pixels and
+encodes JPEG of quality 90, in two processes. Prints {"seconds": ...}.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import io
 import json
 import multiprocessing
 import os
-import random
 import sys
 import tarfile
 import time
@@ -52,14 +48,6 @@ def write_webdataset(photos: Path, store: Path) -> None:
     with webdataset.ShardWriter(f"{store}/shard-%06d.tar", maxsize=256e6, verbose=0) as writer:
         for number, item in enumerate(photos_in(photos)):
             writer.write({"__key__": f"{number:08d}", **load(item)})
-
-
-def write_litdata(photos: Path, store: Path) -> None:
-    import litdata
-
-    litdata.optimize(
-        fn=load, inputs=photos_in(photos), output_dir=str(store), chunk_bytes="64MB", num_workers=2
-    )
 
 
 def write_lmdb(photos: Path, store: Path) -> None:
@@ -240,52 +228,9 @@ def verify_xxh3(store: Path) -> Callable[[], None]:
     return check
 
 
-def read_shardkit(store: Path) -> Callable[[], Iterable[dict[str, Any]]]:
-    import shardkit
-
-    dataset = shardkit.open(store)
-    order = list(range(len(dataset)))
-
-    def epoch() -> Iterable[dict[str, Any]]:
-        random.shuffle(order)
-        return map(dataset.__getitem__, order)
-
-    return epoch
-
-
-def read_webdataset(store: Path) -> Callable[[], Iterable[dict[str, Any]]]:
-    import webdataset
-
-    shards = sorted(map(str, store.glob("*.tar")))
-    dataset = webdataset.WebDataset(shards, shardshuffle=100).shuffle(1000)
-    return lambda: dataset
-
-
-def read_litdata(store: Path) -> Callable[[], Iterable[dict[str, Any]]]:
-    import litdata
-
-    dataset = litdata.StreamingDataset(str(store), shuffle=True)
-    loader = litdata.StreamingDataLoader(dataset, batch_size=64, collate_fn=list)
-    return lambda: (sample for batch in loader for sample in batch)
-
-
-def hash_all(samples: Iterable[dict[str, Any]]) -> int:
-    """Hash every value of bytes; returns how many samples there were."""
-    import xxhash
-
-    digest = xxhash.xxh3_64_intdigest
-    count = 0
-    for sample in samples:
-        count += 1
-        for value in sample.values():
-            if isinstance(value, bytes | memoryview):
-                digest(value)
-    return count
-
-
 def main(action: str, name: str, *paths: str) -> None:
     places = [Path(path) for path in paths]
-    samples, seconds = 0, None
+    seconds = None
     if action == "resize":
         began = time.perf_counter()
         seconds = globals()[f"resize_{name}"](*places)
@@ -294,18 +239,12 @@ def main(action: str, name: str, *paths: str) -> None:
         _, _, format = name.partition("shardkit_")
         work = write_shardkit(format) if format else globals()[f"write_{name}"]
         work(*places)
-    elif action == "verify":
+    else:
         check = globals()[f"verify_{name}"](*places)
         check()
         began = time.perf_counter()
         check()
-    else:
-        epoch = globals()[f"read_{name}"](*places)
-        hash_all(epoch())
-        began = time.perf_counter()
-        samples = hash_all(epoch())
-    seconds = seconds or time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "samples": samples}), flush=True)
+    print(json.dumps({"seconds": seconds or time.perf_counter() - began}), flush=True)
 
 
 if __name__ == "__main__":

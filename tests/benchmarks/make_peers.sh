@@ -1,14 +1,27 @@
 #!/usr/bin/env bash
-# An environment of their own for the libraries that we are compared with: their pins clash with ours.
+# Environments of their own for the libraries that we are compared with: their pins clash with ours,
+# and with each other's. `shardkit bench --peers-in FOLDER` finds them.
 # usage: tests/benchmarks/make_peers.sh FOLDER
 set -euo pipefail
-python3 -m venv "$1"
-"$1/bin/pip" install --quiet torch==2.13.0
-# Without its dependencies, as they would replace torch by a build of several gigabytes.
-"$1/bin/pip" install --quiet --no-deps litdata==0.2.76
-"$1/bin/pip" install --quiet webdataset==1.0.2 xxhash numpy boto3 requests lightning-utilities \
-    tifffile obstore filelock
-"$1/bin/pip" install --quiet datasets==5.2.0 lmdb==3.0.0 msgpack Pillow
+
+# FOLDER/$1, with what shardkit/performance/peer.py needs besides the libraries that it measures.
+# torch comes first: others would replace it by a build of several gigabytes.
+environment() {
+    python3 -m venv "$folder/$1"
+    pip="$folder/$1/bin/pip install --quiet"
+    $pip torch==2.13.0
+    $pip opencv-python-headless "${@:2}"
+}
+folder=$1
+
+environment main numpy xxhash
+$pip --no-deps litdata==0.2.76
+$pip boto3 requests lightning-utilities tifffile obstore filelock
+$pip webdataset==1.0.2 datasets==5.2.0 lmdb==3.0.0 msgpack Pillow tokenizers
 # FFCV builds from source; Debian: g++ pkg-config libturbojpeg0-dev libopencv-dev.
-"$1/bin/pip" install --quiet ffcv==1.0.2
-"$1/bin/python" -c "import litdata, webdataset; print('litdata', litdata.__version__)"
+$pip ffcv==1.0.2 || echo "ffcv cannot be built here: it will be left out"
+
+# What `import streaming` takes, without the clients of object stores, and without torchvision.
+environment streaming "numpy<2.2" "xxhash<4" "transformers<5" \
+    Brotli catalogue matplotlib Pillow python-snappy tqdm zstd
+$pip --no-deps mosaicml-streaming==0.13.0

@@ -24,7 +24,7 @@ import simplejpeg
 
 import shardkit
 from shardkit import storage
-from shardkit.performance.doctor import doctor
+from shardkit.performance.doctor import Diagnosis, doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.probes import run
 from shardkit.performance.workers import dataloader_like
@@ -131,12 +131,16 @@ class Result:
         return {**self.__dict__, "of the prediction": round(reached, 3)}
 
 
+def first_of(found: Diagnosis) -> Finding:
+    return (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
+
+
 def storage_plant(plants: Plants) -> Result:
     """Values come late: keep them, or wait with more threads."""
     with throttled():
         loader = plants.crops(plants.small())
         found = doctor(loader, seconds=plants.seconds)
-        first = found.findings[0]
+        first = first_of(found)
         better = plants.settings(loader, first)
         for _ in better:  # the first epoch fills a cache
             pass
@@ -147,7 +151,7 @@ def decode_plant(plants: Plants) -> Result:
     """Huge originals for a small crop: store smaller ones, by the command that is said."""
     loader = plants.crops(plants.originals(), size=96)
     found = doctor(loader, seconds=plants.seconds)
-    first = found.findings[0]
+    first = first_of(found)
     out = plants.work / "resized"
     words = (first.command or "").split()
     if "--resize" in words and not out.exists():
@@ -162,7 +166,7 @@ def transform_plant(plants: Plants) -> Result:
     """A transform that keeps the interpreter: processes."""
     loader = plants.crops(plants.small(), slow)
     found = doctor(loader, seconds=plants.seconds)
-    first = found.findings[0]
+    first = first_of(found)
     workers = first.settings.get("workers", 1)
     batches = dataloader_like(loader, workers)
     return Result(
@@ -187,7 +191,7 @@ def threads_plant(plants: Plants) -> Result:
     """One thread, with processors idle."""
     loader = plants.crops(plants.small(), threads=1)
     found = doctor(loader, seconds=plants.seconds)
-    first = found.findings[0]
+    first = first_of(found)
     after = plants.rate(plants.settings(loader, first))
     return Result("threads", first.cause, found.rate, first.rate or 0, after)
 
@@ -198,7 +202,7 @@ def padding_plant(plants: Plants) -> Result:
     collate = shardkit.pad_collate()
     loader = TorchLoader(plants.documents(), collate=collate, profile=True, **options)
     found = doctor(loader, seconds=plants.seconds)
-    first = found.findings[0]
+    first = first_of(found)
     before = trained(loader)
     after = trained(plants.settings(loader, first))
     return Result("padding", first.cause, before, before * first.gain, after)

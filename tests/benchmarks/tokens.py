@@ -52,11 +52,11 @@ def main(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--peers", type=Path, help="environment of the others, of make_peers.sh")
+    parser.add_argument("--peers", type=Path, help="environments of the others, of make_peers.sh")
     parser.add_argument("--only", default=",".join(PEERS), help="which of the others")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
-    python = str(options.peers / "bin/python") if options.peers else sys.executable
+    python = str(options.peers / "main/bin/python") if options.peers else sys.executable
     runs = {"shardkit": lambda: shardkit(options.data, options.work)}
     for name in filter(None, options.only.split(",")):
         runs[name] = lambda name=name: peer(name, python, options.data, options.work)

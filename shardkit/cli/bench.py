@@ -1,0 +1,183 @@
+"""`shardkit bench`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli import print_json
+from shardkit.cli.tables import counted, print_numbers, print_table, size
+
+_ABOUT = {
+    "read": "every value, in shuffled order, hashed",
+    "decode": "every picture, whole",
+    "load": "shuffled batches, as in training",
+}
+_HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
+
+
+def _numbers(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise click.BadParameter("expected numbers, such as 1,2,4") from None
+
+
+def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+@click.command("bench", context_settings={"show_default": True})
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--threads", callback=_numbers, metavar="N,...", help="To try.  [default: 1,2,4,... processors]"
+)
+@click.option(
+    "--workers", callback=_numbers, metavar="N,...", help="Of torch's DataLoader, to try as well."
+)
+@click.option(
+    "--batch-size", "batch_sizes", default="64", callback=_numbers, metavar="N,...", help="To try."
+)
+@click.option(
+    "--transform",
+    "transforms",
+    default="crop",
+    callback=_words,
+    metavar="NAME,...",
+    help="To try: crop, resize, center, decode, none, or your own of the pixels: module:function",
+)
+@click.option("--size", "side", default=224, metavar="N", help="Pixels a side that these make.")
+@click.option(
+    "--measure",
+    "measures",
+    default="read,decode,load",
+    callback=_words,
+    metavar="NAME,...",
+    help="What to measure.",
+)
+@click.option("--cold", is_flag=True, help="Measure with files that are not in memory, too.")
+@click.option("--rounds", default=5, metavar="N", help="Runs of each setting that count.")
+@click.option("--limit", default=10_000, metavar="N", help="Most samples in a run.")
+@click.option("--peers", is_flag=True, help="Measure the other libraries that are installed, too.")
+@click.option(
+    "--peers-in",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Look for them in this environment, or in those inside of it. Repeatable.",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write what these read here, and keep it.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
+@click.option("--quiet", is_flag=True, help="Say nothing but results and errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def command(
+    paths: tuple[Path, ...],
+    side: int,
+    plot: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how fast PATHS load, side by side: datasets of any format, folders of pictures.
+
+    Every setting is run in turn, round after round; medians are shown. Exit codes: 0 measured, 1
+    all runs failed, 2 the command line is at fault.
+    """
+    from shardkit.cli.progress import BenchMonitor
+    from shardkit.performance.bench import bench
+    from shardkit.performance.plot import check_plot, draw
+
+    if plot is not None:
+        check_plot(plot)
+    if any(":" in name for name in options["transforms"]):
+        sys.path.insert(0, os.getcwd())  # where people keep them; contenders get this path too
+    options["workers"] = options["workers"] or ()
+    with BenchMonitor(quiet) as progress:
+        report = bench(paths, size=side, progress=progress, **options)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report)
+    errors = {f"{run['contender']}: {run['error']}": None for run in report["runs"] if run["error"]}
+    for error in errors:
+        click.echo(f"shardkit: {error}", err=True)
+    if plot is not None:
+        draw(report, plot)
+    if all(run["error"] for run in report["runs"]):
+        sys.exit(1)
+
+
+def _show(report: dict[str, Any]) -> None:
+    machine, settings, found = report["machine"], report["settings"], report["versions"]
+    processors = counted(machine["processors"], "processor")
+    memory = f", {size(machine['memory'])} of memory" if machine["memory"] else ""
+    rows = [
+        (
+            "machine",
+            f"{machine['processor']}, {processors}{memory}",
+        ),
+        ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
+        (
+            "figures",
+            f"medians of {counted(settings['rounds'], 'run')} of at most {settings['limit']:,} "
+            "samples; spread: the slowest run to the fastest; times: as fast as the slowest",
+        ),
+    ]
+    rows += [_contender_row(contender) for contender in report["contenders"]]
+    print_table("Benchmark", rows)
+    for measure in settings["measures"]:
+        _show_measure(measure, report)
+    if report["skipped"]:
+        print_table("Not measured", list(report["skipped"].items()))
+
+
+def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
+    if "version" in contender:
+        note = f"; {contender['note']}" if contender["note"] else ""
+        return contender["name"], contender["version"] + note
+    where = f" on {contender['file_system']}" if contender["file_system"] else ""
+    amount = f"{counted(contender['samples'], 'sample')}, {size(contender['bytes'])}"
+    return contender["name"], f"{contender['format']}: {amount}{where}"
+
+
+def _show_measure(measure: str, report: dict[str, Any]) -> None:
+    from shardkit.performance.plot import words_of
+
+    runs = [run for run in report["runs"] if run["measure"] == measure]
+    slowest = min((run["rate"] for run in runs if run["rate"]), default=0.0)
+    rows: list[tuple[str, ...]] = []
+    for run in runs:
+        if run["rate"] is None:
+            rows.append((run["contender"], words_of(run), "failed", "", "", ""))
+            continue
+        stored = run["bytes_per_second"]
+        rows.append(
+            (
+                run["contender"],
+                words_of(run),
+                f"{run['rate']:,.0f}",
+                f"{run['min']:,.0f} to {run['max']:,.0f}",
+                f"{size(int(stored))}/s" if stored else "-",
+                f"{run['rate'] / slowest:.2f}",
+            )
+        )
+    measured = {run["contender"] for run in runs}
+    rows += [
+        (contender["name"], "-", "-", "-", "-", "-")
+        for contender in report["contenders"]
+        if contender["name"] not in measured
+    ]
+    print_numbers(f"{measure}: {_ABOUT[measure]}", _HEADER, rows)

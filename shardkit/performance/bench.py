@@ -1,0 +1,364 @@
+"""`bench`: how fast datasets load, side by side: many short runs in turn, and their medians."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardkit.dataset import Dataset
+from shardkit.errors import UsageError
+from shardkit.options import check_names, check_numbers
+from shardkit.performance.cold import drop
+from shardkit.performance.contender import START
+from shardkit.performance.folder import open_any
+from shardkit.performance.machine import about_machine, file_system, versions
+from shardkit.performance.process import Process
+from shardkit.performance.recipe import picture_field, usual_options
+from shardkit.schema import Image
+from shardkit.stream.world import default_threads
+
+MEASURES = ("read", "decode", "load")
+PEER = "peer"  # in the place of a format: another library
+_STAYED = 0.05  # of the bytes, in memory: with more, a run is not called cold
+
+
+class Progress(Protocol):
+    """What hears how far the measuring is."""
+
+    def note(self, words: str) -> None: ...
+
+    def start(self, runs: int) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured of each dataset: every combination of these. The fields are bench's."""
+
+    measures: Sequence[str] = MEASURES
+    threads: Sequence[int] | None = None
+    workers: Sequence[int] = ()
+    batch_sizes: Sequence[int] = (64,)
+    transforms: Sequence[str] = ("crop",)
+    size: int = 224
+    rounds: int = 5
+    limit: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_numbers(self, size=1, rounds=1, limit=1)
+        unknown = [measure for measure in self.measures if measure not in MEASURES]
+        if unknown or not self.measures:
+            raise UsageError(
+                "there is no such measure",
+                found=", ".join(map(repr, unknown)) or "none",
+                expected=", ".join(MEASURES),
+            )
+        least = {"threads": 0, "workers": 1, "batch_sizes": 1}
+        for name, smallest in least.items():
+            if any(number < smallest for number in getattr(self, name) or ()):
+                raise UsageError(f"{name.replace('_', ' ')} must be {smallest} or more")
+
+    def powers(self) -> Sequence[int]:
+        """The numbers of threads to try: 1, 2, 4, ... up to the processors, unless asked."""
+        most = default_threads()
+        doubled = [1 << n for n in range(most.bit_length())]
+        return self.threads or [*doubled, *([most] if most not in doubled else [])]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run does, as its process is told. None: does not apply."""
+
+    measure: str
+    threads: int | None = None
+    workers: int | None = None
+    batch_size: int | None = None
+    transform: str | None = None
+    size: int | None = None
+
+    def request(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One dataset, or one peer: what to start, what to measure."""
+
+    name: str
+    format: str  # or PEER
+    command: list[str]
+    settings: list[Setting]
+    files: list[Path]  # to drop from memory for cold runs
+    sample_bytes: float | None = None  # stored of a sample, on average
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Measured:
+    """The runs of a contender with a setting."""
+
+    contender: Contender
+    setting: Setting
+    cold: bool
+    seconds: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    stayed: list[float] = field(default_factory=list)  # in memory, though the run is cold
+    error: str | None = None
+
+    def add(self, answer: dict[str, Any]) -> None:
+        """Count a run. The first that fails is the last."""
+        if "error" in answer:
+            self.error = answer["error"]
+        else:
+            self.seconds.append(answer["seconds"])
+            self.samples.append(answer["samples"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Rates are samples a second."""
+        rates = [n / max(s, 1e-9) for n, s in zip(self.samples, self.seconds, strict=True)]
+        rate = statistics.median(rates) if rates and self.error is None else None
+        size = self.contender.sample_bytes
+        return {
+            "contender": self.contender.name,
+            "format": self.contender.format,
+            **asdict(self.setting),
+            "cold": self.cold,
+            "seconds": self.seconds,
+            "samples": self.samples,
+            "rate": rate,
+            "min": min(rates) if rate else None,
+            "max": max(rates) if rate else None,
+            "bytes_per_second": rate * size if rate and size else None,
+            "stayed": max(self.stayed, default=None),
+            "error": self.error,
+        }
+
+
+def bench(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    cold: bool = False,
+    peers: bool = False,
+    peers_in: Sequence[str | os.PathLike[str]] = (),
+    work: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    **sweep: Any,
+) -> dict[str, Any]:
+    """Measure datasets of any formats and folders of pictures; returns what JSON can hold.
+
+    The measures are "read" (every value, in shuffled order, hashed), "decode" (pictures read and
+    decoded whole), and "load" (batches, as in training). `threads`, `workers` (of torch's
+    DataLoader), `batch_sizes` and `transforms` are what to try, `size` is the pixels that
+    transforms make; a run is an epoch, but at most `limit` samples of it. Each of `rounds` has one
+    run of everything, in an order of its own; a run before them is not counted.
+
+    cold: measure a second time with files that are not in memory.
+    peers: measure other libraries too, with the samples of the first path; those installed here,
+    and in the environments `peers_in`. Their stores are written into `work`, and kept if given.
+    Cold runs of theirs include what they do only once: starting workers, compiling.
+
+    Raises UsageError for what cannot be, a batch that is larger than a dataset among it. What
+    fails while it is measured has an `error` in the report, and the others go on.
+    """
+    check_names(Sweep, sweep)
+    asked = Sweep(**sweep)
+    datasets = _opened(paths)
+    skipped: dict[str, str] = {}
+    contenders = [_ours(name, *each, asked, skipped) for name, each in datasets.items()]
+    if asked.workers and importlib.util.find_spec("torch") is None:
+        skipped["workers"] = "torch is not installed: pip install shardkit[torch]"
+    with tempfile.TemporaryDirectory() as temporary:
+        if peers or peers_in:
+            if progress:
+                progress.note("writing what other libraries read")
+            first = next(iter(datasets.values()))[1]
+            place = Path(work or temporary)
+            contenders += _peers(first, asked, peers_in, place, skipped)
+        warm = [Measured(c, s, cold=False) for c in contenders for s in c.settings]
+        if not warm:
+            raise UsageError(
+                "there is nothing to measure", found="; ".join(skipped.values()) or None
+            )
+        for _, dataset in datasets.values():
+            dataset.close()  # what is mapped cannot be dropped
+        chilled = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
+        icy = [Measured(c, s, cold=True) for c in chilled for s in c.settings]
+        if progress:
+            progress.start(len(warm) * (asked.rounds + 1) + len(icy) * asked.rounds)
+        _run_warm(warm, asked.rounds, progress)
+        _run_cold(icy, asked.rounds, progress)
+    return {
+        "versions": versions(),
+        "machine": about_machine(),
+        "settings": {**asdict(asked), "threads": asked.powers(), "cold": cold},
+        "contenders": [{"name": c.name, "format": c.format, **c.about} for c in contenders],
+        "runs": [measured.to_dict() for measured in (*warm, *icy)],
+        "skipped": skipped,
+    }
+
+
+def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
+    """The datasets by the shortest names that tell them apart."""
+    every = list(dict.fromkeys(map(Path, paths)))
+    if not every:
+        raise UsageError("there is no dataset to measure", fix="name one or several")
+    names = [path.resolve().name for path in every]
+    opened = {}
+    for path, name in zip(every, names, strict=True):
+        dataset = open_any(path)
+        if not len(dataset):
+            raise UsageError("the dataset has no samples", path=path, fix="convert some first")
+        opened[name if names.count(name) == 1 else str(path)] = path, dataset
+    return opened
+
+
+def _ours(
+    name: str, path: Path, dataset: Dataset, asked: Sweep, skipped: dict[str, str]
+) -> Contender:
+    settings = list(_settings(dataset, asked))
+    for measure in asked.measures:
+        if not any(setting.measure == measure for setting in settings):
+            skipped[f"{name}, {measure}"] = "it has no encoded pictures"
+    search = json.dumps([place for place in sys.path if place])
+    stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
+    return Contender(
+        name,
+        dataset.format,
+        [sys.executable, "-c", START, search, os.fspath(path), str(asked.limit)],
+        settings,
+        [path],
+        stored / len(dataset),
+        {
+            "path": os.fspath(path),
+            "samples": len(dataset),
+            "shards": dataset.shards,
+            "bytes": stored,
+            "file_system": file_system(path),
+        },
+    )
+
+
+def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
+    """What is measured of one of our datasets."""
+    pictures = picture_field(dataset)
+    threads = asked.powers()
+    if "read" in asked.measures:
+        yield from (Setting("read", number) for number in threads)
+    encoded = pictures is not None and isinstance(dataset.schema[pictures], Image)
+    if "decode" in asked.measures and encoded:
+        yield from (Setting("decode", number) for number in threads)
+    if "load" not in asked.measures:
+        return
+    if pictures is None and asked.threads is None:
+        threads = [0, *threads]  # arrays alone: there is little that threads could take over
+    workers = asked.workers if importlib.util.find_spec("torch") is not None else ()
+    for batch_size in asked.batch_sizes:
+        for transform in _transforms(dataset, asked):
+            recipe: dict[str, Any] = {
+                "batch_size": batch_size, "transform": transform, "size": asked.size,
+            }  # fmt: skip
+            usual_options(dataset, **recipe)  # so that what cannot be is said now
+            yield from (Setting("load", number, **recipe) for number in threads)
+            yield from (Setting("load", workers=number, **recipe) for number in workers)
+
+
+def _transforms(dataset: Dataset, asked: Sweep) -> Sequence[str]:
+    """Those to try: without pictures the known ones are one and the same."""
+    if picture_field(dataset) is not None:
+        return asked.transforms
+    return [*(name for name in asked.transforms if ":" in name)] or ["none"]
+
+
+def _peers(
+    dataset: Dataset,
+    asked: Sweep,
+    folders: Sequence[str | os.PathLike[str]],
+    work: Path,
+    skipped: dict[str, str],
+) -> list[Contender]:
+    from shardkit.performance.peers import contenders, interpreters_in
+
+    ready, missing = contenders(dataset, interpreters_in(folders), work, limit=asked.limit)
+    skipped.update(missing)
+    transform = "none" if picture_field(dataset) is None else "crop"
+    loaded = "load" in asked.measures and transform in (*asked.transforms, "none")
+    if "load" in asked.measures and not loaded and ready:
+        skipped["load of others"] = "they are measured with the transform crop alone"
+    found = []
+    for peer in ready:
+        settings: list[Setting] = []
+        if "read" in asked.measures and "read" in peer.measures:
+            settings += [Setting("read", workers=number) for number in asked.powers()]
+        for batch_size in asked.batch_sizes if loaded else ():
+            settings += [
+                Setting("load", None, number, batch_size, transform, asked.size)
+                for number in asked.powers()
+            ]
+        about = {"version": peer.version, "path": os.fspath(peer.store), "note": peer.note}
+        found.append(Contender(peer.name, PEER, peer.command, settings, [peer.store], about=about))
+    return found
+
+
+def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
+    stayed = drop(contender.files)
+    if stayed > _STAYED:
+        skipped[f"{contender.name}, cold"] = (
+            f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
+        )
+    return stayed <= _STAYED
+
+
+def _in_turn(measured: Sequence[Measured], number: int) -> list[Measured]:
+    """All of them, in an order that each round has for itself."""
+    return random.Random(number).sample(measured, len(measured))
+
+
+def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
+    """Each contender has a process that stays; the first run of everything is not counted."""
+    processes: dict[int, Process] = {}
+    try:
+        for number in range(rounds + 1):
+            for each in _in_turn(measured, number):
+                if each.error is None:
+                    process = processes.setdefault(
+                        id(each.contender), Process(each.contender.command)
+                    )
+                    answer = process.ask(each.setting.request())
+                    if number or "error" in answer:
+                        each.add(answer)
+                if progress:
+                    progress.advance()
+    finally:
+        for process in processes.values():
+            process.close()
+
+
+def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
+    """Each run has a process of its own, which has opened its dataset before the files go."""
+    for number in range(rounds):
+        for each in _in_turn(measured, number):
+            if each.error is None:
+                process = Process(each.contender.command)
+                try:
+                    if each.contender.format != PEER:
+                        process.ask({"measure": "open"})
+                    stayed = drop(each.contender.files)
+                    if stayed > _STAYED:  # somebody else reads them
+                        each.add({"error": f"not cold: {stayed:.0%} of the bytes are in memory"})
+                    else:
+                        each.stayed.append(stayed)
+                        each.add(process.ask(each.setting.request()))
+                finally:
+                    process.close()
+            if progress:
+                progress.advance()

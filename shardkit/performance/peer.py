@@ -1,0 +1,429 @@
+"""Another library as a contender of `shardkit bench`: a script for the interpreter that has it.
+
+    python peer.py found                     the peers that this interpreter can run, as JSON
+    python peer.py write NAME SOURCE STORE   the peer's own store of class folders, or of tokens
+    python peer.py run NAME STORE            a line of JSON in, a line of JSON out, for each run
+
+A run is an epoch of all samples in the store. `read` hands every value to its consumer, which
+hashes it; `load` makes batches for training. Nothing of shardkit is imported: it need not be there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
+# The modules beside this script are not for everybody who imports one of their names.
+sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).parent]
+
+_PICTURES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
+# Name -> what it imports; the first has the version.
+NEEDS = {
+    "imagefolder": _PICTURES,
+    "webdataset": ("webdataset", *_PICTURES),
+    "datasets": ("datasets", *_PICTURES),
+    "ffcv": ("ffcv", "torch"),
+    "litdata": ("litdata", *_PICTURES),
+    "streaming": ("streaming", *_PICTURES),
+    "mmap": ("torch", "xxhash"),
+    "litdata-tokens": ("litdata", "torch", "xxhash"),
+}
+# Modules whose packages have another name.
+PACKAGES = {"cv2": "opencv-python-headless", "streaming": "mosaicml-streaming"}
+
+_SUFFIXES = "jpg;jpeg;png;webp;gif;bmp;tif;tiff;ppm"
+_CHUNK = 1000  # blocks of tokens in a chunk of litdata
+
+
+class Setting(NamedTuple):
+    """What a run is asked to do; the loader that does it is kept for the next such run."""
+
+    measure: str
+    workers: int
+    batch_size: int = 64
+    transform: str = "crop"
+    size: int = 224
+
+    @classmethod
+    def of(cls, request: dict[str, Any]) -> Setting:
+        """What a line of JSON asks for; a limit is the store's, which has no more samples."""
+        return cls(**{name: request[name] for name in cls._fields if name in request})
+
+    def options(self, collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
+        """Arguments of torch's DataLoader, and of those that are like it."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.workers,
+            "persistent_workers": self.workers > 0,
+            "collate_fn": collate,
+        }
+
+    def pictures(self) -> dict[str, Any]:
+        """The same where samples are pictures."""
+        return self.options(encoded if self.measure == "read" else Crops(self.crop()))
+
+    def crop(self) -> int:
+        """Pixels a side of what becomes of a picture."""
+        if self.transform != "crop":
+            raise ValueError("peers are measured with the transform 'crop' alone")
+        return self.size
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def encoded(samples: list[dict[str, Any]]) -> list[bytes]:
+    """A batch of `read`: the stored bytes."""
+    return [sample["image"] for sample in samples]
+
+
+class Crops:
+    """Makes a batch of `load`: pictures decoded and cropped by OpenCV, and their labels."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, samples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        import torch
+
+        crops = [torch.from_numpy(self._crop(sample["image"])) for sample in samples]
+        return torch.stack(crops), torch.tensor([int(sample["label"]) for sample in samples])
+
+    def _crop(self, data: bytes) -> npt.NDArray[np.uint8]:
+        import numpy as np
+
+        cv2 = opencv()
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        if pixels is None:
+            raise ValueError("OpenCV cannot decode a picture")
+        top, left, height, width = random_crop(*pixels.shape[:2])
+        crop = pixels[top : top + height, left : left + width]
+        made: npt.NDArray[np.uint8] = cv2.resize(
+            crop, (self.size, self.size), interpolation=cv2.INTER_AREA
+        )
+        return made
+
+
+@functools.cache
+def opencv() -> ModuleType:
+    """OpenCV with one thread a worker, as its own would only be in the way of other workers."""
+    cv2 = import_module("cv2")
+    cv2.setNumThreads(1)
+    return cv2
+
+
+def random_crop(height: int, width: int) -> tuple[int, int, int, int]:
+    """torchvision's RandomResizedCrop: top, left, height, width."""
+    for _ in range(10):
+        area = height * width * random.uniform(0.08, 1)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return random.randint(0, height - h), random.randint(0, width - w), h, w
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+class ClassFolders:
+    """Loose files of pictures; the name of a folder is the label."""
+
+    def __init__(self, root: Path) -> None:
+        folders = sorted(root.iterdir())
+        self.items = [(str(p), int(f.name)) for f in folders for p in sorted(f.iterdir())]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return load(self.items[index])
+
+
+def load(item: tuple[str, int]) -> dict[str, Any]:
+    with open(item[0], "rb") as file:
+        return {"image": file.read(), "label": item[1]}
+
+
+def imagefolder(store: Path, setting: Setting) -> Iterable[Any]:
+    return data_loader(ClassFolders(store), shuffle=True, **setting.pictures())
+
+
+def data_loader(data: Any, **options: Any) -> Iterable[Any]:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(data, **options)
+
+
+def webdataset(store: Path, setting: Setting) -> Iterable[Any]:
+    shards = sorted(map(str, store.glob("*.tar")))
+    data = import_module("webdataset").WebDataset(shards, shardshuffle=100).shuffle(1000)
+    return data_loader(data.rename(image=_SUFFIXES, label="cls"), **setting.pictures())
+
+
+def datasets(store: Path, setting: Setting) -> Iterable[Any]:
+    data = import_module("datasets").load_from_disk(str(store))
+    return data_loader(data, shuffle=True, **setting.pictures())
+
+
+def ffcv(store: Path, setting: Setting) -> Iterable[Any]:
+    decoders, loader = import_module("ffcv.fields.decoders"), import_module("ffcv.loader")
+    tensor = import_module("ffcv.transforms").ToTensor
+    crop = decoders.RandomResizedCropRGBImageDecoder((setting.crop(), setting.crop()))
+    made: Iterable[Any] = loader.Loader(
+        str(next(store.glob("*.beton"))),
+        batch_size=setting.batch_size,
+        num_workers=max(setting.workers, 1),
+        order=loader.OrderOption.RANDOM,
+        drop_last=False,
+        pipelines={"image": [crop, tensor()], "label": [decoders.IntDecoder(), tensor()]},
+    )
+    return made
+
+
+def litdata(store: Path, setting: Setting) -> Iterable[Any]:
+    module = import_module("litdata")
+    data = module.StreamingDataset(str(store), shuffle=True)
+    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.pictures())
+    return made
+
+
+def write_litdata(source: Path, store: Path) -> None:
+    import_module("litdata").optimize(
+        fn=load,
+        inputs=ClassFolders(source).items,
+        output_dir=str(store),
+        chunk_bytes="64MB",
+        num_workers=2,
+    )
+
+
+def mosaicml() -> ModuleType:
+    """The module `streaming` without its datasets of pictures, which would want torchvision."""
+    sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
+    return import_module("streaming")
+
+
+def streaming(store: Path, setting: Setting) -> Iterable[Any]:
+    data = mosaicml().StreamingDataset(
+        local=str(store), shuffle=True, batch_size=setting.batch_size
+    )
+    return data_loader(data, **setting.pictures())
+
+
+def write_streaming(source: Path, store: Path) -> None:
+    columns = {"image": "bytes", "label": "int"}
+    with mosaicml().MDSWriter(out=str(store), columns=columns, size_limit="64mb") as writer:
+        for item in ClassFolders(source).items:
+            writer.write(load(item))
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def mmap(store: Path, setting: Setting) -> Iterable[Any]:
+    """The loop of nanoGPT and others: no order that is kept, no epoch, no keys, no workers."""
+    import numpy as np
+
+    blocks = np.load(store / "tokens.npy", mmap_mode="r")
+    return ShuffledBlocks(blocks) if setting.measure == "read" else RandomOffsets(blocks, setting)
+
+
+class ShuffledBlocks:
+    """Every block once, in another order each time."""
+
+    def __init__(self, blocks: npt.NDArray[Any]) -> None:
+        self.blocks = blocks
+
+    def __iter__(self) -> Iterator[list[npt.NDArray[Any]]]:
+        import numpy as np
+
+        for number in np.random.permutation(len(self.blocks)).tolist():
+            yield [self.blocks[number]]
+
+
+class RandomOffsets:
+    """As many tokens as there are, in batches of blocks that begin anywhere."""
+
+    def __init__(self, blocks: npt.NDArray[Any], setting: Setting) -> None:
+        self.tokens, self.length = blocks.reshape(-1), blocks.shape[1]
+        self.count, self.batch_size = len(blocks), setting.batch_size
+
+    def __iter__(self) -> Iterator[tuple[Tensor]]:
+        import numpy as np
+        import torch
+
+        last = len(self.tokens) - self.length + 1
+        for done in range(0, self.count, self.batch_size):
+            places = torch.randint(last, (min(self.batch_size, self.count - done),)).tolist()
+            rows = [self.tokens[at : at + self.length].astype(np.int64) for at in places]
+            yield (torch.stack([torch.from_numpy(row) for row in rows]),)
+
+
+def litdata_tokens(store: Path, setting: Setting) -> Iterable[Any]:
+    module = import_module("litdata")
+    block = int((store / "block_size").read_text())
+    data = module.StreamingDataset(
+        str(store), item_loader=module.TokensLoader(block_size=block), shuffle=True
+    )
+    collate = arrays if setting.measure == "read" else rows_of_tokens
+    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.options(collate))
+    return made
+
+
+def arrays(blocks: list[Tensor]) -> list[npt.NDArray[Any]]:
+    return [block.numpy() for block in blocks]
+
+
+def rows_of_tokens(blocks: list[Tensor]) -> tuple[Tensor]:
+    import torch
+
+    return (torch.stack(blocks).long(),)
+
+
+def write_litdata_tokens(source: Path, store: Path) -> None:
+    import numpy as np
+
+    module, path = import_module("litdata"), source / "tokens.npy"
+    count, block = np.load(path, mmap_mode="r").shape
+    module.optimize(
+        fn=some_tokens,
+        inputs=[(str(path), at) for at in range(0, count, _CHUNK)],
+        output_dir=str(store),
+        chunk_size=_CHUNK * block,
+        item_loader=module.TokensLoader(block_size=block),
+        num_workers=1,
+    )
+    (store / "block_size").write_text(str(block))
+
+
+def some_tokens(place: tuple[str, int]) -> Iterable[Tensor]:
+    """The blocks of a chunk, one after the other."""
+    import numpy as np
+    import torch
+
+    path, start = place
+    blocks = np.load(path, mmap_mode="r")[start : start + _CHUNK]
+    if blocks.dtype == np.uint32:  # which litdata does not have; no vocabulary goes beyond
+        blocks = blocks.view(np.int32)
+    yield torch.from_numpy(blocks.reshape(-1).copy())
+
+
+# --- the script ----------------------------------------------------------------------------------
+
+LOADERS: dict[str, Callable[[Path, Setting], Iterable[Any]]] = {
+    "imagefolder": imagefolder,
+    "webdataset": webdataset,
+    "datasets": datasets,
+    "ffcv": ffcv,
+    "litdata": litdata,
+    "streaming": streaming,
+    "mmap": mmap,
+    "litdata-tokens": litdata_tokens,
+}
+WRITERS: dict[str, Callable[[Path, Path], None]] = {
+    "litdata": write_litdata,
+    "streaming": write_streaming,
+    "litdata-tokens": write_litdata_tokens,
+}
+
+
+def found() -> dict[str, dict[str, Any]]:
+    """Of each peer its version, or the packages that are missing; nothing is imported for it."""
+    modules = {module for needs in NEEDS.values() for module in needs}
+    absent = {module for module in modules if importlib.util.find_spec(module) is None}
+    answer: dict[str, dict[str, Any]] = {}
+    for name, needs in NEEDS.items():
+        missing = [PACKAGES.get(module, module) for module in needs if module in absent]
+        package = PACKAGES.get(needs[0], needs[0])
+        answer[name] = (
+            {"missing": missing}
+            if missing
+            else {"version": f"{package} {metadata.version(package)}"}
+        )
+    return answer
+
+
+def consume(measure: str, batches: Iterable[Any]) -> int:
+    """Take an epoch as its measure says; returns how many samples there were."""
+    if measure == "load":
+        return sum(len(batch[0]) for batch in batches)
+    digest = import_module("xxhash").xxh3_64_intdigest
+    count = 0
+    for batch in batches:
+        count += len(batch)
+        for value in batch:
+            digest(value)
+    return count
+
+
+def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
+    """Answer requests, line by line, until there are no more."""
+    loaders: dict[Setting, Iterable[Any]] = {}
+    for line in requests:
+        try:
+            answer = run(name, store, Setting.of(json.loads(line)), loaders)
+        except Exception as error:  # it is the peer's code: whatever it raises is the answer
+            answer = {"error": last_line(error)}
+            loaders.clear()  # nobody knows what state they are in
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def run(
+    name: str, store: Path, setting: Setting, loaders: dict[Setting, Iterable[Any]]
+) -> dict[str, Any]:
+    if setting not in loaders:
+        loaders[setting] = LOADERS[name](store, setting)
+    began = time.perf_counter()
+    samples = consume(setting.measure, loaders[setting])
+    return {"seconds": time.perf_counter() - began, "samples": samples}
+
+
+def last_line(error: Exception) -> str:
+    """What went wrong, in one line; errors out of workers have their traceback in the text."""
+    lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
+    kind, text = type(error).__name__, lines[-1].strip() if lines else ""
+    return text if text.startswith(kind) else f"{kind}: {text}"
+
+
+def main(action: str, *words: str) -> None:
+    # Libraries print as they like: what fd 1 gets goes to stderr, and answers to a copy of it.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    answer: dict[str, Any] = {}
+    try:
+        if action == "found":
+            answer = found()
+        elif action == "write":
+            WRITERS[words[0]](Path(words[1]), Path(words[2]))
+        else:
+            import_module("torch").set_num_threads(1)  # as in its workers
+            serve(words[0], Path(words[1]), sys.stdin, answers)
+            return
+    except Exception as error:
+        answer = {"error": last_line(error)}
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    finally:  # some peers leave threads behind that would keep the process
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(0)

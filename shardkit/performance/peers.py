@@ -1,0 +1,291 @@
+"""The other libraries that `shardkit bench` measures beside us, each on a store of the same bytes.
+
+They run in processes and environments of their own (`peer.py`): their pins clash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+
+from shardkit import storage
+from shardkit.codecs.image import SUFFIX_OF, format_of
+from shardkit.codecs.pixels import ppm_header, to_ppm
+from shardkit.conversion.convert import convert
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
+from shardkit.performance.recipe import picture_field
+from shardkit.sample import Sample
+from shardkit.schema import Array, Bytes, FieldType, Image, Int
+
+SCRIPT = Path(__file__).with_name("peer.py")
+_PICTURES, _PIXELS, _TOKENS = "pictures", "raw pixels", "tokens"
+# Name -> the data that it is measured with.
+PEERS = {
+    "imagefolder": (_PICTURES,),
+    "webdataset": (_PICTURES,),
+    "datasets": (_PICTURES,),
+    "ffcv": (_PICTURES, _PIXELS),
+    "litdata": (_PICTURES, _TOKENS),
+    "streaming": (_PICTURES,),
+    "mmap": (_TOKENS,),
+}
+_FORMATS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton"}  # that we write for them
+_TAR = 16_000_000  # bytes of a TAR, of which every worker must get about as many as the others
+
+
+@dataclass(frozen=True)
+class PeerContender:
+    """A peer that is ready: its process answers each line on stdin with a line on stdout."""
+
+    name: str
+    version: str  # "litdata 0.2.76"
+    command: list[str]
+    measures: tuple[str, ...]
+    store: Path  # what it reads
+    note: str | None = None  # what is not the same as for the others
+
+
+def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The interpreters of virtual environments: of each folder, or of those directly inside of it.
+
+    Raises UsageError for a folder without any.
+    """
+    found = []
+    for folder in map(Path, folders):
+        with storage.explained("list", folder):
+            places = [folder, *sorted(folder.iterdir())]
+        names = ("bin/python", "Scripts/python.exe")
+        environments = [place for place in places if (place / "pyvenv.cfg").is_file()]
+        pythons = [place / name for place in environments for name in names]
+        inside = [str(python) for python in pythons if python.exists()]
+        if not inside:
+            raise UsageError(
+                "the folder has no virtual environments",
+                path=folder,
+                expected="one, or some directly inside of it, as `python -m venv` makes them",
+            )
+        found += inside
+    return found
+
+
+def contenders(
+    dataset: Dataset, interpreters: Sequence[str], work: Path, *, limit: int
+) -> tuple[list[PeerContender], dict[str, str]]:
+    """The peers that can be measured with the first `limit` samples; why the others cannot.
+
+    Each runs in the first interpreter that has it, our own before others. Stores are written into
+    `work`, in a folder of these very samples, and are used again where they are there.
+    """
+    try:
+        data = _data_of(dataset, min(limit, len(dataset)))
+        stores = _Stores(data, work / data.name)
+    except ShardkitError as error:
+        return [], dict.fromkeys(PEERS, error.what)
+    # Nothing is imported for it, as that takes seconds each: what is broken says so when it is run.
+    installed = [(python, _ask(python, "found")) for python in (sys.executable, *interpreters)]
+    found = {name: _peer(name, stores, installed) for name in PEERS}
+    ready = [peer for peer in found.values() if isinstance(peer, PeerContender)]
+    return ready, {name: why for name, why in found.items() if isinstance(why, str)}
+
+
+def _peer(
+    name: str, stores: _Stores, installed: list[tuple[str, dict[str, Any]]]
+) -> PeerContender | str:
+    """The peer, or why it cannot be measured."""
+    kind, kinds = stores.data.kind, PEERS[name]
+    if kind not in kinds:
+        return f"not measured with {kind}, only with {' and '.join(kinds)}"
+    script = f"{name}-tokens" if kinds[0] != kind == _TOKENS else name
+    having = [(python, about[script]) for python, about in installed if "version" in about[script]]
+    if not having:
+        missing = min((about[script]["missing"] for _, about in installed), key=len)
+        return f"not installed: pip install {' '.join(missing)}"
+    python, about = having[0]
+    try:
+        store = stores.get(script, python)
+    except ShardkitError as error:
+        return f"its store could not be written: {error.what}"
+    return PeerContender(
+        name,
+        about["version"],
+        [python, str(SCRIPT), "run", script, str(store)],
+        ("load",) if name == "ffcv" else ("read", "load"),
+        store,
+        _note(name, store),
+    )
+
+
+def _ask(python: str, *words: str) -> dict[str, Any]:
+    """What `peer.py` answers in an interpreter; raises WorkerError where it fails."""
+    try:
+        done = subprocess.run(
+            [python, str(SCRIPT), *words], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise storage.explain(error, "run", Path(python)) from None
+    if not done.stdout:
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise WorkerError(lines[-1], path=python)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise WorkerError(answer["error"], path=python)
+    return answer
+
+
+def _note(name: str, store: Path) -> str | None:
+    """Pictures that FFCV got in another form, as it reads JPEG and pixels alone."""
+    manifest = open_dataset(store).manifest if name == "ffcv" else None
+    if manifest is None or not manifest.encoded:
+        return None
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in manifest.encoded.items())
+    return f"encoded as JPEG for it: {reasons}"
+
+
+# --- the samples ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The first samples of a dataset, as a sequence of what every peer gets of them."""
+
+    dataset: Dataset
+    kind: str
+    field: str
+    label: str | None
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Sample:
+        value, label = self.read(index)
+        return {"image": value, "label": label}
+
+    def read(self, index: int) -> tuple[Any, int]:
+        """A picture's bytes or a block of tokens, and the label."""
+        sample = self.dataset[index]
+        value = sample.get(self.field)
+        if value is None:
+            raise SampleError(f"a sample has no {self.field!r}", key=sample["__key__"])
+        if self.kind != _TOKENS and isinstance(value, np.ndarray):
+            value = to_ppm(value)
+        return value, sample.get(self.label, 0) if self.label else 0
+
+    @cached_property
+    def name(self) -> str:
+        """A name that no other data have: their number, and a hash of all their values."""
+        digest = xxhash.xxh3_128()
+        for number in range(self.count):
+            value, label = self.read(number)
+            about = len(value) if isinstance(value, bytes) else value.dtype.str
+            digest.update(f"{about} {label} ".encode())
+            digest.update(value)
+        return f"{self.count}-{self.kind.replace(' ', '-')}-{digest.hexdigest()[:16]}"
+
+
+def _data_of(dataset: Dataset, count: int) -> _Data:
+    """Pictures, pixels or tokens, whichever there are; raises SampleError for anything else."""
+    field, schema = picture_field(dataset), dataset.schema
+    if field is not None and count:
+        labels = [name for name in (dataset.label, "cls") if isinstance(schema.get(name), Int)]
+        data = _Data(dataset, _PICTURES, field, labels[0] if labels else None, count)
+        pixels = ppm_header(data.read(0)[0]) is not None
+        return replace(data, kind=_PIXELS) if pixels else data
+    if count and _block(schema.get("tokens")):
+        return _Data(dataset, _TOKENS, "tokens", None, count)
+    raise SampleError("the samples have neither pictures nor blocks of tokens of one length")
+
+
+def _block(kind: FieldType | None) -> int | None:
+    """How long all arrays of whole numbers in a field are; None for any other field."""
+    if not isinstance(kind, Array) or kind.optional or np.dtype(kind.dtype).kind not in "iu":
+        return None
+    return kind.shape[0] if kind.shape is not None and len(kind.shape) == 1 else None
+
+
+# --- their stores --------------------------------------------------------------------------------
+
+
+class _Stores:
+    """The stores of the same samples in one folder, by the names that `peer.py` has for peers."""
+
+    def __init__(self, data: _Data, folder: Path) -> None:
+        self.data, self.folder = data, folder
+
+    def get(self, name: str, python: str) -> Path:
+        """The peer's store, written now if it is not there: wholly, or not at all."""
+        store = self.folder / name
+        if store.exists():
+            return store
+        storage.make_folder(self.folder)
+        with storage.explained("write", self.folder):
+            unfinished = tempfile.TemporaryDirectory(prefix="unfinished-", dir=self.folder)
+        with unfinished as place:
+            made = Path(place) / name
+            self._write(name, python, made)
+            storage.rename(made, store)
+        return store
+
+    def _write(self, name: str, python: str, out: Path) -> None:
+        if name == "imagefolder":
+            self._write_files(out)
+        elif name == "mmap":
+            self._write_blocks(out)
+        elif name in _FORMATS:
+            self._convert(name, out)
+        else:
+            source = self.get("mmap" if self.data.kind == _TOKENS else "imagefolder", python)
+            _ask(python, "write", name, str(source), str(out))
+
+    def _convert(self, name: str, out: Path) -> None:
+        # `datasets` would decode pictures by itself, and not by what the others are given for it.
+        kind = Bytes() if name == "datasets" else Image()
+        convert(
+            cast("Sequence[Sample]", self.data),
+            _FORMATS[name],
+            out,
+            schema={"image": kind, "label": Int()},
+            shard_samples=self._per_tar() if name == "webdataset" else None,
+        )
+
+    def _per_tar(self) -> int:
+        """Samples of a TAR: at least two TARs a worker, as workers do not share one."""
+        some = [len(self.data.read(number)[0]) for number in range(min(len(self.data), 100))]
+        size = sum(some) * len(self.data) // len(some)
+        tars = max(size // _TAR, 2 * (os.cpu_count() or 1))
+        return max(len(self.data) // tars, 1)
+
+    def _write_files(self, out: Path) -> None:
+        """A folder for each label, and the pictures as files."""
+        for number in range(len(self.data)):
+            value, label = self.data.read(number)
+            suffix = SUFFIX_OF[format_of(value) or "jpeg"]
+            folder = out / f"{label:06d}"
+            storage.make_folder(folder)
+            path = folder / f"{number:08d}.{suffix}"
+            with storage.explained("write", path):
+                path.write_bytes(value)
+
+    def _write_blocks(self, out: Path) -> None:
+        """All blocks in one array, as a file that can be mapped."""
+        storage.make_folder(out)
+        first, path = self.data.read(0)[0], out / "tokens.npy"
+        with storage.explained("write", path):
+            blocks = np.lib.format.open_memmap(
+                path, mode="w+", dtype=first.dtype, shape=(len(self.data), len(first))
+            )
+            for number in range(len(self.data)):
+                blocks[number] = self.data.read(number)[0]
+            blocks.flush()

@@ -1,0 +1,57 @@
+"""Files out of the page cache: what went, what stayed, and where nothing can be done."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkit.performance.cold import drop
+from shardkit.performance.machine import file_system
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+_PAGES = 64
+
+
+def stays(place: Path) -> bool:
+    """Whether files there cannot be dropped."""
+    return not sys.platform.startswith("linux") or file_system(place) in _IN_MEMORY
+
+
+def written(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(_PAGES * mmap.PAGESIZE))
+    return path
+
+
+def test_files_are_dropped_where_the_system_can(tmp_path: Path) -> None:
+    written(tmp_path / "one/two/a.tar")
+    written(tmp_path / "one/b.tar")
+    (tmp_path / "one/empty").touch()
+    assert drop([tmp_path / "one"]) == (1.0 if stays(tmp_path) else 0.0)
+
+
+def test_what_somebody_has_mapped_stays_and_that_is_said(tmp_path: Path) -> None:
+    one, other = written(tmp_path / "one.bin"), written(tmp_path / "other.bin")
+    with one.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0  # every page is touched
+        assert drop([one, other]) == (1.0 if stays(tmp_path) else 0.5)
+    assert drop([one, other]) == (1.0 if stays(tmp_path) else 0.0)
+
+
+def test_the_files_beside_a_single_one_go_with_it(tmp_path: Path) -> None:
+    beside = written(tmp_path / "x.beton.shardkit.json")
+    written(tmp_path / "x.beton")
+    with beside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0
+        assert drop([tmp_path / "x.beton"]) >= 0.5
+
+
+def test_nothing_can_be_dropped_on_other_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    assert drop([written(tmp_path / "a")]) == 1.0

@@ -1,0 +1,129 @@
+"""Folders of loose pictures as datasets, for the same loaders as all others."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import FormatError, NotFoundError, SampleError, SourceError, UsageError
+from shardkit.performance.folder import open_any
+from shardkit.stream import Loader
+from shardkit.testing import picture
+from tests.conftest import write_pictures
+
+CROP = {"image": shardkit.RandomResizedCrop(32)}
+
+
+def test_a_folder_has_the_samples_that_a_conversion_of_it_has(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "shards")
+    loose, stored = open_any(images), open_any(tmp_path / "shards")
+    assert (loose.format, stored.format) == ("folder", "wds")
+    assert list(loose) == list(stored)
+    assert loose.schema == stored.schema
+    assert (loose.classes, loose.label) == (stored.classes, stored.label)
+    assert loose.extent(0) == (12, sum(path.stat().st_size for path in images.rglob("*.jpg")))
+
+
+def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Path) -> None:
+    images = write_pictures(tmp_path / "images", classes=2, each=2)
+    (images / "class0/000.json").write_text('{"a": [1]}')
+    (images / "class0/000.txt").write_text("words")
+    rows = [{"file_name": "class1/000.jpg", "more": [1, 2]}]
+    (images / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first, third = open_any(images)[0], open_any(images)[2]
+    assert (first["json"], first["text"]) == ({"a": [1]}, "words")
+    assert type(first["json"]) is dict
+    assert third["more"] == [1, 2]
+    dataset = open_any(images)
+    dataset[2]["more"].append(3)
+    assert dataset[2]["more"] == [1, 2]
+
+
+def test_a_loader_makes_the_same_batches_of_loose_files_as_of_one_shard(
+    images: Path, tmp_path: Path
+) -> None:
+    shardkit.convert(images, "wds", tmp_path / "shards")
+    options = {"batch_size": 4, "shuffle": True, "transforms": CROP, "threads": 2}
+    for path in (images, tmp_path / "shards"):
+        batches = list(Loader(open_any(path), **options))
+        assert [len(batch["image"]) for batch in batches] == [4, 4, 4]
+        if path == images:
+            loose = batches
+    for one, other in zip(loose, batches, strict=True):
+        assert one["__key__"] == other["__key__"]
+        assert np.array_equal(one["image"], other["image"])
+        assert np.array_equal(one["label"], other["label"])
+
+
+def test_fields_can_be_chosen(images: Path) -> None:
+    [batch] = Loader(open_any(images), batch_size=12, fields=["label"])
+    assert sorted(batch) == ["__key__", "label", "valid"]
+    assert batch["label"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_it_can_be_pickled_and_used_after_a_fork(images: Path) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    from shardkit.torch import StreamingDataset
+
+    dataset = open_any(images)
+    first = dataset[0]
+    assert pickle.loads(pickle.dumps(dataset))[0] == first
+    stream = StreamingDataset(dataset, batch_size=4, transforms=CROP)
+    batches = list(torch_data.DataLoader(stream, batch_size=None, num_workers=2))
+    assert [key for batch in batches for key in batch["__key__"]] == [s["__key__"] for s in dataset]
+
+
+def test_its_state_continues_at_the_next_sample(images: Path) -> None:
+    def loader() -> Loader:
+        return Loader(open_any(images), batch_size=4, shuffle=True, transforms=CROP)
+
+    one, other = loader(), loader()
+    batches = iter(one)
+    next(batches)
+    other.load_state_dict(one.state_dict())
+    assert next(iter(other))["__key__"] == next(batches)["__key__"]
+
+
+def test_errors_name_the_file_or_where_it_stands(images: Path) -> None:
+    dataset = open_any(images)
+    (images / "class1/001.jpg").unlink()
+    with pytest.raises(SampleError) as caught:
+        dataset[5]
+    assert caught.value.where["path"] == os.fspath(images / "class1/001.jpg")
+    (images / "class1/001.jpg").write_bytes(picture(101)[:-200])
+    with pytest.raises(SampleError) as caught:
+        list(Loader(open_any(images), batch_size=4, transforms=CROP))
+    assert caught.value.where["key"] == "class1/001"
+    assert caught.value.where["path"] == images
+    assert caught.value.where["position"] == 5
+
+
+def test_what_is_no_folder_of_pictures_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("words")
+    with pytest.raises(FormatError, match="convert it first"):
+        open_any(texts)
+    with pytest.raises(FormatError, match="convert it first"):
+        open_any(texts / "a.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no pictures"):
+        open_any(tmp_path / "empty")
+    with pytest.raises(NotFoundError):
+        open_any(tmp_path / "missing")
+    for split in ("train", "val"):
+        write_pictures(tmp_path / "splits" / split)
+    with pytest.raises(UsageError, match="train, val"):
+        open_any(tmp_path / "splits")
+    assert len(open_any(tmp_path / "splits/val")) == 12
+    (tmp_path / "x.partial").mkdir()
+    (tmp_path / "x.partial/job.json").write_text("{}")
+    (tmp_path / "x.partial/tasks").mkdir()
+    with pytest.raises(FormatError, match="unfinished"):
+        open_any(tmp_path / "x.partial")

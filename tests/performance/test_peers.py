@@ -1,0 +1,246 @@
+"""Peers of the benchmarks: they get all samples, the missing ones are named, stores kept apart.
+
+Numbers are for the benchmarks: nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import UsageError
+from shardkit.performance import peer
+from shardkit.performance.folder import open_any
+from shardkit.performance.peers import PEERS, PeerContender, contenders, interpreters_in
+from shardkit.testing import picture
+from tests.conftest import write_pictures
+
+SAMPLES = 3 * 4 + 1
+READ = {"measure": "read", "workers": 2}
+LOAD = {"measure": "load", "workers": 1, "batch_size": 5, "transform": "crop", "size": 32}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class folders of JPEGs, and a PNG."""
+    root = write_pictures(tmp_path_factory.mktemp("pictures") / "images")
+    (root / "class2" / "last.png").write_bytes(picture(7, "PNG", (40, 30)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def ready(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeerContender]:
+    """What this environment has."""
+    work = tmp_path_factory.mktemp("peers")
+    return {c.name: c for c in contenders(open_any(pictures), [], work, limit=100)[0]}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens")
+
+
+def write_tokens(out: Path, dtype: str = "uint32") -> Path:
+    """Blocks of eight tokens, all different."""
+    with shardkit.create(out, to="arrow", schema={"tokens": shardkit.Array(dtype, (8,))}) as made:
+        for number in range(SAMPLES):
+            made.write({"tokens": np.arange(8, dtype=dtype) + 8 * number})
+    return out
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An interpreter without any library, which is told to be our own; returns the real one."""
+    real = sys.executable
+    venv.create(tmp_path / "bare", symlinks=True)
+    (python,) = interpreters_in([tmp_path / "bare"])
+    monkeypatch.setattr(sys, "executable", python)
+    return real
+
+
+def started(contender: PeerContender, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        contender.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def answers(process: subprocess.Popen[str], *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    """What it says to requests, until its stdin closes and it ends."""
+    said, _ = process.communicate("".join(json.dumps(request) + "\n" for request in requests))
+    assert process.returncode == 0
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def epoch(contender: PeerContender, **setting: Any) -> list[Any]:
+    """The batches of an epoch, made in this process."""
+    made = peer.LOADERS[contender.command[3]](contender.store, peer.Setting(**setting))
+    return list(made)
+
+
+def test_processes_answer_with_all_samples(ready: dict[str, PeerContender]) -> None:
+    some = [ready["imagefolder"], ready["webdataset"], ready["datasets"]]
+    for contender, process in [(each, started(each)) for each in some]:
+        found = answers(process, READ, LOAD, READ)
+        assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, (contender, found)
+        assert all(answer["seconds"] > 0 for answer in found)
+
+
+@pytest.mark.large  # ffcv takes its time to be imported and compiled
+@pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
+def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, PeerContender], tmp_path: Path) -> None:
+    pixels = write_pixels(tmp_path / "pixels", "arrow")
+    (raw,), _ = contenders(open_any(pixels), [], tmp_path / "work", limit=100)
+    for contender in (ready["ffcv"], raw):
+        assert contender.measures == ("load",)
+        counts = [answer.get("samples") for answer in answers(started(contender), LOAD, LOAD)]
+        assert counts == [SAMPLES, SAMPLES]
+    assert ready["ffcv"].note == "encoded as JPEG for it: 1 png"
+
+
+# webdataset leaves its files to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["imagefolder", "webdataset", "datasets"])
+def test_peers_get_the_bytes_of_the_pictures(
+    pictures: Path, ready: dict[str, PeerContender], name: str
+) -> None:
+    read = [data for batch in epoch(ready[name], measure="read", workers=0) for data in batch]
+    assert sorted(read) == sorted(path.read_bytes() for path in pictures.rglob("*.*g"))
+    loaded = epoch(ready[name], measure="load", workers=0, batch_size=SAMPLES, size=24)
+    (batch,) = loaded
+    assert batch[0].shape == (SAMPLES, 24, 24, 3)
+    assert sorted(batch[1].tolist()) == [0] * 4 + [1] * 4 + [2] * 5
+    gc.collect()
+
+
+def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
+    ready, skipped = contenders(open_any(tokens), [], tmp_path, limit=100)
+    (mmap,) = (contender for contender in ready if contender.name == "mmap")
+    assert skipped["webdataset"] == "not measured with tokens, only with pictures"
+    read = [block.tolist() for batch in epoch(mmap, measure="read", workers=0) for block in batch]
+    assert sorted(read) == [list(range(8 * n, 8 * n + 8)) for n in range(SAMPLES)]
+    batches = [batch[0] for batch in epoch(mmap, measure="load", workers=0, batch_size=5)]
+    assert [tuple(batch.shape) for batch in batches] == [(5, 8), (5, 8), (3, 8)]
+    assert all(str(batch.dtype) == "torch.int64" for batch in batches)
+    assert all((batch.diff() == 1).all() for batch in batches)
+
+
+def test_what_a_library_prints_is_no_answer(tokens: Path, tmp_path: Path) -> None:
+    ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)
+    (mmap,) = (contender for contender in ready if contender.name == "mmap")
+    noisy = "import os\nos.write(1, b'noise')\ndef xxh3_64_intdigest(data): print('more noise')"
+    (tmp_path / "xxhash.py").write_text(noisy)
+    found = answers(started(mmap, PYTHONPATH=str(tmp_path)), READ, LOAD, READ)
+    assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, found
+
+
+def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
+    pictures: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "broken.jpg").write_bytes((pictures / "class0/000.jpg").read_bytes()[:300])
+    ready, skipped = contenders(open_any(data), [], tmp_path / "work", limit=100)
+    assert skipped["webdataset"].startswith("its store could not be written: ")
+    assert not any(tmp_path.rglob("webdataset"))
+    assert not any(tmp_path.rglob("unfinished-*"))
+    (files,) = (contender for contender in ready if contender.name == "imagefolder")
+    load, read = {**LOAD, "workers": 0}, {**READ, "workers": 0}
+    requests = "\n".join(map(json.dumps, [load, {**load, "transform": "center"}, read]))
+    said = io.StringIO()
+    peer.serve("imagefolder", files.store, io.StringIO(requests), said)
+    wrong, other, right = map(json.loads, said.getvalue().splitlines())
+    assert wrong["error"] == "ValueError: OpenCV cannot decode a picture"
+    assert "'crop' alone" in other["error"]
+    assert right["samples"] == 1
+
+
+def test_stores_are_of_these_samples_alone(pictures: Path, tmp_path: Path) -> None:
+    def stores(path: Path, limit: int = 100) -> set[Path]:
+        ready, _ = contenders(open_any(path), [], tmp_path / "work", limit=limit)
+        return {contender.store for contender in ready}
+
+    first = stores(pictures)
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
+    shardkit.convert(pictures, "arrow", tmp_path / "arrow", workers=0)
+    assert stores(tmp_path / "arrow") == first  # the same samples in another format
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
+    assert stores(pictures, limit=5).isdisjoint(first)
+    other = write_pictures(tmp_path / "images")
+    (other / "class2" / "last.png").write_bytes(picture(8, "PNG", (40, 30)))
+    assert stores(other).isdisjoint(first)
+    assert any("5-pictures" in path.name for path in (tmp_path / "work").iterdir())
+
+
+def test_workers_do_not_have_to_share_a_tar(ready: dict[str, PeerContender]) -> None:
+    tars = list(ready["webdataset"].store.glob("*.tar"))
+    assert len(tars) >= min(2 * (os.cpu_count() or 1), SAMPLES)
+
+
+def write_pixels(out: Path, to: str) -> Path:
+    """Pictures as their pixels, in arrays; in a .beton, as raw pictures."""
+    pixels = np.arange(SAMPLES * 20 * 30 * 3, dtype=np.uint8).reshape(SAMPLES, 20, 30, 3)
+    head = b"P6\n30 20\n255\n"
+    kind = shardkit.Image() if to == "beton" else shardkit.Array("uint8", (None, None, 3))
+    with shardkit.create(out, to=to, schema={"image": kind}) as made:
+        for each in pixels:
+            made.write({"image": head + each.tobytes() if to == "beton" else each})
+    return out
+
+
+def test_raw_pixels_are_for_ffcv_alone(tmp_path: Path) -> None:
+    found = []
+    for to in ("arrow", "beton"):
+        data = open_any(write_pixels(tmp_path / to, to))
+        ready, skipped = contenders(data, [], tmp_path / "work", limit=100)
+        assert skipped["litdata"] == "not measured with raw pixels, only with pictures and tokens"
+        assert {*skipped, *(contender.name for contender in ready)} == {*PEERS}
+        assert {contender.name for contender in ready} <= {"ffcv"}
+        found.append([contender.store for contender in ready])
+    assert found[0] == found[1]
+
+
+def test_data_of_other_kinds_are_measured_with_no_peer(tmp_path: Path) -> None:
+    text = {"text": shardkit.Text()}
+    with shardkit.create(tmp_path / "text", to="arrow", schema=text) as made:
+        made.write({"text": "words"})
+    ready, skipped = contenders(open_any(tmp_path / "text"), [], tmp_path, limit=100)
+    assert ready == []
+    assert {*skipped} == {*PEERS}
+    assert "neither pictures nor blocks of tokens" in skipped["datasets"]
+
+
+def test_a_peer_that_is_not_installed_is_named(pictures: Path, tmp_path: Path, bare: str) -> None:
+    ready, skipped = contenders(open_any(pictures), [], tmp_path / "work", limit=100)
+    assert ready == []
+    assert {*skipped} == {*PEERS}
+    assert skipped["litdata"].startswith("not installed: pip install litdata ")
+    assert skipped["streaming"].startswith("not installed: pip install mosaicml-streaming ")
+    assert not (tmp_path / "work").exists()
+    ready, _ = contenders(open_any(pictures), [bare], tmp_path / "work", limit=100)
+    assert {"imagefolder", "webdataset"} <= {contender.name for contender in ready}
+    assert all(contender.command[0] == bare for contender in ready)
+
+
+def test_environments_are_found_in_folders_and_beside_each_other(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        venv.create(tmp_path / name, symlinks=True)
+    (tmp_path / "neither").mkdir()
+    pythons = interpreters_in([tmp_path, tmp_path / "two"])
+    assert [Path(python).parents[1].name for python in pythons] == ["one", "two", "two"]
+    with pytest.raises(UsageError, match="no virtual environments"):
+        interpreters_in([tmp_path / "neither"])
+    with pytest.raises(UsageError, match="no such file or folder"):
+        interpreters_in([tmp_path / "nowhere"])
