@@ -5,18 +5,22 @@ The only module that imports torch.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import OutputError, ShardkitWarning, UsageError
 from shardkit.options import check_choice
+from shardkit.performance import monitor as monitoring
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import state as states
@@ -27,7 +31,7 @@ from shardkit.stream.stream import Source, Stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Loader", "StreamingDataset"]
+__all__ = ["Loader", "Monitor", "StreamingDataset"]
 
 
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
@@ -292,3 +296,93 @@ def _countable(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind == "u" and dtype.itemsize > 1:
         return np.dtype(np.int64)
     return dtype.newbyteorder("=")
+
+
+class Monitor(monitoring.Monitor[monitoring.T]):
+    __doc__ = monitoring.Monitor.__doc__
+
+    _profiler: torch.profiler.profile | None = None
+
+    @contextmanager
+    def profiler(
+        self, folder: str | os.PathLike[str], *, wait: int = 1, warmup: int = 1, active: int = 3
+    ) -> Iterator[torch.profiler.profile]:
+        """Profile the loop over this monitor with torch.profiler, and leave the trace in a folder.
+
+        `wait` batches are passed over, `warmup` profiled and thrown away, and `active` recorded,
+        where "waiting for data" marks what the loop waited. TensorBoard and Perfetto show it.
+        """
+        if min(wait, warmup) < 0 or active < 1:
+            raise UsageError(
+                "wait and warmup must be 0 or more, active 1 or more",
+                found=f"wait={wait}, warmup={warmup}, active={active}",
+            )
+        path = _folder(folder)
+        written = torch.profiler.tensorboard_trace_handler(str(path))
+        steps = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        try:
+            with torch.profiler.profile(schedule=steps, on_trace_ready=written) as self._profiler:
+                yield self._profiler
+        finally:
+            done, self._profiler = self._profiler, None
+        if done is not None and done.step_num <= wait + warmup:
+            warnings.warn(
+                f"next to nothing was recorded: the loop was over after {done.step_num} batches, "
+                f"of which the first {wait + warmup} are passed over",
+                ShardkitWarning,
+                stacklevel=3,  # of the context
+            )
+
+    def _open(self, path: Path) -> monitoring.Log:
+        return super()._open(path) if path.suffix.lower() == ".csv" else _TensorBoard(path)
+
+    def _gpu(self) -> int | None:
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.current_device() if in_use else None
+
+    def _waiting(self) -> AbstractContextManager[object]:
+        if self._profiler is None:
+            return super()._waiting()
+        return torch.profiler.record_function("waiting for data")
+
+    def _stepped(self) -> None:
+        if self._profiler is not None:
+            self._profiler.step()
+
+
+class _TensorBoard:
+    """Writes events into a folder."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "TensorBoard is not installed, which writes such logs",
+                path=path,
+                fix="pip install 'shardkit[monitor]', or log into a .csv file",
+            ) from None
+        self._writer = SummaryWriter(str(_folder(path)))
+
+    def write(self, row: monitoring.Row) -> None:
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._writer.add_scalar(f"monitor/{name}", value, row["step"])
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _folder(folder: str | os.PathLike[str]) -> Path:
+    """A folder to write into, made if it is not there."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            "the folder cannot be made", path=path, found=str(error), fix="name another"
+        ) from error
+    return path

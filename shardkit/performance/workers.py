@@ -94,11 +94,13 @@ def examine(
     runs = {name: partial(rate_of, one, seconds / 3) for name, one in made.items()}
     rates = {name: sorted(some)[len(some) // 2] for name, some in interleaved(runs).items()}
     now = rates["now"]
-    is_now = f"DataLoader with {number} workers gives {now.rate:,.0f} samples/s"
+    processes = "1 worker" if number == 1 else f"{number} workers"
+    is_now = f"a DataLoader with {processes} gives {now.rate:,.0f} samples/s"
     findings = [
         Finding(
             "workers",
-            f"{is_now}; a Loader, whose threads write into the batch, {rates['threads'].rate:,.0f}",
+            f"{is_now}; a Loader, whose threads write into the batch, gives "
+            f"{rates['threads'].rate:,.0f}",
             "use shardkit.torch.Loader in its place",
             rate=rates["threads"].rate,
             gain=rates["threads"].rate / now.rate,

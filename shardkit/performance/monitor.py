@@ -1,0 +1,293 @@
+"""`Monitor`: watches a training loop from between it and its loader."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from shardkit.errors import OutputError, ShardkitWarning, UsageError
+from shardkit.options import check_numbers
+from shardkit.performance.counting import Counted, counted
+from shardkit.performance.report import Report, shown
+from shardkit.performance.system import System, Usage
+from shardkit.stream.world import find_world
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+Row = Mapping[str, float | None]
+
+# Data hold the model back where it waits for such a share of the time, in so many batches at least,
+# after some in which caches, threads and compilers warm up;
+_HELD_BACK = 0.1
+_ENOUGH = 20
+_WARM_UP = 10
+# unless its GPU is in use for such a share of the time: then it has work queued.
+_BUSY = 0.9
+
+
+class Log(Protocol):
+    """Where the values of windows go."""
+
+    def write(self, row: Row) -> None:
+        """Values by their names, always the same; None where one is not known."""
+
+    def flush(self) -> None:
+        """See that all of it can be read."""
+
+    def close(self) -> None:
+        """There is no more of it."""
+
+
+class Monitor(Generic[T]):
+    """Iterate it instead of the loader, whatever that is: batches come as they are.
+
+    `report()` says what the loop did so far, over all epochs, and how much of that was waiting for
+    data; where it is much, a ShardkitWarning says so once. A batch counts when the loop asks for
+    the next one. Where several ranks train together, rank 0 alone logs, warns and looks at its
+    machine. `loader` is what it was made of.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        *,
+        log: str | os.PathLike[str] | None = None,
+        every: int = 50,
+    ) -> None:
+        """Watch the loop over a loader.
+
+        log: a .csv file, to which each window adds a line; with torch also a folder, for
+        TensorBoard.
+        every: the batches of a window; the last one of an epoch may have fewer.
+
+        Raises UsageError for a log that cannot be written.
+        """
+        self.loader = loader
+        self.every = every
+        check_numbers(self, every=1)
+        self._clock = time.perf_counter
+        self._speaks = find_world(None, None).rank == 0
+        self._log = self._open(Path(log)) if self._speaks and log is not None else None
+        self._system: System | None = None
+        self._window = _Window()
+        self._whole = Report()  # without that window
+        self._judged = Report()  # of that, what came after warming up
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[T]:
+        clock = self._clock
+        self._watch()
+        self._window = window = _Window()
+        first, asked = True, clock()
+        try:
+            with self._waiting():
+                batches = iter(self.loader)
+            while True:
+                with self._waiting():
+                    batch = [next(batches)]
+                got = clock()
+                made = counted(batch[0])
+                yield batch.pop()  # its memory is free as soon as the loop has no use for it
+                over = clock()
+                window.add(made, got - asked, over - got, first=first)
+                first = False
+                if window.batches == self.every:
+                    window.settle()  # which is work of the loop, if a GPU has to end it
+                    window.step += clock() - over
+                    self._finish(window)
+                    window = self._window
+                self._stepped()
+                asked = clock()
+        except StopIteration:
+            window.data += clock() - asked  # the loader's end takes time, too
+        finally:
+            self._finish(window, last=True)
+
+    def report(self) -> Report:
+        """What the loop did so far."""
+        return self._whole + self._window.report()
+
+    def close(self) -> None:
+        """End the log. The loop may go on without."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What the door for torch does otherwise.
+
+    def _open(self, path: Path) -> Log:
+        if path.suffix.lower() != ".csv":
+            raise UsageError(
+                "a log is a .csv file",
+                found=str(path),
+                fix="name one, or take shardkit.torch.Monitor for TensorBoard's folders",
+            )
+        return _Csv(path)
+
+    def _gpu(self) -> int | None:
+        """The number of the GPU in use, among those that this process may see."""
+        local = os.environ.get("LOCAL_RANK", "")
+        return int(local) if local.isdigit() else 0
+
+    def _waiting(self) -> AbstractContextManager[object]:
+        """A context around each wait for data."""
+        return nullcontext()
+
+    def _stepped(self) -> None:
+        """The loop is done with a batch."""
+
+    # The end of a window.
+
+    def _watch(self) -> None:
+        if self._system is None and self._speaks:
+            self._system = System(self._gpu(), self._clock)
+        if self._system is not None:
+            self._system.begin()
+
+    def _finish(self, window: _Window, *, last: bool = False) -> None:
+        """Count a window, log it, and judge."""
+        usage = self._system.used(last=last) if self._system else Usage()
+        report = window.report() + Report(usage=usage)
+        self._window = _Window()
+        if self._whole.batches >= _WARM_UP:
+            self._judged += report
+        self._whole += report
+        self._write(report, last=last)
+        if self._speaks and not self._warned:
+            self._judge()
+
+    def _write(self, report: Report, *, last: bool) -> None:
+        if self._log is None:
+            return
+        try:
+            if report.batches:
+                self._log.write(_row(report, self._whole))
+            if last:
+                self._log.flush()
+        except OSError as error:  # a full disk is no reason to end a training
+            self._log = None
+            _warn(f"the monitor logs no more, as it cannot write: {error}")
+
+    def _judge(self) -> None:
+        """Warn if data hold the model back."""
+        judged = self._judged
+        waiting, in_use = judged.waiting or 0, judged.to_dict()["gpu"]
+        if judged.batches < _ENOUGH or waiting <= _HELD_BACK or (in_use or 0) >= _BUSY:
+            return
+        self._warned = True
+        count, noun = (judged.samples, "samples") if judged.samples else (judged.batches, "batches")
+        now = shown(count / (judged.data + judged.step))
+        alone = shown(count / judged.step) if judged.step else "any number"
+        _warn(
+            f"the training loop waits for data {waiting:.0%} of its time: "
+            f"{now} {noun}/s, and its steps alone would allow {alone}"
+            + ("" if in_use is None else f"; the GPU is in use {in_use:.0%} of the time")
+            + _advice(self.loader)
+        )
+
+
+class _Window:
+    """Some batches, before they are reported."""
+
+    def __init__(self) -> None:
+        self.batches = self.epochs = 0
+        self.start = self.data = self.step = 0.0
+        self._sums = Counted(0, 0, 0)
+        self._counts: list[Counted] = []  # that may be on a GPU, where reading them takes time
+
+    def add(self, made: Counted, waited: float, step: float, *, first: bool) -> None:
+        """A batch, that may be the first of an epoch."""
+        self._counts.append(made)
+        self.batches += 1
+        self.step += step
+        if first:
+            self.epochs += 1
+            self.start += waited
+        else:
+            self.data += waited
+
+    def settle(self) -> None:
+        """Read what was counted; waits for a GPU."""
+        columns = zip(self._sums, *self._counts, strict=True)
+        self._sums = Counted(*(sum(map(int, column)) for column in columns))
+        self._counts = []
+
+    def report(self) -> Report:
+        self.settle()
+        return Report(
+            self.epochs, self.batches, *self._sums, start=self.start, data=self.data, step=self.step
+        )
+
+
+class _Csv:
+    """Adds lines to a file. It is open while one is written, so that nobody has to close it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        names = list(_row(Report(), Report()))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+", newline="", encoding="utf-8") as file:
+                file.seek(0)
+                there = next(csv.reader(file), None)
+                if there is None:
+                    csv.writer(file).writerow(names)
+        except OSError as error:
+            raise OutputError(
+                "the log cannot be written", path=path, found=str(error), fix="name another file"
+            ) from error
+        if there not in (None, names):
+            raise OutputError(
+                "the file is no log of a monitor, or of another version",
+                path=path,
+                expected="columns " + ", ".join(names),
+                found=", ".join(there or []),
+                fix="name another file",
+            )
+
+    def write(self, row: Row) -> None:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(row.values())
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _row(window: Report, whole: Report) -> Row:
+    """What is logged of a window: where the loop is, and the window's values."""
+    place = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
+    return place | {n: v for n, v in window.to_dict().items() if n != "epochs"}
+
+
+def _advice(loader: object) -> str:
+    """Where to ask why, if that is known."""
+    source = getattr(getattr(loader, "dataset", None), "source", None)
+    path = getattr(source, "path", source)  # of an open dataset
+    if not isinstance(path, str | os.PathLike):
+        return ""
+    return f"; `shardkit doctor {shlex.quote(str(path))}` says why"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, ShardkitWarning, stacklevel=5)  # of the training loop

@@ -1,0 +1,526 @@
+"""`Monitor`: what it counts and measures, by clocks of the tests; logs, warnings, and profiles."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import shardkit
+from shardkit.errors import OutputError, ShardkitWarning, UsageError
+from shardkit.performance.counting import counted
+from shardkit.performance.monitor import Monitor as PlainMonitor
+from shardkit.performance.system import Usage
+from shardkit.torch import Loader, Monitor, StreamingDataset
+from tests.stream.data import write_documents, write_photos
+
+
+class Clock:
+    """Stands still, but for those who say that time goes by."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Waiting:
+    """A loader of `batches` of 4 samples; the first takes `first` seconds, others `wait`."""
+
+    def __init__(self, clock, batches=10, wait=1.0, first=5.0, end=0.0):
+        self.clock, self.batches = clock, batches
+        self.wait, self.first, self.end = wait, first, end
+
+    def __len__(self):
+        return self.batches
+
+    def __iter__(self):
+        for number in range(self.batches):
+            self.clock.now += self.wait if number else self.first
+            yield {"image": np.zeros((4, 2)), "number": number}
+        self.clock.now += self.end
+
+
+class InUse:
+    """Of the machine: a GPU that is in use for such a share of the time."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def begin(self):
+        pass
+
+    def used(self, *, last=False):
+        return Usage(gpu=self.share, gpu_seen=1)
+
+
+def monitor_of(clock, loader, kind=Monitor, gpu=None, **options):
+    monitor = kind(loader, **options)
+    monitor._clock = clock
+    monitor._system = InUse(gpu)
+    return monitor
+
+
+def train(monitor, step=3.0, stop=None):
+    """Epochs of a loop whose steps take so many seconds."""
+    for number, _ in enumerate(monitor):
+        if number == stop:
+            break
+        monitor._clock.now += step
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("monitor") / "photos")
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def test_time_is_that_of_waiting_and_of_steps_and_the_first_batch_is_apart(clock):
+    monitor = monitor_of(clock, Waiting(clock, batches=11, wait=1, first=5), every=4, gpu=1)
+    for _ in range(3):
+        train(monitor, step=3)
+        clock.now += 1000  # between epochs: a validation, say
+    report = monitor.report()
+    assert (report.epochs, report.batches, report.samples) == (3, 33, 132)
+    assert (report.start, report.data, report.step) == (15, 30, 99)
+    assert report.seconds == 144
+    assert report.first_batch == 5
+    assert report.waiting == 30 / 129
+    assert report.rate == 132 / 129
+    assert report.stepping == 132 / 99
+    assert (report.token_rate, report.padding) == (None, None)
+
+
+def test_the_end_of_the_loader_is_waited_for_too(clock):
+    monitor = monitor_of(clock, Waiting(clock, batches=2, wait=1, end=7))
+    train(monitor)
+    assert monitor.report().data == 8
+
+
+def test_the_report_is_up_to_date_inside_of_a_window(clock):
+    monitor = monitor_of(clock, Waiting(clock))
+    seen = [monitor.report().batches for _ in monitor]
+    assert seen == list(range(10))  # a batch counts when the next one is asked for
+
+
+def test_a_batch_that_the_loop_leaves_in_counts_with_none_of_its_time(clock, tmp_path):
+    log = tmp_path / "log.csv"
+    monitor = monitor_of(clock, Waiting(clock), log=log, every=4)
+    train(monitor, stop=6)
+    clock.now += 1000
+    report = monitor.report()
+    assert (report.batches, report.start, report.data, report.step) == (6, 5, 5, 18)
+    assert [row["batches"] for row in rows_of(log)] == ["4", "2"]
+    train(monitor)
+    assert monitor.report().batches == 16
+
+
+def test_errors_of_the_loop_and_of_the_loader_pass_through(clock):
+    def broken():
+        yield np.zeros(4)
+        yield np.zeros(4)
+        raise OSError("no such shard")
+
+    monitor = monitor_of(clock, broken())
+    with pytest.raises(OSError, match="no such shard"):
+        train(monitor)
+    assert monitor.report().batches == 2
+    monitor = monitor_of(clock, Waiting(clock))
+    with pytest.raises(ZeroDivisionError):
+        [1 // (batch["number"] - 2) for batch in monitor]
+    assert monitor.report().batches == 2
+    train(monitor)
+    assert monitor.report().batches == 12
+
+
+def test_an_empty_loader_gives_an_empty_report(clock):
+    monitor = monitor_of(clock, [])
+    train(monitor)
+    report = monitor.report()
+    assert (report.batches, report.waiting, report.rate, report.first_batch) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert str(report) == "0 batches in 0.00 s"
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_batches_come_as_they_are():
+    batches = [object(), {"image": None}, (), "text"]
+    assert list(Monitor(batches)) == batches
+
+
+def test_the_batch_in_use_is_held_by_the_loop_alone():
+    class Batch:
+        pass
+
+    class Once:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return Batch()
+
+    batches = iter(Monitor(Once()))
+    batch = next(batches)
+    known = weakref.ref(batch)
+    del batch
+    assert known() is None
+
+
+def test_the_length_and_the_loader_are_those_that_were_given(clock):
+    loader = Waiting(clock, batches=7)
+    assert len(Monitor(loader)) == 7
+    assert Monitor(loader).loader is loader
+    with pytest.raises(TypeError):
+        len(Monitor(iter(loader)))
+    with pytest.raises(UsageError, match="every must be a whole number from 1 up"):
+        Monitor(loader, every=0)
+
+
+def test_a_report_for_people_has_what_is_known_and_no_more(clock):
+    monitor = monitor_of(clock, Waiting(clock, batches=3), gpu=0.5)
+    train(monitor)
+    assert str(monitor.report()).splitlines() == [
+        "3 batches in 16.00 s",
+        "  waiting for data      18.2% of the time",
+        "  first batch           5.00 s after an epoch begins",
+        "  samples               1.09/s",
+        "  without waiting       1.33/s",
+        "  GPU                   50% of the time in use",
+    ]
+
+
+# --- what is counted -----------------------------------------------------------------------------
+
+FOUR = np.array([True, True, False, True])
+MASK = np.array([[1, 1, 0], [1, 0, 0]])
+IDS = np.zeros((2, 3), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ({"image": np.zeros((4, 9)), "valid": FOUR}, (3, 0, 0)),
+        ({"image": torch.zeros(4, 9), "valid": torch.from_numpy(FOUR)}, (3, 0, 0)),
+        ({"__key__": ["a", "b"], "scale": 1.0, "image": torch.zeros(2, 9)}, (2, 0, 0)),
+        ({"text": ["a", "b", "c"]}, (3, 0, 0)),
+        ((torch.zeros(5, 3), torch.zeros(5)), (5, 0, 0)),
+        ([torch.zeros(5, 3), torch.zeros(5)], (5, 0, 0)),
+        (({"image": torch.zeros(6, 3)}, torch.zeros(6)), (6, 0, 0)),
+        ((["a", "b"], ["c", "d"]), (2, 0, 0)),
+        ([{"image": 1}, {"image": 2}, {"image": 3}], (3, 0, 0)),
+        (torch.zeros(7, 2), (7, 0, 0)),
+        (object(), (0, 0, 0)),
+        ("text", (0, 0, 0)),
+        ([], (0, 0, 0)),
+        ({"tokens": IDS}, (2, 6, 0)),
+        ({"tokens": [np.zeros(3), np.zeros(5)]}, (2, 8, 0)),
+        ({"tokens": IDS, "lengths": np.array([2, 1])}, (2, 3, 6)),
+        ({"input_ids": torch.from_numpy(IDS), "attention_mask": torch.from_numpy(MASK)}, (2, 3, 6)),
+        ({"x": IDS, "attention_mask": MASK > 0, "lengths": np.array([2, 1])}, (2, 3, 6)),
+        ({"x": IDS, "segment_ids": IDS, "lengths": np.array([3, 2])}, (2, 5, 6)),
+        # Not what these names stand for: a weight for each sample, and what is added to scores.
+        ({"x": IDS, "valid": np.array([0.5, 0.5])}, (2, 0, 0)),
+        ({"tokens": IDS, "attention_mask": MASK * -1e9}, (2, 6, 0)),
+        ({"sound": np.zeros((2, 9)), "lengths": np.array([9, 4])}, (2, 0, 0)),
+    ],
+)
+def test_samples_and_tokens_are_counted_without_padding(batch, expected):
+    assert tuple(map(int, counted(batch))) == expected
+
+
+def test_tokens_of_a_loop_are_summed_up(clock):
+    batch = {"tokens": IDS, "lengths": np.array([2, 1])}
+    monitor = monitor_of(clock, itertools.repeat(batch, 5), every=2)
+    train(monitor, step=1)
+    report = monitor.report()
+    assert (report.tokens, report.places, report.token_rate, report.padding) == (15, 30, 3, 0.5)
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def test_data_that_hold_the_model_back_are_named_once_with_numbers(clock):
+    loader = Waiting(clock, batches=200, wait=0.01, first=50)
+    loader.dataset = SimpleNamespace(source=Path("my shards"))
+    monitor = monitor_of(clock, loader, every=10, gpu=0.4)
+    with pytest.warns(ShardkitWarning) as seen:
+        train(monitor, step=0.03)
+    assert [str(one.message) for one in seen] == [
+        "the training loop waits for data 25% of its time: 100 samples/s, and its steps alone "
+        "would allow 133; the GPU is in use 40% of the time; `shardkit doctor 'my shards'` says why"
+    ]
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("loop", "gpu"),
+    [
+        ({"batches": 200, "wait": 0.09}, None),  # it waits less
+        ({"batches": 30, "wait": 1}, None),  # nobody knows yet
+        ({"batches": 200, "wait": 1}, 0.95),  # the GPU has work all the same
+        ({"batches": 200, "wait": 0, "first": 1e6}, None),  # the beginning is no sign
+    ],
+)
+def test_there_is_no_warning_where_data_do_not_hold_the_model_back(clock, loop, gpu):
+    monitor = monitor_of(clock, Waiting(clock, **loop), every=20, gpu=gpu)
+    train(monitor, step=1)
+
+
+def test_slow_first_batches_are_no_sign(clock):
+    loader = Waiting(clock, batches=10, wait=1000)
+    monitor = monitor_of(clock, loader, every=10)
+    train(monitor, step=1)
+    loader.wait = 0
+    for _ in range(5):
+        train(monitor, step=1)
+
+
+def test_batches_of_unknown_size_are_counted_as_batches(clock):
+    class Batches(Waiting):
+        def __iter__(self):
+            return (object() for _ in Waiting.__iter__(self))
+
+    monitor = monitor_of(clock, Batches(clock, batches=100, wait=0.5), every=10)
+    with pytest.warns(ShardkitWarning, match=r"1 batches/s, .* would allow 2$"):
+        train(monitor, step=0.5)
+
+
+def test_an_open_dataset_and_a_loader_of_ours_are_found_for_the_doctor(clock, photos):
+    from shardkit.performance.monitor import _advice
+
+    expected = f"; `shardkit doctor {photos}` says why"
+    assert _advice(Loader(photos, batch_size=4)) == expected
+    assert _advice(Loader(shardkit.open(photos), batch_size=4)) == expected
+    assert _advice(DataLoader(StreamingDataset(photos, batch_size=4), batch_size=None)) == expected
+    assert _advice([1, 2]) == ""
+
+
+def test_ranks_but_the_first_are_silent_and_report_all_the_same(clock, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    log = tmp_path / "log.csv"
+    monitor = Monitor(Waiting(clock, batches=100), log=log, every=10)
+    monitor._clock = clock
+    train(monitor, step=0.1)
+    assert not log.exists()
+    assert monitor.report().batches == 100
+    assert monitor.report().usage == Usage()
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [PlainMonitor, Monitor])
+def test_a_csv_file_has_a_line_for_each_window(clock, tmp_path, kind):
+    log = tmp_path / "runs" / "log.csv"
+    monitor = monitor_of(clock, Waiting(clock), kind, log=log, every=4, gpu=0.5)
+    train(monitor)
+    train(monitor)
+    rows = rows_of(log)
+    assert [(row["step"], row["epoch"], row["batches"]) for row in rows] == [
+        ("4", "0", "4"),
+        ("8", "0", "4"),
+        ("10", "0", "2"),
+        ("14", "1", "4"),
+        ("18", "1", "4"),
+        ("20", "1", "2"),
+    ]
+    assert [row["first_batch"] for row in rows] == ["5.0", "", "", "5.0", "", ""]
+    assert [float(row["waiting"]) for row in rows[:2]] == [3 / 15, 0.25]
+    assert [float(row["rate"]) for row in rows[:2]] == [16 / 15, 1]
+    assert {row["gpu"] for row in rows} == {"0.5"}
+    assert {row["memory"] for row in rows} == {""}
+
+
+def test_a_csv_file_that_is_there_is_continued_unless_it_is_another(clock, tmp_path):
+    log = tmp_path / "log.csv"
+    for _ in range(2):
+        train(monitor_of(clock, Waiting(clock), log=log))
+    assert [row["step"] for row in rows_of(log)] == ["10", "10"]
+    (tmp_path / "labels.csv").write_text("key,label\n")
+    with pytest.raises(OutputError, match="no log of a monitor") as error:
+        Monitor([], log=tmp_path / "labels.csv")
+    assert error.value.found == "key, label"
+    assert (tmp_path / "labels.csv").read_text() == "key,label\n"
+
+
+@pytest.mark.parametrize("name", ["file/log.csv", "file/folder"])
+def test_a_log_that_cannot_be_written_is_refused_at_once(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError) as error:
+        Monitor([], log=tmp_path / name)
+    assert str(tmp_path / "file") in str(error.value)
+
+
+def test_a_log_that_cannot_be_written_any_more_does_not_end_the_training(clock, tmp_path):
+    log = tmp_path / "runs" / "log.csv"
+    monitor = monitor_of(clock, Waiting(clock), log=log, every=2)
+    log.unlink()
+    log.parent.rmdir()
+    with pytest.warns(ShardkitWarning, match="logs no more") as seen:
+        train(monitor)
+    assert len(seen) == 1
+    assert monitor.report().batches == 10
+
+
+def test_without_torch_a_log_is_a_csv_file(tmp_path):
+    with pytest.raises(UsageError, match=r"a log is a \.csv file"):
+        PlainMonitor([], log=tmp_path / "runs")
+
+
+def events_of(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        name: [(one.step, one.value) for one in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_the_values_of_each_window_as_soon_as_an_epoch_ends(clock, tmp_path):
+    monitor = monitor_of(clock, Waiting(clock), log=tmp_path, every=5, gpu=1)
+    train(monitor)
+    found = events_of(tmp_path)
+    assert found["monitor/waiting"] == [(5, pytest.approx(4 / 19)), (10, 0.25)]
+    assert found["monitor/rate"] == [(5, pytest.approx(20 / 19)), (10, 1)]
+    assert found["monitor/first_batch"] == [(5, 5)]
+    assert found["monitor/gpu"] == [(5, 1), (10, 1)]
+    assert "monitor/memory" not in found
+    with monitor:
+        train(monitor)
+    monitor.close()
+    train(monitor)  # which logs no more
+    assert [step for step, _ in events_of(tmp_path)["monitor/waiting"]] == [5, 10, 15, 20]
+
+
+def test_without_tensorboard_the_user_hears_at_once_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match="TensorBoard is not installed") as error:
+        Monitor([], log=tmp_path / "runs")
+    assert "shardkit[monitor]" in str(error.value.fix)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- real loaders --------------------------------------------------------------------------------
+
+
+def test_a_loader_of_ours_is_counted_exactly(photos):
+    crop = {"image": shardkit.RandomResizedCrop(16)}
+    monitor = Monitor(Loader(photos, batch_size=8, transforms=crop), every=2)
+    for epoch in range(2):
+        keys = [key for batch in monitor for key in batch["__key__"]]
+        assert len(keys) == 40
+        assert monitor.loader.epoch == epoch
+    report = monitor.report()
+    assert (report.epochs, report.batches, report.samples) == (2, 10, 74)  # three are padding
+    state = monitor.loader.state_dict()
+    monitor.loader.load_state_dict(state)
+    found = report.to_dict()
+    assert found["memory"] > 1_000_000
+    assert found["cpu"] >= 0
+
+
+def test_padding_is_that_of_the_loader(tmp_path):
+    path = write_documents(tmp_path / "d", [3, 5, 2, 9, 4])
+    loader = Loader(path, batch_size=2, last="short", collate=shardkit.pad_collate())
+    monitor = Monitor(loader)
+    assert len(list(monitor)) == 3
+    report = monitor.report()
+    assert report.tokens == 23
+    assert report.padding == pytest.approx(loader.padding)
+
+
+def test_workers_of_a_dataloader_are_watched(photos):
+    dataset = StreamingDataset(photos, batch_size=8, transforms={"image": shardkit.Resize(16)})
+    monitor = Monitor(DataLoader(dataset, batch_size=None, num_workers=2), every=2)
+    assert len(list(monitor)) == len(monitor) == 5
+    assert monitor.report().samples == 37
+    assert monitor.report().usage.cpu is not None
+
+
+def test_a_dataloader_of_tuples_is_counted():
+    loader = DataLoader(TensorDataset(torch.zeros(10, 3), torch.zeros(10)), batch_size=4)
+    monitor = Monitor(loader)
+    assert [len(images) for images, _ in monitor] == [4, 4, 2]
+    assert monitor.report().samples == 10
+
+
+# --- torch.profiler ------------------------------------------------------------------------------
+
+
+def marks_in(folder):
+    (path,) = folder.glob("*.pt.trace.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    return [event["name"] for event in events if event.get("ph") == "X"]
+
+
+def test_a_profile_marks_waiting_and_ends_by_itself(tmp_path):
+    monitor = Monitor([torch.ones(4)] * 9)
+    with monitor.profiler(tmp_path / "traces", wait=1, warmup=1, active=3):
+        for batch in monitor:
+            batch.cumsum(0)
+    marks = marks_in(tmp_path / "traces")
+    assert marks.count("waiting for data") == 3
+    assert marks.count("aten::cumsum") == 3
+    for batch in monitor:  # without it from here on
+        batch.cumsum(0)
+    assert monitor.report().batches == 18
+
+
+def test_a_profile_of_a_loop_that_ends_too_early_says_so(tmp_path):
+    monitor = Monitor([torch.ones(4)] * 2)
+    with (
+        pytest.warns(
+            ShardkitWarning, match="next to nothing was recorded.*after 2 batches"
+        ) as seen,
+        monitor.profiler(tmp_path),
+    ):
+        list(monitor)
+    assert seen[0].filename == __file__
+
+
+def test_a_loop_that_fails_while_it_is_profiled_fails_with_its_own_error(tmp_path):
+    monitor = Monitor([torch.ones(4)] * 9)
+    with pytest.raises(ZeroDivisionError), monitor.profiler(tmp_path):
+        [1 // 0 for _ in monitor]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(monitor)
+
+
+@pytest.mark.parametrize("steps", [{"active": 0}, {"wait": -1}, {"warmup": -1}])
+def test_a_profile_of_impossible_steps_is_refused(tmp_path, steps):
+    with (
+        pytest.raises(UsageError, match="wait and warmup"),
+        Monitor([]).profiler(tmp_path, **steps),
+    ):
+        pass

@@ -1,0 +1,263 @@
+"""What processes and a GPU use: real processes, and stand-ins for what a machine may lack."""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+import time
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from shardkit.performance.report import Report
+from shardkit.performance.system import System, Usage, processors
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is shared")
+
+
+class Clock:
+    """Stands still, but for those who say that time goes by."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Tree:
+    """Processes that use a processor and a half and read 10 bytes a second."""
+
+    def __init__(self, clock, takes=0.0):
+        self.clock, self.takes, self.readings = clock, takes, 0
+
+    def read(self):
+        self.readings += 1
+        now = self.clock.now
+        self.clock.now += self.takes
+        return 1.5 * now, int(10 * now), 1000 + self.readings
+
+
+def system_of(clock, **options):
+    system = System(None, clock)
+    system._tree = Tree(clock, **options)
+    return system
+
+
+def child(code):
+    """A process that says a line when it has run the code, and then waits to be told to end."""
+    code += "\nprint(flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    assert process.stdout.readline()
+    return process
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass"
+
+
+def test_processors_are_counted_of_this_process_and_its_children_also_when_they_have_ended():
+    system = System(None)
+    system.begin()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    with child(BURN) as running:
+        used = system.used(last=True).cpu
+        assert used >= 0.45  # such clocks tick a hundred times a second
+        running.communicate(b"\n")
+    assert system.used(last=True).cpu >= 0
+    with child(BURN) as ended:
+        ended.communicate(b"\n")
+    assert system.used(last=True).cpu >= 0.25
+
+
+@LINUX
+def test_memory_that_processes_share_is_counted_once(tmp_path):
+    size = 64_000_000
+    path = tmp_path / "shared"
+    path.write_bytes(bytes(size))
+    code = f"""
+import mmap
+file = open({str(path)!r}, "rb")
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+sum(mapped[::4096])
+"""
+    system = System(None)
+    system.begin()
+    before = system.used(last=True).memory
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        sum(mapped[::4096])
+        with child(code) as one, child(code) as other:
+            grown = system.used(last=True).memory - before
+            one.communicate(b"\n")
+            other.communicate(b"\n")
+    assert size - 5_000_000 < grown < 2 * size
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(monkeypatch):
+    import psutil
+
+    class Gone(psutil.Process):
+        def cpu_times(self):
+            raise psutil.NoSuchProcess(self.pid)
+
+    system = System(None)
+    monkeypatch.setattr(system._tree, "_process", Gone())
+    system.begin()
+    assert system.used(last=True).cpu == 0
+
+
+def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    system = System(None)
+    system.begin()
+    usage = system.used(last=True)
+    assert usage.cpu is usage.disk is usage.memory is None
+    assert "pip install 'shardkit[monitor]'" in str(Report(usage=usage))
+    monkeypatch.undo()
+    assert "pip" not in str(Report(usage=usage))
+
+
+# --- how often -----------------------------------------------------------------------------------
+
+
+def test_what_is_used_is_counted_from_the_beginning_to_each_call():
+    clock = Clock()
+    system = system_of(clock)
+    clock.now = 100  # of another loop, which is not counted
+    system.begin()
+    clock.now = 102
+    assert system.used() == Usage(seconds=2, cpu=3, disk=20, memory=1002)
+    clock.now = 103
+    assert system.used() == Usage(seconds=1, cpu=1.5, disk=10, memory=1003)
+
+
+def test_readings_are_so_seldom_that_they_take_no_time_to_speak_of():
+    clock = Clock()
+    system = system_of(clock, takes=0.01)
+    system.begin()
+    seen = Usage()
+    while clock.now < 100:
+        clock.now += 0.1
+        seen += system.used()
+    readings = system._tree.readings
+    assert readings * 0.01 / clock.now < 0.003
+    seen += system.used(last=True)
+    assert system._tree.readings == readings + 1
+    assert seen.seconds == pytest.approx(clock.now, abs=0.02)
+    assert seen.to_dict()["cpu"] == pytest.approx(1.5)
+
+
+def test_an_epoch_that_begins_a_moment_after_a_reading_is_counted_from_the_next_one_on():
+    clock = Clock()
+    system = system_of(clock, takes=0.01)
+    system.begin()
+    clock.now += 1
+    assert system.used(last=True).seconds == pytest.approx(1.01)
+    system.begin()
+    clock.now += 1
+    assert system.used() == Usage()
+    assert system.used(last=True) == Usage()
+    assert system._tree.readings == 2
+    system.begin()
+    clock.now += 10
+    assert system.used() == Usage()
+    clock.now += 10
+    assert system.used().seconds == pytest.approx(10.01)
+
+
+def test_usages_add_up():
+    one = Usage(seconds=1, cpu=0.5, disk=10, memory=7, gpu=0.2, gpu_seen=1, gpu_memory=3)
+    other = Usage(seconds=3, cpu=1.5, disk=30, memory=5, gpu=0.8, gpu_seen=1, gpu_memory=4)
+    assert (one + other).to_dict() == {
+        "cpu": 0.5,
+        "cpu_share": 0.5 / processors(),
+        "memory": 7,
+        "disk": 10,
+        "gpu": 0.5,
+        "gpu_memory": 4,
+    }
+    assert one + Usage() == one
+    assert set(Usage().to_dict().values()) == {None}
+
+
+# --- a GPU ---------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    """What the driver's library raises."""
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A stand-in for the driver's library, with two GPUs."""
+    library = ModuleType("pynvml")
+    library.NVMLError = NVMLError
+    library.asked = []
+    names = {0: "GPU-a", 1: "GPU-b"}
+
+    def by_index(number):
+        if number not in names:
+            raise NVMLError
+        return names[number]
+
+    def use(handle):
+        library.asked.append(handle)
+        return SimpleNamespace(gpu=30)
+
+    library.nvmlInit = lambda: None
+    library.nvmlDeviceGetHandleByIndex = by_index
+    library.nvmlDeviceGetHandleByUUID = lambda name: name
+    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=5_000)
+    library.nvmlDeviceGetUtilizationRates = use
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return library
+
+
+def gpu_of(number):
+    system = System(number)
+    system.begin()
+    found = system.used(last=True).to_dict()
+    return found["gpu"], found["gpu_memory"]
+
+
+def test_a_gpu_is_looked_at(nvml):
+    assert gpu_of(1) == (0.3, 5_000)
+    assert set(nvml.asked) == {"GPU-b"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "expected"),
+    [("1", 0, "GPU-b"), ("1,0", 1, "GPU-a"), ("GPU-c,GPU-d", 1, "GPU-d")],
+)
+def test_gpus_are_numbered_as_this_process_sees_them(nvml, monkeypatch, visible, number, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu_of(number)
+    assert set(nvml.asked) == {expected}
+
+
+def test_what_a_gpu_cannot_say_is_left_out(nvml, monkeypatch):
+    def refuse(handle):
+        raise NVMLError
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuse)
+    assert gpu_of(0) == (None, 5_000)
+
+
+def test_without_a_gpu_a_driver_or_its_library_there_are_no_values_and_no_error(nvml, monkeypatch):
+    assert gpu_of(None) == (None, None)
+    assert gpu_of(5) == (None, None)
+
+    def absent():
+        raise NVMLError
+
+    monkeypatch.setattr(nvml, "nvmlInit", absent)
+    assert gpu_of(0) == (None, None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_of(0) == (None, None)
+    assert nvml.asked == []
