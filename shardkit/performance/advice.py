@@ -256,6 +256,15 @@ def pinned(case: Case) -> Finding | None:
     )
 
 
+def of_samples(case: Case, finding: Finding, before: Run, after: Run) -> Finding | None:
+    """A finding of `checks` that was tried: runs of its samples as they are, and as they would be.
+
+    In these nothing is read, so that what reading takes now is added.
+    """
+    reading = max(1 / case.now.rate - 1 / before.rate, 0.0)
+    return case.found(replace(finding, rate=1 / (1 / after.rate + reading)))
+
+
 def of_data(case: Case, finding: Finding) -> Finding | None:
     """A finding of `checks`, with the rate that follows for this loader."""
     if finding.stage is None:

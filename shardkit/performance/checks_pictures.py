@@ -41,6 +41,7 @@ def stored_size(stream: Stream) -> Finding | None:
         "then see pictures of that size, so that small parts of them are less sharp",
         stage="decode",
         share=tried.share,
+        samples=tried.samples,
         command=convert_command(stream, *flags),
     )
 
@@ -71,6 +72,7 @@ def png(stream: Stream) -> Finding | None:
         f"as the brightness of each of them keeps a PSNR of {loss:.0f} dB or more",
         stage="decode",
         share=tried.share,
+        samples=tried.samples,
         command=convert_command(stream, "--image-format jpeg", f"--quality {quality}"),
     )
 

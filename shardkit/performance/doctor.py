@@ -18,7 +18,7 @@ from shardkit.performance.advice import Case
 from shardkit.performance.checks import checks
 from shardkit.performance.findings import LEAST, Finding
 from shardkit.performance.folder import open_any
-from shardkit.performance.kept import kept
+from shardkit.performance.kept import first_samples, kept
 from shardkit.performance.machine import memory
 from shardkit.performance.probes import ROUNDS, compare
 from shardkit.performance.recipe import usual_options
@@ -132,7 +132,12 @@ def doctor(
     else:
         rate, found, processes = case.now.rate, _of_settings(case, trained), 0
     for one in checks(stream, world_size=ranks, workers=processes):
-        finding = advice.of_data(case, one)
+        if one.samples is not None:
+            before, after = (kept(loader, some) for some in one.samples)
+            tried = compare({"before": before, "after": after}, seconds)
+            finding = advice.of_samples(case, one, tried["before"], tried["after"])
+        else:
+            finding = advice.of_data(case, one)
         if finding is not None:
             then = None if finding.rate is None else finding.gain * rate
             found.append(replace(finding, rate=then))
@@ -192,14 +197,14 @@ def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: flo
 
 def _case(loader: Loader, processors: int, seconds: float) -> Case:
     """Run the loader as it is, with one thread, and with the numbers that may be better."""
-    runs = compare({"now": loader, "alone": loader.with_options(threads=0)}, seconds)
+    runs = compare({"now": loader, "alone": loader.with_options(threads=0, prefetch=1)}, seconds)
     case = Case(loader, processors, runs["now"], runs["alone"], memory=memory() or 0)
     used = case.now.times.threads
     numbers = {processors} if used else set()  # none: what is that quick needs no threads
     others = {}
     if case.waits >= advice.SHARE:
         numbers |= {4 * processors, 16 * processors}
-        others["kept"] = kept(loader, _KEPT)
+        others["kept"] = kept(loader, first_samples(loader, _KEPT))
     numbers -= {used}
     if not numbers and not others:
         return case

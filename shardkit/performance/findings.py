@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from shardkit.sample import Sample
+
 LEAST = 1.1  # times as fast: less is not worth a change, and may be chance
 
 
@@ -29,6 +31,8 @@ class Finding:
     share: float = 1.0
     command: str | None = None  # to type
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # of Loader
+    # Some samples as they are stored, and as they would be: to see what a loader makes of both.
+    samples: tuple[list[Sample], list[Sample]] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """For people: what was seen, what to do, what that gives."""
@@ -43,5 +47,6 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; settings as they would be typed."""
-        shown = {name: repr(value) for name, value in self.settings.items()}
-        return {**self.__dict__, "settings": shown}
+        settings = {name: repr(value) for name, value in self.settings.items()}
+        shown = {name: value for name, value in vars(self).items() if name != "samples"}
+        return {**shown, "settings": settings}

@@ -57,13 +57,17 @@ class _Repeated(ShardReader):
     def close(self) -> None: ...
 
 
-def kept(loader: Loader, most: int) -> Loader:
-    """The same loader of up to `most` of its first samples, read once and kept."""
+def first_samples(loader: Loader, most: int) -> list[Sample]:
+    """Up to `most` of those that an epoch begins with."""
     stream = loader.dataset.stream
-    count = min(most, stream.order.samples)
-    numbers = stream.order.draw(0, np.arange(count)).number.tolist()
-    samples = [stream.samples.read(number) for number in numbers]
+    numbers = stream.order.draw(0, np.arange(min(most, stream.order.samples))).number.tolist()
+    return [stream.samples.read(number) for number in numbers]
+
+
+def kept(loader: Loader, samples: Sequence[Sample]) -> Loader:
+    """The same loader of some samples."""
+    stream = loader.dataset.stream
     options = {**vars(loader.dataset.options), "weights": None, "fields": None}
-    length = max(count, _BATCHES * max(loader.dataset.options.per_rank(1), _BATCH))
+    length = max(len(samples), _BATCHES * max(loader.dataset.options.per_rank(1), _BATCH))
     dataset = Kept(stream.datasets[0], samples, stream.samples.schema, length)
     return type(loader)(dataset, **loader.settings, **options)

@@ -63,6 +63,7 @@ _COUNTED = 1 << 16  # pixels whose colours are counted
 class Tried(NamedTuple):
     """What a conversion of some pictures gave."""
 
+    samples: tuple[list[Sample], list[Sample]]  # as they are, and as they would be
     share: float  # of the time that decoding took
     before: float  # bytes of a picture, on average
     after: float
@@ -141,8 +142,8 @@ class Pictures:
             for turn in range(_ROUNDS)
         ]
         now, then = (statistics.median(column) for column in zip(*seconds, strict=True))
-        sizes = [statistics.mean(map(len, self._values(some))) for some in (before, after)]
-        return Tried(then / now if now else 1.0, *sizes)
+        sizes = (statistics.mean(map(len, self._values(some))) for some in (before, after))
+        return Tried((before, after), then / now if now else 1.0, *sizes)
 
     def _values(self, samples: list[Sample]) -> list[bytes]:
         """The encoded pictures of some samples."""

@@ -163,6 +163,18 @@ def test_what_data_cost_becomes_a_rate(path: Path) -> None:
     assert advice.of_data(made, order) is order
 
 
+def test_what_was_tried_on_samples_becomes_a_rate(path: Path) -> None:
+    made = case(path, run(100, 2), run(60, 0))
+    smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
+    found = advice.of_samples(made, smaller, run(200, 2), run(1000, 2))  # half is reading
+    assert found is not None
+    assert found.rate == pytest.approx(1 / (1 / 1000 + 1 / 200))
+    found = advice.of_samples(made, smaller, run(90, 2), run(500, 2))
+    assert found is not None
+    assert found.rate == 500
+    assert advice.of_samples(made, smaller, run(90, 2), run(101, 2)) is None
+
+
 def test_findings_are_sorted_by_what_they_give_to_training() -> None:
     some = [
         Finding("threads", "", "", rate=150, gain=1.5),

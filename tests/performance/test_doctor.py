@@ -19,7 +19,7 @@ from shardkit.cli.doctor import command
 from shardkit.errors import SampleError, UsageError
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
-from shardkit.performance.kept import kept
+from shardkit.performance.kept import first_samples, kept
 from shardkit.stream import Loader
 from tests.stream.data import same, write_documents, write_photos
 
@@ -164,7 +164,7 @@ def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(
 
 def test_samples_in_memory_give_the_same_batches(photos: Path) -> None:
     loader = Loader(photos, batch_size=8, transforms=CROP, profile=True, threads=1)
-    other = kept(loader, 64)
+    other = kept(loader, first_samples(loader, 64))
     assert len(other) == 64
     for one, another in zip(loader, other, strict=False):
         assert one["__key__"] == another["__key__"]
