@@ -133,7 +133,7 @@ def _show(report: dict[str, Any]) -> None:
         (
             "figures",
             f"medians of {counted(settings['rounds'], 'run')} of at most {settings['limit']:,} "
-            "samples; spread: the slowest run to the fastest; times: as fast as the slowest",
+            "samples; spread: the slowest to the fastest; times: the slowest of a table is 1",
         ),
     ]
     rows += [_contender_row(contender) for contender in report["contenders"]]

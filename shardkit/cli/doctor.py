@@ -25,8 +25,19 @@ from shardkit.cli import print_json
 @click.option("--workers", type=click.IntRange(0), metavar="N", help="A DataLoader's, instead.")
 @click.option("--window", type=click.IntRange(1), metavar="N", help="Samples that are shuffled.")
 @click.option("--ranks", type=click.IntRange(1), default=1, metavar="N", help="Training together.")
-@click.option("--need", type=float, metavar="RATE", help="Samples a second that the model takes.")
-@click.option("--seconds", type=float, default=2.0, metavar="S", help="Of each short run, about.")
+@click.option(
+    "--need",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RATE",
+    help="Samples a second that the model takes.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=2.0,
+    metavar="S",
+    help="Of each short run, about.",
+)
 @click.option("--tune", is_flag=True, help="Try the best settings; print the line of code to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(

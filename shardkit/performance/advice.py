@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.25  # of what a batch takes: from here on a stage is looked at
 _WAITS = 0.05  # of the training loop's time, for batches
+_ENOUGH = 20  # batches, of which the first ones are always waited for
 _SCALES = 1.25  # times as fast as one thread: with less, threads do not help
 
 
@@ -123,7 +124,7 @@ def storage_memory(case: Case) -> Finding | None:
     return case.found(
         Finding(
             "storage",
-            f"{_waits(case)}; all {stored / 1e9:.2g} GB fit into memory",
+            f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
             "keep them there, from the second epoch on",
             rate=case.kept.rate,
             stage="read",
@@ -224,7 +225,7 @@ def prefetch(case: Case, trained: Times) -> Finding | None:
     """Steps of unlike length: the loop waits at times, and threads wait for it at others."""
     threads_time = max(trained.threads, 1) * trained.seconds
     idle = trained.spent[IDLE].wall / threads_time if threads_time else 0.0
-    if trained.waiting < _WAITS or idle < SHARE:
+    if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
         return None
     more = 4 * case.loader.prefetch
     return case.found(

@@ -117,6 +117,8 @@ def doctor(
 
     Raises UsageError for what cannot be measured, and what loading raises.
     """
+    if seconds <= 0 or (need is not None and need <= 0):
+        raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")
     processors = default_threads()
     loader = loader_like(source) if is_dataloader(source) else _loader(source, options)
     _check_size(loader)
@@ -152,9 +154,15 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
     if isinstance(source, str | os.PathLike):
         source = open_any(Path(source))
     if isinstance(source, Dataset):
-        usual = usual_options(source, batch_size=options.get("batch_size", BATCH))
+        usual = usual_options(source, batch_size=options.get("batch_size") or _batch(source))
+        if options.get("batching") or options.get("global_batch_size"):
+            usual = {name: usual[name] for name in usual if name not in ("batch_size", "collate")}
         options = {**usual, **options}
     return Loader(source, **options)
+
+
+def _batch(dataset: Dataset) -> int:
+    return min(BATCH, max(len(dataset), 1))
 
 
 def _check_size(loader: Loader) -> None:

@@ -30,7 +30,8 @@ class Finding:
     stage: str | None = None
     share: float = 1.0
     command: str | None = None  # to type
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # of Loader
+    # Options of a Loader; "workers" are a DataLoader's.
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     # Some samples as they are stored, and as they would be: to see what a loader makes of both.
     samples: tuple[list[Sample], list[Sample]] | None = field(default=None, repr=False)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from shardkit.stream.profile import Times
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from shardkit.stream.loader import Loader
 
 T = TypeVar("T")
@@ -23,7 +25,7 @@ _PATIENCE = 4  # times the seconds that a run should take, where batches take th
 
 @dataclass(frozen=True)
 class Run:
-    """Samples a second from the first batch of an epoch to its last, and where the time went.
+    """Samples a second once loading is under way, and where the time went.
 
     `delayed` is for how many seconds the calling thread could have run, and others had the
     processors.
@@ -35,7 +37,7 @@ class Run:
 
 
 class Rate(NamedTuple):
-    """Samples a second of any loader, from its first batch on, and the seconds until that."""
+    """Samples a second once loading is under way, and the seconds until an epoch's first batch."""
 
     rate: float
     start: float
@@ -64,29 +66,64 @@ def interleaved(runs: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
 
 def run(loader: Loader, seconds: float) -> Run:
     """Load for some seconds, epoch after epoch; longer, if batches are slow."""
-    began, delayed = time.perf_counter(), _delayed()
-    times, samples, spent, batches = Times(), 0, 0.0, 0
-
-    def enough() -> bool:
-        passed = time.perf_counter() - began
-        return passed > seconds and (batches >= _BATCHES or passed > _PATIENCE * seconds)
-
-    while not enough():
+    delayed, times, count = _delayed(), Times(), _Count(seconds, loader.prefetch)
+    while not count.enough:
         iteration = iter(loader)
-        first = last = 0.0
-        for batch in iteration:
-            last = time.perf_counter()
-            batches += 1
-            if first:
-                samples += len(batch["valid"])
-            else:
-                first = last  # until then threads had nothing ready
-            if enough():
-                break
+        count.take(iteration)
         iteration.close()
-        spent += last - first
         times += loader.profile
-    return Run(samples / spent if spent else times.rate, times, _delayed() - delayed)
+    return Run(count.rate, times, _delayed() - delayed)
+
+
+def rate_of(loader: DataLoader[Any] | Loader, seconds: float) -> Rate:
+    """The same of any loader that does not measure itself."""
+    ahead = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 1)
+    count, starts = _Count(seconds, ahead), []
+    while not count.enough:
+        began = time.perf_counter()
+        count.take(loader)
+        starts.append(count.began - began)
+    return Rate(count.rate, min(starts))
+
+
+class _Count:
+    """Samples that come while loading is under way.
+
+    That begins when as many batches have come as are made ahead, so that as much is in the making
+    then as at the end; or with the second epoch, or when the seconds are over.
+    """
+
+    def __init__(self, seconds: float, ahead: int) -> None:
+        self.began = 0.0  # when the first batch of the epoch came
+        self._seconds, self._ahead = seconds, ahead
+        self._made = time.perf_counter()
+        self._first = self._last = 0.0
+        self._samples = self._batches = 0
+
+    def take(self, batches: Iterable[Any]) -> None:
+        """An epoch, or what it takes of it."""
+        for number, batch in enumerate(batches, 1):
+            self._last = time.perf_counter()
+            if number == 1:
+                self.began = self._last
+            if self._first:
+                self._samples += len(batch["valid"])
+                self._batches += 1
+                if self.enough:
+                    return
+            elif number > self._ahead or self._last - self._made > self._seconds:
+                self._first = self._last
+        self._first = self._first or self._last
+
+    @property
+    def enough(self) -> bool:
+        passed = self._last - self._first
+        slow = self._batches < _BATCHES and passed < _PATIENCE * self._seconds
+        return bool(self._first) and passed > self._seconds and not slow
+
+    @property
+    def rate(self) -> float:
+        return self._samples / (self._last - self._first)
 
 
 def _delayed() -> float:
@@ -95,21 +132,3 @@ def _delayed() -> float:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
-
-
-def rate_of(batches: Iterable[Any], seconds: float) -> Rate:
-    """Use the batches of any loader for some seconds, or an epoch."""
-    began = time.perf_counter()
-    first = last = 0.0
-    samples = count = 0
-    for batch in batches:
-        last = time.perf_counter()
-        count += 1
-        if not first:
-            first = last
-            continue
-        samples += len(batch["valid"])
-        if last - began > seconds and count > _BATCHES:
-            break
-    rate = samples / (last - first) if samples else count / max(last - began, 1e-9)
-    return Rate(rate, first - began)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def examine(
 ) -> Workers:
     """Measure it beside what it could be: `loader` is the Loader that is like it."""
     number, persistent = dataloader.num_workers, dataloader.persistent_workers
-    made: dict[str, Iterable[Any]] = {
+    made: dict[str, DataLoader[Any] | Loader] = {
         "now": dataloader_like(
             loader,
             number,
@@ -92,7 +92,7 @@ def examine(
         "workers": dataloader_like(loader, processors),
     }
     runs = {name: partial(rate_of, one, seconds / 3) for name, one in made.items()}
-    rates = {name: sorted(some)[len(some) // 2] for name, some in interleaved(runs).items()}
+    rates = {name: _median(some) for name, some in interleaved(runs).items()}
     now = rates["now"]
     processes = "1 worker" if number == 1 else f"{number} workers"
     is_now = f"a DataLoader with {processes} gives {now.rate:,.0f} samples/s"
@@ -119,6 +119,11 @@ def examine(
     if number and not persistent:
         findings.append(_persistent(loader, now, rates["workers"]))
     return Workers(now, [finding for finding in findings if finding.gain >= LEAST])
+
+
+def _median(rates: list[Rate]) -> Rate:
+    """Of all, but for the start: the first one starts workers that may stay."""
+    return Rate(statistics.median(one.rate for one in rates), min(one.start for one in rates))
 
 
 def _persistent(loader: Loader, now: Rate, kept: Rate) -> Finding:

@@ -59,8 +59,7 @@ class Times:
     @property
     def waiting(self) -> float:
         """The share of its time that the training loop gets no batch."""
-        unused = self.data if self.threads else self.data + self.making
-        return unused / self.seconds if self.seconds else 0.0
+        return 1 - self.step / self.seconds if self.seconds else 0.0
 
     def share(self, stage: str) -> float:
         """A stage's part of what it takes to make a batch."""

@@ -138,12 +138,12 @@ def test_floats_are_left_to_the_gpu(path: Path) -> None:
 def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
     made = case(path, run(100, 2), run(60, 0))
     spent = {"decode": Spent(1.0, 1.0), IDLE: Spent(1.0, 0.0)}
-    uneven = Times(1.0, 2, 100, 10, data=0.2, step=0.8, spent=spent)
+    uneven = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent=spent)
     found = advice.prefetch(made, uneven)
     assert found is not None
     assert found.settings == {"prefetch": 16}
     assert found.gain == pytest.approx(1.25)
-    even = Times(1.0, 2, 100, 10, data=0.2, step=0.8, spent={"decode": Spent(2.0, 2.0)})
+    even = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent={"decode": Spent(2.0, 2.0)})
     assert (
         advice.prefetch(made, Times(**{**vars(even), "spent": {**even.spent, IDLE: Spent()}}))
         is None

@@ -145,6 +145,16 @@ def test_a_dataloader_is_compared_with_threads(photos: Path) -> None:
     assert doctor(DataLoader(single, batch_size=8, num_workers=0), seconds=SECONDS).rate > 0
 
 
+def test_a_path_takes_any_size_of_batches(photos: Path, tmp_path: Path) -> None:
+    few = write_photos(tmp_path / "few", samples=5)
+    for path, options in (
+        (few, {}),
+        (photos, {"global_batch_size": 16}),
+        (write_documents(tmp_path / "documents", [5] * 40), {"batching": shardkit.Bucket(8, 2)}),
+    ):
+        assert doctor(path, seconds=0.02, **options).rate > 0
+
+
 def test_a_dataloader_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="does not load a dataset of shardkit"):
         doctor(DataLoader([1, 2, 3]))
@@ -176,6 +186,9 @@ def test_what_cannot_be_measured_is_said(photos: Path) -> None:
         loader = Loader(photos, batch_size=65)
     with pytest.raises(UsageError, match="no rate can be measured"):
         doctor(loader)
+
+    with pytest.raises(UsageError, match="must be over 0"):
+        doctor(photos, seconds=0)
 
     def failing(pixels: Any) -> Any:
         raise ValueError("broken")
