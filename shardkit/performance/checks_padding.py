@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _PLANNED = 100_000  # samples of an epoch that are looked at
 _READ = 20_000  # samples that are read at most where their lengths are not kept
 _BUCKETS = (4, 8, 16)
+_FILLED = 2  # batches of a bucket at least, as its last one is mostly smaller
 _NEAR = 0.01  # of the tokens: more buckets that save less are not worth it
 
 
@@ -43,7 +44,7 @@ def padding(stream: Stream, world_size: int) -> Finding | None:
     if padded is None:
         return None
     now = padded.share(stream.schedule(World(0, world_size)), padded.collate)
-    found = [padded.bucket(number) for number in _BUCKETS]
+    found = [padded.bucket(number) for number in padded.numbers]
     shares = [padded.share_with(bucket) for bucket in found]
     chosen = next(n for n, share in enumerate(shares) if share <= min(shares) + _NEAR)
     gain = (1 - shares[chosen]) / (1 - now)
@@ -78,6 +79,12 @@ class _Padded:
     def words(self) -> str:
         batching = self.stream.options.batching
         return f"batches of {self.size:,} samples" if batching is None else f"batches by {batching}"
+
+    @property
+    def numbers(self) -> list[int]:
+        """How many buckets could be."""
+        batches = len(self.by) // (self.size * self.world_size)
+        return [number for number in _BUCKETS if _FILLED * number <= batches] or [2]
 
     def bucket(self, number: int) -> Bucket:
         return Bucket(self.size, number, self.field).with_lengths(self.by)

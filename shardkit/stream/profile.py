@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class Times:
     """Where time went. Those of several epochs can be added.
 
-    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, of all threads that made batches;
-    `threads` is their number, or 0 where the training loop's own thread made them. `data` and
-    `step` are seconds of that thread: waiting for a batch, and using it. `samples` counts rows of
-    batches. By the wall
-    `data + step == seconds`, and all of `spent` is `threads * seconds`; without threads
-    `data + step` and all of `spent` are `seconds`.
+    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, of all that made batches: `threads`, or
+    with 0 of them the training loop's own thread. `data` and `step` are seconds of that loop:
+    waiting for a batch, and using it. `samples` counts rows of batches.
+
+    By the wall `data + step` is `seconds`, and all of `spent` is `threads * seconds`; without
+    threads `data + step` and all of `spent` together are `seconds`. A loop whose thread makes the
+    first batches, until others are worth starting, has some of both.
     """
 
     seconds: float = 0.0
