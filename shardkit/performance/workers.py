@@ -134,6 +134,5 @@ def _persistent(loader: Loader, now: Rate, kept: Rate) -> Finding:
         "workers",
         f"workers start anew for each epoch: {lost:.1f} s before {epoch:.1f} s of loading",
         "DataLoader(..., persistent_workers=True)",
-        rate=now.rate,
         gain=(epoch + lost) / epoch,
     )

@@ -155,6 +155,13 @@ def test_a_path_takes_any_size_of_batches(photos: Path, tmp_path: Path) -> None:
         assert doctor(path, seconds=0.02, **options).rate > 0
 
 
+def test_workers_that_start_for_each_epoch_are_told(photos: Path) -> None:
+    dataset = shardkit.torch.StreamingDataset(photos, batch_size=32, transforms=CROP)
+    found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)
+    told = [finding for finding in found.findings if "persistent_workers=True" in finding.do]
+    assert any("start anew for each epoch" in finding.seen for finding in told)
+
+
 def test_a_dataloader_of_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="does not load a dataset of shardkit"):
         doctor(DataLoader([1, 2, 3]))
