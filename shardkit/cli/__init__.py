@@ -103,5 +103,13 @@ def _show(error: ShardkitError) -> None:
     click.echo(f"shardkit: {error}", err=True)
 
 
+def search_here() -> None:
+    """Import modules of the current folder too, where people keep transforms of their own.
+
+    Processes that are started get this path as well.
+    """
+    sys.path.insert(0, os.getcwd())
+
+
 def print_json(data: dict[str, Any]) -> None:
     click.echo(json.dumps(data, ensure_ascii=False, indent=1))

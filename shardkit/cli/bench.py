@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardkit.cli import print_json
+from shardkit.cli import print_json, search_here
 from shardkit.cli.tables import counted, print_numbers, print_table, size
 
 _ABOUT = {
@@ -103,7 +102,7 @@ def command(
     if plot is not None:
         check_plot(plot)
     if any(":" in name for name in options["transforms"]):
-        sys.path.insert(0, os.getcwd())  # where people keep them; contenders get this path too
+        search_here()
     options["workers"] = options["workers"] or ()
     with BenchMonitor(quiet) as progress:
         report = bench(paths, size=side, progress=progress, **options)

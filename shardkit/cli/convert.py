@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardkit.cli import print_json
+from shardkit.cli import print_json, search_here
 from shardkit.formats import FORMATS
 from shardkit.options import (
     CHROMA,
@@ -191,7 +189,7 @@ def command(
     options["field"] = options.pop("text_field")
     options["text"] = TextOptions(**{f.name: options.pop(f.name) for f in fields(TextOptions)})
     if options["transform"] is not None:
-        sys.path.insert(0, os.getcwd())  # where people keep it; workers get this path too
+        search_here()
     if plan_only:
         from shardkit.conversion import run
         from shardkit.conversion.partial import check_output, is_single

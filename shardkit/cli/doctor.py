@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import print_json
+from shardkit.cli import print_json, search_here
 
 
 @click.command("doctor", context_settings={"show_default": True})
@@ -56,6 +56,8 @@ def command(
     from shardkit.performance.recipe import usual_options
     from shardkit.stream import Loader
 
+    if ":" in transform:
+        search_here()
     dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
     given = {name: value for name, value in options.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,18 @@ def test_the_command_prints_what_was_found(photos: Path) -> None:
     assert report["need"] == 1
     assert report["rate"] > 0
     assert "keeps up" in report["verdict"]
+
+
+def test_the_command_finds_functions_in_the_current_folder(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_steps.py").write_text("def turned(pixels):\n    return pixels[::-1]\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    options = ["--transform", "own_steps:turned", "--batch-size", "8", "--seconds", "0.02"]
+    done = CliRunner().invoke(command, [str(photos), *options, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["times"]["stages"]["transform"]["seconds"] > 0
 
 
 def test_the_command_refuses_what_is_too_small(photos: Path) -> None:
