@@ -237,6 +237,10 @@ class Dataset:
     def shard_path(self, shard: int) -> Path:
         return self.path / self._names[shard]
 
+    def sample_path(self, shard: int, position: int) -> Path:
+        """The file that holds a sample, for errors."""
+        return self.shard_path(shard)
+
     def reader(self, shard: int) -> ShardReader:
         """The open reader of one shard. It stays ours: do not close it.
 

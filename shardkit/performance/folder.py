@@ -59,7 +59,7 @@ class PictureFolder(Dataset):
         self.path, self.format = path, FOLDER
         self.manifest = self.manifest_path = self.transforms = None
         self.schema = pictures.schema
-        self._reader = _Files(pictures)
+        self._pictures, self._reader = pictures, _Files(pictures)
         # What the methods of all datasets go by.
         self._names, self._bytes = ["."], [int(pictures.sizes().sum())]
         self._layouts = [self._reader.layout]
@@ -69,6 +69,9 @@ class PictureFolder(Dataset):
 
     def reader(self, shard: int) -> ShardReader:
         return self._reader
+
+    def sample_path(self, shard: int, position: int) -> Path:
+        return self.path / self._pictures.name(position)
 
     def close(self) -> None:
         """Does nothing: files are open for as long as they are read."""

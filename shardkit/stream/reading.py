@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Address(NamedTuple):
-    """Where a sample stands: its shard, and its position in that."""
+    """Where a sample stands: the file, a shard mostly, and its position in that."""
 
     path: Path
     position: int
@@ -85,7 +85,8 @@ class Samples:
                 return sample
             sample = reader[position]
         except ShardkitError as error:
-            raise error.located(path=dataset.shard_path(shard), position=position) from None
+            path = dataset.sample_path(shard, position)
+            raise error.located(path=path, position=position) from None
         if self._all:
             return sample
         return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
@@ -135,7 +136,7 @@ class Samples:
     def address(self, number: int) -> Address:
         """Where a sample stands."""
         dataset, shard, position = self._locate(number)
-        return Address(dataset.shard_path(shard), position)
+        return Address(dataset.sample_path(shard, position), position)
 
     def close(self) -> None:
         """Drop all open shards."""
