@@ -24,7 +24,7 @@ from shardkit.performance.kept import first_samples, kept
 from shardkit.stream import Loader
 from tests.stream.data import same, write_documents, write_photos
 
-SECONDS = 0.1
+SECONDS = 0.05
 CROP = {"image": shardkit.RandomResizedCrop(16)}
 
 
@@ -39,7 +39,7 @@ def test_late_storage_is_named_first(photos: Path, monkeypatch: pytest.MonkeyPat
     whole = storage.PreadFile.__getitem__
 
     def late(self: storage.PreadFile, place: slice) -> bytes:
-        time.sleep(0.01)
+        time.sleep(0.005)
         return whole(self, place)
 
     monkeypatch.setattr(storage.PreadFile, "__getitem__", late)
