@@ -22,6 +22,7 @@ from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.kept import first_samples, kept
 from shardkit.stream import Loader
+from tests.conftest import write_pictures
 from tests.stream.data import same, write_documents, write_photos
 
 SECONDS = 0.05
@@ -81,6 +82,15 @@ def test_padding_is_named_first(tmp_path: Path) -> None:
             pass
     gain = (1 - after.padding) / (1 - before.padding)
     assert found.findings[0].gain == pytest.approx(gain, rel=0.01)
+
+
+def test_what_a_loader_warns_of_is_a_finding(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", classes=100, each=8, kilobytes=1)
+    shardkit.convert(tmp_path / "in", "wds", tmp_path / "sorted", workers=0, shard_samples=50)
+    loader = Loader(tmp_path / "sorted", batch_size=8, shuffle=True, window=64, transforms=CROP)
+    found = doctor(loader, seconds=0.02)  # a warning would be an error here
+    assert found.findings[-1].cause == "order"
+    assert found.findings[-1].settings["window"] > 64
 
 
 def test_a_step_tells_how_much_the_model_takes(photos: Path) -> None:
