@@ -1,12 +1,16 @@
-"""Folders of generated pictures that many tests share."""
+"""How tests are run (docs/testing.md), and folders of generated pictures that many share."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from shardkit.errors import FormatError
 from shardkit.formats import FORMATS, get_format
@@ -14,8 +18,60 @@ from shardkit.schema import Image, Schema
 from shardkit.testing import picture
 
 # Time never decides a test: a loaded machine is no failure.
-settings.register_profile("shardkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shardkit")
+_quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default run", max_examples=20, **_quiet)
+settings.register_profile("large", max_examples=500, **_quiet)
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30  # bytes free there, so that temporary files may go there
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("large" if _is_large(config) else "default run")
+    room = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
+    if room > _ROOM:  # half the time of many tests is that of waiting for the disk to sync
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many processes as processors, but no more than files of tests that were asked for."""
+    named = {arg.partition("::")[0] for arg in config.args}
+    files = len(named) if all(name.endswith(".py") for name in named) else 8
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = min(files, available or 1, 8)
+    if count == 1:  # without another process, which would only have to be started
+        config.option.dist = "no"
+        return 0
+    return count
+
+
+def _is_large(config: pytest.Config) -> bool:
+    """Whether `-m` asks for the long tests."""
+    return re.search(r"(?<!not )\blarge\b", config.option.markexpr) is not None
+
+
+@pytest.fixture(scope="session")
+def large(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the long run: a test that asks is in both, with all of its cases in this."""
+    return _is_large(pytestconfig)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of properties, and those that ask whether the run is a large one, are in both runs."""
+    if _is_large(config):
+        for item in items:
+            scales = "large" in getattr(item, "fixturenames", ())
+            if scales or is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker("large")
+
+
+@pytest.fixture(scope="session")
+def disk() -> Iterator[Path]:
+    """A folder for the tests of page caches, and for those that write gigabytes: not in memory,
+    unless the system's own temporary folder is."""
+    with tempfile.TemporaryDirectory(prefix="shardkit-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _holds_pictures(format: str) -> bool:

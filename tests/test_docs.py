@@ -34,6 +34,7 @@ for language, code in json.load(sys.stdin):
 """
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")

@@ -343,6 +343,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+TIMED = pytest.mark.xdist_group("timed")  # one after the other, though others run beside them
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
 )
@@ -350,12 +351,14 @@ LINUX = pytest.mark.skipif(
 
 @pytest.mark.usefixtures("my_steps")
 @LINUX
+@TIMED
 def test_kill_9_at_any_moment_is_continued(tmp_path: Path) -> None:
     kill_at_random(tmp_path, rounds=5, seed=1)
 
 
 @pytest.mark.usefixtures("my_steps")
 @LINUX
+@TIMED
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 def test_kill_9_many_times_is_continued(tmp_path: Path) -> None:

@@ -20,9 +20,12 @@ from shardkit.errors import WorkerError
 from shardkit.testing import picture
 from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
-)
+pytestmark = [
+    pytest.mark.xdist_group("timed"),
+    pytest.mark.skipif(
+        not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
+    ),
+]
 
 
 def start(source: Path, out: Path, format: str = "wds") -> subprocess.Popen[bytes]:

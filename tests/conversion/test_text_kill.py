@@ -19,9 +19,12 @@ from tests.conftest import files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
 from tests.conversion.text_corpora import prose, write_corpus
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
-)
+pytestmark = [
+    pytest.mark.xdist_group("timed"),
+    pytest.mark.skipif(
+        not Path("/proc/self/task").exists(), reason="finds the workers in Linux's /proc"
+    ),
+]
 
 FILES = 12
 DOCUMENTS = 250  # of each: a task of its own

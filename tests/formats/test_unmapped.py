@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import tarfile
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,12 +46,18 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(storage, "_preadv2", None)
 
 
+@pytest.fixture
+def tmp_path(disk: Path) -> Path:
+    """Memory is no disk: systems read, and drop, its files in other ways."""
+    return Path(tempfile.mkdtemp(dir=disk))
+
+
 # --- the file ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def blob(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("blob") / "blob"
+def blob(disk: Path) -> Path:
+    path = disk / "blob"
     path.write_bytes(np.random.default_rng(0).bytes(1_000_003))
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from shardkit.performance.machine import file_system
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _PAGES = 64
+
+
+@pytest.fixture
+def tmp_path(disk: Path) -> Path:
+    """Memory is no disk: systems read, and drop, its files in other ways."""
+    return Path(tempfile.mkdtemp(dir=disk))
 
 
 def stays(place: Path) -> bool:

@@ -34,6 +34,8 @@ FIXED = list(itertools.product(SAMPLES, ["pad", "drop", "short"]))
 DOCUMENTS = [1 + 7 * number % 23 for number in range(50)]  # tokens of each
 EPOCHS = 2
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
+
 
 # --- a rank --------------------------------------------------------------------------------------
 

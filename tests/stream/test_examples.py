@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 EVERY = 3  # steps between checkpoints
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):

@@ -19,6 +19,8 @@ from tests.conftest import write_pictures
 
 NAP = 0.01
 
+pytestmark = pytest.mark.xdist_group("timed")
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
