@@ -592,18 +592,18 @@ static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const 
     return 1;
 }
 
+/* Each image has a decoder of its own: what one says of tables must not be there for the next, which
+   may lack them. The library gives those without Huffman tables the standard ones. */
 static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Picture *out,
                      unsigned long long most)
 {
     if (setjmp(work->failed)) {
-        jpeg_abort_decompress(&work->jpeg);
+        jpeg_destroy_decompress(&work->jpeg);
         return 0;
     }
-    if (work->jpeg.mem == NULL) {
-        jpeg_create_decompress(&work->jpeg);
-    }
+    jpeg_create_decompress(&work->jpeg);
     int done = decode_crop(work, data, job, out, most);
-    jpeg_abort_decompress(&work->jpeg);
+    jpeg_destroy_decompress(&work->jpeg);
     return done;
 }
 
@@ -849,7 +849,6 @@ static void crop_all_jpegs(const Call *call, const Py_buffer *data, const Job *j
     for (Py_ssize_t n = 0; n < call->count; n++) {
         done[n] = (uint8_t)crop_jpeg(&work, &data[n], &jobs[n], &call->rows[n], most);
     }
-    jpeg_destroy_decompress(&work.jpeg);
     release(&work);
 }
 

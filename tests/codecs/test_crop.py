@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from shardkit.codecs import crop
 from shardkit.codecs.crop import JOB, crop_jpegs, crop_pixels, headers
+from shardkit.codecs.image import jpeg_segments
 from tests.benchmarks.quality import psnr
 from tests.codecs.pictures import (
     Pixels,
@@ -481,6 +482,73 @@ def test_nothing_is_done_for_nothing(way: str) -> None:
     assert headers([]).shape == (0, 3)
     assert crop_jpegs([], none, []).shape == (0,)
     crop_pixels([], none, np.empty((0, 4, 4, 3), np.uint8))
+
+
+# --- one image after another ---------------------------------------------------------------------
+
+
+def without(jpeg: bytes, marker: int, ordinal: int | None = None) -> bytes:
+    """A JPEG without its segments of a marker, or without one of them."""
+    found = [(start, stop) for kind, start, stop in jpeg_segments(jpeg) if kind == marker]
+    for start, stop in reversed(found if ordinal is None else found[ordinal:][:1]):
+        jpeg = jpeg[: start - 4] + jpeg[stop:]
+    return jpeg
+
+
+DQT, DHT = 0xDB, 0xC4
+SMALL = photo_like(21, 40, 24)
+MOTION = {f"motion jpeg {chroma}": by_simplejpeg(SMALL, chroma) for chroma in ("420", "444")}
+FRAMES = {kind: without(jpeg, DHT) for kind, jpeg in MOTION.items()}
+ADOBE = encoded(PIL.Image.fromarray(SMALL), "JPEG", keep_rgb=True)
+# What a decoder remembers of each is of no use to the next, and would not be missed by it.
+NEIGHBOURS = {
+    **FRAMES,
+    "coarse": encoded(PIL.Image.fromarray(SMALL), "JPEG", quality=20, optimize=True),
+    "fine": encoded(PIL.Image.fromarray(SMALL), "JPEG", quality=98, optimize=True),
+    "grey": encoded(PIL.Image.fromarray(SMALL).convert("L"), "JPEG", optimize=True),
+    "not YCbCr": ADOBE,
+    "not YCbCr, unsaid": without(ADOBE, 0xEE),
+    "progressive": encoded(PIL.Image.fromarray(SMALL), "JPEG", progressive=True),
+    "restarts": encoded(PIL.Image.fromarray(SMALL), "JPEG", restart_marker_blocks=1),
+    "restarts, unsaid": without(
+        encoded(PIL.Image.fromarray(SMALL), "JPEG", restart_marker_blocks=1), 0xDD
+    ),
+    "no steps": without(MOTION["motion jpeg 420"], DQT),
+    "no steps for colour": without(MOTION["motion jpeg 444"], DQT, 1),
+    "a step marker with a flipped bit": MOTION["motion jpeg 420"].replace(b"\xff\xdb", b"\xff\xeb"),
+    "one table of four": without(MOTION["motion jpeg 444"], DHT, 2),
+    "progressive without tables": without(
+        encoded(PIL.Image.fromarray(SMALL), "JPEG", progressive=True), DHT
+    ),
+    "cmyk": encoded(PIL.Image.fromarray(SMALL).convert("CMYK"), "JPEG"),
+    "cut": MOTION["motion jpeg 420"][:700],
+    "tables alone": MOTION["motion jpeg 420"][:640] + b"\xff\xd9",
+}
+
+
+@pytest.mark.parametrize("kind", MOTION)
+def test_without_huffman_tables_the_standard_ones_hold(way: str, kind: str) -> None:
+    assert FRAMES[kind] != MOTION[kind]
+    job = whole(40, 24, full_width=13, full_height=9)
+    same(made(FRAMES[kind], job)[0], expected(simplejpeg.decode_jpeg(MOTION[kind]), job))
+
+
+@given(st.lists(st.sampled_from(list(NEIGHBOURS)), min_size=2, max_size=9))
+@pytest.mark.parametrize("way", WAYS)
+def test_an_image_does_not_depend_on_those_before_it(way: str, names: list[str]) -> None:
+    some = [NEIGHBOURS[name] for name in names]
+    job = whole(40, 24)
+    rows = np.zeros((len(some), *job.row, 3), np.uint8)
+    with by(way):
+        done = crop_jpegs(some, as_array([job] * len(some)), rows)
+        for jpeg, row, is_done in zip(some, rows, done, strict=True):
+            alone = np.zeros((1, *job.row, 3), np.uint8)
+            assert crop_jpegs([jpeg], as_array([job]), alone)[0] == is_done
+            if is_done:
+                same(row, alone[0])
+                same(row, simplejpeg.decode_jpeg(jpeg, "RGB"))
+    must = {"motion jpeg 420", "motion jpeg 444", "coarse", "fine", "grey", "progressive"}
+    assert all(is_done for name, is_done in zip(names, done, strict=True) if name in must)
 
 
 # --- memory and threads --------------------------------------------------------------------------

@@ -14,7 +14,9 @@ import time
 from collections import Counter
 
 import numpy as np
+import PIL.Image
 import pytest
+import simplejpeg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from shardkit.errors import (
     UsageError,
 )
 from shardkit.stream import Loader, StreamingDataset
+from tests.codecs.pictures import encoded, photo_like
 from tests.conftest import PICTURE_FORMATS
 from tests.stream.data import (
     keys,
@@ -460,6 +463,30 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_address(tmp_path, th
     assert caught.value.where["key"] == "0013"
     assert caught.value.where["field"] == "image"
     assert loader.state_dict()["samples"] == 12, "what came before has been delivered"
+
+
+@pytest.mark.parametrize("lacks", ["huffman", "quantization"])
+def test_tables_of_an_image_do_not_serve_the_next_one_of_a_thread(tmp_path, lacks):
+    """S3. Without Huffman tables it has the standard ones, as frames of Motion JPEG."""
+    marker = {"huffman": b"\xff\xc4", "quantization": b"\xff\xdb"}[lacks]
+    complete = simplejpeg.encode_jpeg(photo_like(1, 48, 36), quality=90)
+    lacking = complete.replace(marker, b"\xff\xeb")  # a segment that decoders pass over
+    # By such tables, it decodes without a warning.
+    coarse = PIL.Image.fromarray(photo_like(3, 256, 256))
+    others = encoded(coarse, "JPEG", optimize=True, quality=5)
+    with shardkit.create(tmp_path / "d", to="wds", schema={"image": shardkit.Image()}) as writer:
+        for number in range(6):
+            writer.write({"__key__": str(number), "image": lacking if number == 4 else others})
+    crop = {"image": [shardkit.CenterCrop(32)]}
+    for threads, size in [(0, 2), (0, 6), (1, 3), (2, 6)]:
+        loader = Loader(
+            tmp_path / "d", batch_size=size, threads=threads, transforms=crop, on_error="skip"
+        )
+        images, valid = zip(*((b["image"], b["valid"]) for b in loader), strict=True)
+        assert np.concatenate(valid).tolist() == [True] * 4 + [lacks == "huffman", True]
+        if lacks == "huffman":
+            right = simplejpeg.decode_jpeg(complete)[2:34, 8:40]
+            assert (np.concatenate(images)[4] == right).all()
 
 
 def test_bad_samples_can_be_replaced_marked_counted_and_bounded(tmp_path):
