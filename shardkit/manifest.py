@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -24,6 +24,8 @@ ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and wh
 LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sample by sample
 FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
 VERSION = 1
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Manifest:
     label: str = "label"  # the field that `classes` names the values of
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: int = 0  # samples that were dropped, listed in errors.jsonl
+    # What was passed over, in words, and how often: files, rows, fields, entries of a database.
+    ignored: dict[str, int] = field(default_factory=dict)
     encoded: dict[str, int] = field(default_factory=dict)  # by the format, as it demands: reasons
     # What the steps did: samples dropped, pictures by what became of them, and why they changed.
     filtered: dict[str, int] = field(default_factory=dict)
@@ -155,8 +159,7 @@ def load_any(dataset: Path) -> Manifest | Splits:
         )
     try:
         if "splits" in data:
-            return Splits(**{**data, "files": tuple(File(**f) for f in data["files"])})
-        del data["checksum"]
+            return _of(Splits, {**data, "files": _files(data["files"])})
         manifest = _from_json(data)
         if min(
             [0, *(s.samples for s in manifest.shards), *(s.file.bytes for s in manifest.shards)]
@@ -203,14 +206,23 @@ def one_of_splits(folder: Path, splits: Iterable[str]) -> FormatError:
 
 def _from_json(data: dict[str, Any]) -> Manifest:
     data["shards"] = tuple(
-        Shard(File(**s["file"]), s["samples"], tuple(File(**f) for f in s["beside"]))
-        for s in data["shards"]
+        Shard(_of(File, s["file"]), s["samples"], _files(s["beside"])) for s in data["shards"]
     )
-    data["fields"] = {name: FieldStats(**stats) for name, stats in data["fields"].items()}
-    data["files"] = tuple(File(**f) for f in data["files"])
+    data["fields"] = {name: _of(FieldStats, stats) for name, stats in data["fields"].items()}
+    data["files"] = _files(data["files"])
     for name in ("classes", "label_counts"):
         data[name] = None if data[name] is None else tuple(data[name])
-    return Manifest(**data)
+    return _of(Manifest, data)
+
+
+def _files(entries: list[dict[str, Any]]) -> tuple[File, ...]:
+    return tuple(_of(File, entry) for entry in entries)
+
+
+def _of(kind: type[_T], data: dict[str, Any]) -> _T:
+    """An object of JSON; entries that a later version has added are left out."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in data.items() if name in names})
 
 
 _OWN_CHECKSUM = "manifest_checksum"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from shardkit.options import ConvertOptions, TextOptions, parse_split
 from shardkit.order import permutation
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
-from shardkit.preprocess.text import TextTally, text_field, text_steps
+from shardkit.preprocess.text import text_field, text_steps
 from shardkit.preprocess.transform import Transform, load_transform
 from shardkit.sample import renamed
 from shardkit.schema import Image, Schema
@@ -63,6 +63,7 @@ class Part:
     steps: Steps  # what is done to every sample first
     schema: Schema  # of the samples after that, and with their new names
     problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
+    ignored: Mapping[str, int] = field(default_factory=dict)  # found so, of the source
 
     @property
     def samples(self) -> int | None:
@@ -138,10 +139,10 @@ class Plan:
         )
 
     def ignored(self) -> dict[str, int]:
-        """What the sources passed over, and how often."""
+        """What the sources passed over, and how often, as far as it is known by now."""
         total: Counter[str] = Counter()
-        for source in {id(part.source): part.source for part in self.parts}.values():
-            total.update(source.ignored)
+        for part in self.parts:
+            total.update(part.ignored)
         return dict(total)
 
     def notes(self) -> list[str]:
@@ -205,10 +206,10 @@ def make_plan(
     for name, source in sources.items():
         steps, schema = _steps(source, options, transform, tokenizer, format)
         format.layout(schema)
-        problems = tuple(source.problems)
+        problems, ignored = tuple(source.problems), source.ignored
         for split, chosen in _splits(name, source, options):
-            parts.append(Part(split, source, chosen, steps, schema, problems))
-            problems = ()  # listed once
+            parts.append(Part(split, source, chosen, steps, schema, problems, ignored))
+            problems, ignored = (), {}  # listed once
     tasks: list[Task] = []
     sizes: list[int] = []
     for part in parts:
@@ -277,8 +278,8 @@ def _bounds(
     stats, samples, read = Stats(part.schema), 0, 0
     few = some_of(part.source, part.slice.order)
     steps = _without_padding(part.steps)
-    shaped = (Item(name, steps.shaped(sample), size) for name, sample, size in few)
-    for item in steps.in_order(shaped, "", 1, TextTally()):
+    shaped = (Item(d.name, steps.shaped(d.sample, stats.ignored), d.size) for d in few)
+    for item in steps.in_order(shaped, "", 1, stats.text, stats.ignored):
         read += item.size
         try:
             sample = renamed(sample_of(item.read), rename)
@@ -400,7 +401,7 @@ def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
     """How many of the first documents each part has, up to the part that has the last of them."""
     for number in range(len(stream)):
         reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
-        count = sum(1 for _ in reading.items(1, TextTally()))
+        count = sum(1 for _ in reading.items(1))
         yield count
         limit -= count
         if not limit:

@@ -46,7 +46,8 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     numbers = [task.number for task in plan.tasks if task.part.name == part.name]
     tasks = [partial.task_folder(number) for number in numbers]
     results = [read_result(task) for task in tasks]
-    stats = Stats(Schema({}))
+    stats = Stats()
+    stats.ignored.update(part.ignored)
     pieces = []
     for task, result in zip(tasks, results, strict=True):
         pieces += [(task, shard_of(entry)) for entry in result["shards"]]
@@ -133,7 +134,7 @@ def place(
         label=content.label,
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
         text=stats.text.summary(),
-        **cast("dict[str, Any]", stats.counts()),
+        **cast("dict[str, Any]", stats.summary()),
         files=files,
         **rest,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from shardkit.conversion.shards import Stats
 from shardkit.errors import SampleError
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Read, Steps, sample_of
+from shardkit.preprocess.items import Item, Read, Steps, count_values, sample_of
 from shardkit.sources.base import Document, Source, Stream
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from shardkit.preprocess.text import TextTally
 
 # Threads that read ahead inside a task at most, and how much each reads at a time.
 _MAX_THREADS = 8
@@ -63,13 +62,17 @@ class Reading:
         blocks = text is not None and text.options.seq_len is not None
         return self.source.unique_keys or blocks
 
-    def items(self, threads: int, tally: TextTally) -> Iterator[Item]:
-        """All samples after their steps, in order; one that is bad comes as its error."""
+    def items(self, threads: int, stats: Stats | None = None) -> Iterator[Item]:
+        """All samples after their steps, in order; one that is bad comes as its error.
+
+        What becomes of texts, and what is passed over, is counted in `stats`.
+        """
+        stats = stats or Stats()
         if isinstance(self.source, Stream):
-            items = self._streamed(self.source)
+            items = self._streamed(self.source, stats.ignored)
         else:
-            items = _at_random(self.source, self.steps, threads)
-        return self.steps.in_order(items, self.name, threads, tally)
+            items = _at_random(self.source, self.steps, threads, stats.ignored)
+        return self.steps.in_order(items, self.name, threads, stats.text, stats.ignored)
 
     def __str__(self) -> str:
         """What it is, for an error."""
@@ -77,13 +80,14 @@ class Reading:
             return f"{len(self.source)} parts of {self.source.sizes().sum():,} bytes"
         return f"{len(self.source)} samples from {self.source.name(0)!r} on"
 
-    def _streamed(self, stream: Stream) -> Iterator[Item]:
+    def _streamed(self, stream: Stream, ignored: Counter[str]) -> Iterator[Item]:
         size = number = 0
         for document in stream.documents():
             size += document.size
             if self.share is not None and not self.share.has(_key(document)):
                 continue
-            yield Item(document.name, self.steps.shaped(document.sample), size)
+            count_values(document.ignored, ignored)
+            yield Item(document.name, self.steps.shaped(document.sample, ignored), size)
             number, size = number + 1, 0
             if number == self.limit:
                 return
@@ -97,16 +101,18 @@ def _key(document: Document) -> str:
     return str(sample["__key__"])
 
 
-def _at_random(source: Source, steps: Steps, threads: int) -> Iterator[Item]:
+def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]) -> Iterator[Item]:
     sizes = source.sizes().tolist()
-    for index, read in read_in_order(source, steps, threads):
+    for index, read in _in_order(source, steps, threads, ignored):
         original = None
         if not isinstance(read, SampleError | Filtered):
             original = source.original(index, sample_of(read)["__key__"])
         yield Item(source.name(index), read, sizes[index], original)
 
 
-def read_in_order(source: Source, steps: Steps, threads: int) -> Iterator[tuple[int, Read]]:
+def _in_order(
+    source: Source, steps: Steps, threads: int, ignored: Counter[str]
+) -> Iterator[tuple[int, Read]]:
     """All samples in order, after their `steps`; one that is bad comes as its error.
 
     Files that are in memory are read best without any thread: more would only stand in each
@@ -130,15 +136,17 @@ def read_in_order(source: Source, steps: Steps, threads: int) -> Iterator[tuple[
                         return
                     chunk = _read(source, steps, number, last)
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
+                ignored.update(chunk.ignored)
                 yield from enumerate(chunk.samples, number)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 class _Chunk(NamedTuple):
-    """Samples that were read together, and how far reading them was waiting."""
+    """Samples that were read together, what was passed over, and whether reading was waiting."""
 
     samples: list[Read]
+    ignored: Counter[str]
     waited: bool
 
 
@@ -152,13 +160,14 @@ def _chunk_samples(steps: Steps) -> int:
 def _read(source: Source, steps: Steps, first: int, last: int) -> _Chunk:
     began, worked = time.perf_counter(), time.thread_time()
     samples: list[Read] = []
+    ignored: Counter[str] = Counter()
     for index in range(first, last):
         try:
-            samples.append(steps.shaped(source[index]))
+            samples.append(steps.shaped(source[index], ignored))
         except SampleError as error:
             samples.append(error)
     waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
-    return _Chunk(samples, waited)
+    return _Chunk(samples, ignored, waited)
 
 
 def _chunks(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:

@@ -63,6 +63,7 @@ class SplitResult:
     classes: int | None
     fields: dict[str, FieldStats]
     encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
+    ignored: dict[str, int]  # what was passed over, and how often: files, fields, rows, ...
     filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
     filtered_list: str | None  # the file that lists them
     text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
@@ -78,7 +79,7 @@ class ConvertResult:
     format: str
     splits: dict[str, SplitResult]
     source_bytes: int
-    ignored: dict[str, int]  # files passed over, by reason
+    ignored: dict[str, int]  # what was passed over in all splits, and how often
     notes: list[str]  # what may surprise: pictures without labels, say
     already_complete: bool = False  # an earlier run of the same command had made it
     seconds: float = 0.0  # planning, working and publishing
@@ -321,12 +322,14 @@ def _errors_of(partial: Partial, finished: set[int]) -> int:
 def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> ConvertResult:
     made = load_any(out)
     folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
+    splits = {name: _split_result(folder) for name, folder in folders.items()}
+    ignored = sum((Counter(split.ignored) for split in splits.values()), Counter())
     return ConvertResult(
         out=os.fspath(out),
         format=plan.format.name,
-        splits={name: _split_result(folder) for name, folder in folders.items()},
+        splits=splits,
         source_bytes=plan.source_bytes,
-        ignored=plan.ignored(),
+        ignored=dict(sorted(ignored.items())),
         notes=plan.notes(),
         already_complete=already_complete,
     )
@@ -354,6 +357,7 @@ def _split_result(folder: Path) -> SplitResult:
         classes=None if manifest.classes is None else len(manifest.classes),
         fields=manifest.fields,
         encoded=manifest.encoded,
+        ignored=manifest.ignored,
         filtered=manifest.filtered,
         filtered_list=lists[FILTERED],
         text=manifest.text,

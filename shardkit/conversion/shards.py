@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from shardkit.sizes import FieldSizes
 KEYS_REPEAT = (
     "give every sample a key of its own; shards of others whose keys repeat convert one by one"
 )
-_COUNTS = ("encoded", "filtered", "pictures", "reasons")
+_COUNTS = ("encoded", "filtered", "ignored", "pictures", "reasons")
+_MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
 _FLUSH = 1 << 16  # sizes kept before they are counted
 
 
@@ -172,17 +173,18 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
 class Stats:
     """Counts over samples: sizes per field, samples per label; merged in any order alike."""
 
-    def __init__(self, schema: Schema, label: str = "label") -> None:
+    def __init__(self, schema: Mapping[str, FieldType] | None = None, label: str = "label") -> None:
         self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
         self.encoded: Counter[str] = Counter()  # pictures encoded anew by the format, by reason
         self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
+        self.ignored: Counter[str] = Counter()  # what was passed over: `sources.base.Described`
         self.pictures: Counter[str] = Counter()  # what became of them, and their bytes
         self.reasons: Counter[str] = Counter()  # why pictures were changed
         self.text = TextTally()
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
-            (name, _SIZES[type(kind)], []) for name, kind in schema.items()
+            (name, _SIZES[type(kind)], []) for name, kind in (schema or {}).items()
         ]
 
     def add(self, sample: Sample) -> int:
@@ -225,12 +227,12 @@ class Stats:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What was done to pictures and samples, in words of the steps, for the manifest."""
+        """What was done to pictures and samples, and what was passed over, in words."""
         return {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stats:
-        stats = cls(Schema({}))
+        stats = cls()
         for name, sizes in data["fields"].items():
             buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
             stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
@@ -239,6 +241,14 @@ class Stats:
         for name in _COUNTS:
             getattr(stats, name).update(data[name])
         return stats
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """The counts for the manifest: of what was passed over, the most frequent."""
+        often = sorted(self.ignored.items(), key=lambda entry: (-entry[1], entry[0]))
+        ignored = dict(sorted(often[:_MOST_IGNORED]))
+        if rest := often[_MOST_IGNORED:]:
+            ignored[f"of {len(rest):,} other kinds"] = sum(count for _, count in rest)
+        return {**self.counts(), "ignored": ignored}
 
     def label_counts(self, classes: int) -> tuple[int, ...]:
         return tuple(self.labels[label] for label in range(classes))

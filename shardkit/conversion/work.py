@@ -101,7 +101,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     reporter = _Reporter(report)
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
-        for item in work.reading.items(work.threads, shards.stats.text):
+        for item in work.reading.items(work.threads, shards.stats):
             try:
                 sample = sample_of(item.read)
                 shards.write(_checked(sample, work))

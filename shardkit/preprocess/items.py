@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -34,6 +35,12 @@ def sample_of(read: Read) -> Sample:
     return read if isinstance(read, dict) else read.sample
 
 
+def count_values(names: Iterable[str], ignored: Counter[str]) -> None:
+    """Count the values of a sample that are passed over, by the names of their fields."""
+    for name in names:
+        ignored[f"values of {name!r}"] += 1
+
+
 @dataclass(frozen=True)
 class Steps:
     """What is done to samples: to each by itself, and then to the text of all in their order."""
@@ -45,12 +52,13 @@ class Steps:
     def __bool__(self) -> bool:
         return self != Steps()
 
-    def shaped(self, sample: Sample | SampleError) -> Read:
-        """One sample after the steps for each by itself."""
+    def shaped(self, sample: Sample | SampleError, ignored: Counter[str]) -> Read:
+        """One sample after the steps for each by itself; what it loses is counted in `ignored`."""
         if isinstance(sample, SampleError):
             return sample
         if self.fields is not None:
             kept = ("__key__", *self.fields)
+            count_values(sample.keys() - kept, ignored)
             sample = {name: sample[name] for name in kept if name in sample}
         if self.images is None:
             return sample
@@ -60,10 +68,15 @@ class Steps:
             return error
 
     def in_order(
-        self, items: Iterator[Item], name: str, threads: int, tally: TextTally
+        self,
+        items: Iterator[Item],
+        name: str,
+        threads: int,
+        tally: TextTally,
+        ignored: Counter[str],
     ) -> Iterator[Item]:
         """What becomes of samples that were shaped; `name` begins the keys of new ones."""
-        return items if self.text is None else self.text(items, name, threads, tally)
+        return items if self.text is None else self.text(items, name, threads, tally, ignored)
 
     def notes(self) -> list[str]:
         """What a user may not expect."""

@@ -109,7 +109,7 @@ def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample,
     """A few samples before and after their steps, of those that are neither bad nor dropped."""
     assert steps.transform is not None
     compared = False
-    for name, sample, _ in some_of(source):
+    for name, sample, *_ in some_of(source):
         if isinstance(sample, SampleError):
             continue
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.items import Item, count_values, sample_of
 from shardkit.preprocess.packing import PACKERS, Block, ends_dtype
 from shardkit.sample import Sample
 from shardkit.schema import Array, Schema, Text
@@ -121,16 +121,33 @@ class TextSteps:
         return Schema({TOKENS: Array(dtype, (length,)), DOC_ENDS: ends})
 
     def __call__(
-        self, items: Iterable[Item], name: str, threads: int, tally: TextTally
+        self,
+        items: Iterable[Item],
+        name: str,
+        threads: int,
+        tally: TextTally,
+        ignored: Counter[str] | None = None,
     ) -> Iterator[Item]:
         """Documents in, samples out, in order; `name` begins the keys of blocks.
 
+        Values that have no place in what comes out are counted in `ignored`.
+
         Several `threads` encode at once: the libraries let others run meanwhile.
         """
+        if not self.options.keep_fields:
+            items = self._only_text(items, Counter() if ignored is None else ignored)
         encoded = self._encoded(items, threads, tally)
         if self.options.seq_len is None:
             return (self._document(item, tokens) for item, tokens in encoded)
         return self._blocks(encoded, name, tally)
+
+    def _only_text(self, items: Iterable[Item], ignored: Counter[str]) -> Iterator[Item]:
+        """The documents, whose other fields are counted, as they are left out."""
+        kept = {"__key__", self.field}
+        for item in items:
+            if not isinstance(item.read, SampleError | Filtered):
+                count_values(sample_of(item.read).keys() - kept, ignored)
+            yield item
 
     def _document(self, item: Item, tokens: Tokens | None) -> Item:
         """The sample of a document; one of other fields alone has no tokens."""

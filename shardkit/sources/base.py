@@ -28,7 +28,9 @@ class Described:
     problems: Sequence[ShardkitError] = ()
     # What a user may not expect of how the source was understood.
     notes: Sequence[str] = ()
-    # What was passed over on purpose, and how often, for the summary.
+    # What was passed over until now and how often, in words that stand behind a number: "empty
+    # file". What is passed over sample by sample is counted while samples are read (`Document`, and
+    # `preprocess.items.Steps`). All of it is in the summary and in the manifest.
     ignored: dict[str, int]
     reads_text: bool = False  # of files, in an encoding
     unique_keys: bool = False  # whether keys cannot repeat, so that nobody has to compare them
@@ -47,6 +49,7 @@ class Document(NamedTuple):
     name: str  # what to call it in a list of errors: "corpus.jsonl: byte 1234"
     sample: Sample | SampleError
     size: int  # bytes of the source that it took, in the measure of `sizes`
+    ignored: Sequence[str] = ()  # the names of fields that it has in the source alone
 
 
 class Source(Described, ABC):

@@ -23,7 +23,6 @@ from shardkit.manifest import ERRORS, FILTERED, NAME, has_manifest, load_any
 from shardkit.options import ConvertOptions, ImageOptions, TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
-from shardkit.preprocess.text import TextTally
 from shardkit.sample import Sample
 from shardkit.schema import Image
 from shardkit.sources import WHOLE, open_sources
@@ -153,7 +152,7 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
         comparison.begin_made()
     for reading in group.readings(comparison.begin):
         try:
-            for item in reading.items(os.cpu_count() or 1, TextTally()):
+            for item in reading.items(os.cpu_count() or 1):
                 meter.add(1 if unit == "samples" else item.size)
                 meter.report()
                 comparison.compare_item(item)

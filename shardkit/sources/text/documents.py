@@ -122,18 +122,21 @@ class TextStream(Stream):
         try:
             for at, after, value in text.records(start, None if name.compression else end):
                 sample: Sample | SampleError
+                ignored: tuple[str, ...] = ()
                 if done == start > 0:
                     done = at  # what lies between is the end of the last part's last line
                 try:
                     if isinstance(value, SampleError):
                         raise value
-                    sample = {"__key__": f"{relative}/{at}", **fields.take(value, cells=cells)}
+                    taken = fields.take(value, cells=cells)
+                    ignored = fields.left_out(value, taken, cells=cells)
+                    sample = {"__key__": f"{relative}/{at}", **taken}
                 except SampleError as error:
                     sample = located(error, text.path, at, f"{relative}/{at}")
                 size = after - done
                 if not name.compression:  # the last line may have no end
                     size = min(size, text.size - done)
-                yield Document(f"{relative}: byte {at}", sample, size)
+                yield Document(f"{relative}: byte {at}", sample, size, ignored)
                 done = after
         except SampleError as error:  # what follows in this file cannot be read
             offset = error.where.get("offset", done)

@@ -42,6 +42,16 @@ class Fields:
             self._check_known(values)
         return sample
 
+    def left_out(self, values: Mapping[str, Any], taken: Sample, *, cells: bool) -> tuple[str, ...]:
+        """The fields of a document that have a value and are not among those that were taken."""
+        if len(values) == len(taken):
+            return ()
+        return tuple(
+            name
+            for name, value in values.items()
+            if name not in taken and value is not None and not (cells and not value)
+        )
+
     def _fitted(self, name: str, value: Any, cells: bool) -> Any:
         kind = self.others[name]
         try:

@@ -1,0 +1,141 @@
+"""What a conversion passes over is named with its count: in result, manifest and summary (C3)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import manifest as manifests
+from shardkit.manifest import load
+from shardkit.schema import Int, Text
+from tests.codecs import tokenizer_zoo
+from tests.conftest import files_of
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def put_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    return put(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def ignored(source: Any, out: Path, **options: Any) -> dict[str, int]:
+    """What the manifest says; result and manifest agree."""
+    result = shardkit.convert(source, "arrow", out, workers=0, **options)
+    found = load(out).ignored
+    assert result.ignored == found == result.splits[""].ignored
+    assert result.to_dict()["ignored"] == found
+    return found
+
+
+def test_fields_of_json_lines_and_columns_of_tables(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": None, "id": "x"}, {"text": "c"}]
+    lines = put_lines(tmp_path / "a.jsonl", rows)
+    assert ignored(lines, tmp_path / "one") == {"values of 'id'": 1, "values of 'label'": 1}
+    table = put(tmp_path / "b.csv", "text,label,note\na,1,\nb,2,x\n")
+    assert ignored(table, tmp_path / "two") == {"values of 'label'": 2, "values of 'note'": 1}
+    keep = shardkit.TextOptions(keep_fields=True)
+    assert ignored(lines, tmp_path / "three", text=keep) == {}
+
+
+def test_names_that_samples_have_of_their_own(tmp_path: Path) -> None:
+    lines = put_lines(tmp_path / "a.jsonl", [{"text": "a", "__key__": "k", "n": 1}])
+    keep = shardkit.TextOptions(keep_fields=True)
+    assert ignored(lines, tmp_path / "out", text=keep) == {"values of '__key__'": 1}
+
+
+def test_fields_of_a_dataset_beside_the_text(gpt2: Path, tmp_path: Path) -> None:
+    samples = [{"text": f"some words {n}", "label": n} for n in range(5)]
+    del samples[2]["label"]
+    schema = {"text": Text(), "label": Int(optional=True)}
+    counted = {"values of 'label'": 4}
+    only = shardkit.TextOptions(field="text")
+    assert ignored(samples, tmp_path / "text", schema=schema, text=only) == counted
+    for name, options in (("documents", {}), ("blocks", {"seq_len": 4})):
+        text = shardkit.TextOptions(tokenizer=gpt2, **options)
+        assert ignored(samples, tmp_path / name, schema=schema, text=text) == counted
+
+
+def with_length(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "length": len(sample["text"])}
+
+
+def test_fields_that_a_transform_adds_to_what_becomes_tokens(gpt2: Path, tmp_path: Path) -> None:
+    source = put_lines(tmp_path / "a.jsonl", [{"text": "some words"}] * 3)
+    text = shardkit.TextOptions(tokenizer=gpt2)
+    found = ignored(source, tmp_path / "out", text=text, transform=with_length)
+    assert found == {"values of 'length'": 3}
+
+
+def test_each_split_has_its_own(tmp_path: Path) -> None:
+    rows = [{"text": f"{n}", "label": n} for n in range(40)]
+    source = put_lines(tmp_path / "in/a.jsonl", rows)
+    put(tmp_path / "in/b.xyz", "?")
+    split = {"split": "train=0.7,val=0.3"}
+    result = shardkit.convert(source.parent, "arrow", tmp_path / "out", workers=0, **split)
+    train, val = (load(tmp_path / "out" / name) for name in ("train", "val"))
+    assert train.ignored == {".xyz file": 1, "values of 'label'": train.samples}
+    assert val.ignored == {"values of 'label'": val.samples}
+    assert result.ignored == {".xyz file": 1, "values of 'label'": 40}
+
+
+def test_with_a_limit_of_those_that_were_read(tmp_path: Path) -> None:
+    source = put_lines(tmp_path / "a.jsonl", [{"text": f"{n}", "label": n} for n in range(9)])
+    assert ignored(source, tmp_path / "out", limit=4) == {"values of 'label'": 4}
+
+
+def test_c1_the_counts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    for number in range(6):
+        rows = [{"text": "x" * 900, f"n{n % 3}": n} for n in range(number + 3)]
+        put_lines(tmp_path / f"in/{number}.jsonl", rows)
+    for workers in (0, 2):
+        options = {"workers": workers, "shard_size": 4096}
+        shardkit.convert(tmp_path / "in", "arrow", tmp_path / f"out{workers}", **options)
+    assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
+    assert sum(load(tmp_path / "out0").ignored.values()) == load(tmp_path / "out0").samples == 33
+
+
+def test_a_run_that_finds_its_work_done_says_the_same(tmp_path: Path) -> None:
+    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
+    first = ignored(source, tmp_path / "out")
+    again = shardkit.convert(source, "arrow", tmp_path / "out", workers=0)
+    assert again.already_complete
+    assert again.ignored == first
+
+
+def test_a_manifest_names_no_more_than_a_hundred_kinds(tmp_path: Path) -> None:
+    rows = [{"text": "a", f"id{n}": 1, "often": 2} for n in range(300)]
+    found = ignored(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    assert found.pop("values of 'often'") == 300
+    assert found.pop("of 201 other kinds") == 201
+    assert len(found) == 99
+    assert set(found.values()) == {1}
+
+
+def test_a_manifest_may_gain_entries_and_lack_new_ones(tmp_path: Path) -> None:
+    """Of a later version, and of an earlier one."""
+    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
+    ignored(source, tmp_path / "out")
+    path = tmp_path / "out" / manifests.NAME
+    data = json.loads(path.read_text())
+    data["later"] = 1
+    data["shards"][0]["file"]["blocks"] = ["ab"]
+    data["fields"]["text"]["mean"] = 1.0
+    del data["ignored"], data["manifest_checksum"]
+    data["manifest_checksum"] = manifests._own_checksum(data)
+    path.write_text(json.dumps(data))
+    found = load(tmp_path / "out")
+    assert (found.samples, found.ignored) == (1, {})
+    assert shardkit.verify(tmp_path / "out").sound
