@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +26,12 @@ class Died(BaseException):
 class Dying:
     """A storage layer that dies before, in the middle of, or after its operation number `at`.
 
-    Once dead, it does nothing more, whatever clean-up code tries.
+    Once dead, it does nothing more, whatever clean-up code tries. `log` has what each operation did
+    to which kind of path: numbers are left out.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, when: str) -> None:
-        self.count = 0
+    def __init__(self, patch: pytest.MonkeyPatch, at: int = -1, when: str = "never") -> None:
+        self.log: list[tuple[str, str]] = []
         self.at = at
         self.when = when
         self.dead = False
@@ -40,8 +42,11 @@ class Dying:
         def wrapped(*args: Any) -> Any:
             if self.dead:
                 raise Died
-            self.count += 1
-            mine = self.count == self.at
+            mine = len(self.log) == self.at
+            path = args[0].path if name in ("write", "rewrite") else args[0]
+            self.log.append(
+                (name, re.sub(r"(?<=\.)[0-9a-f]+(?=\.tmp)|\d+", "#", "/".join(path.parts[-2:])))
+            )
             self.dead = mine
             if mine and self.when == "before":
                 raise Died
@@ -78,34 +83,53 @@ def convert(source: Path, out: Path, to: str = "wds", **options: Any) -> None:
     shardkit.convert(source, to, out, **options)
 
 
-def died_everywhere(begin: Callable[[], None], run: Callable[[], None]) -> Iterator[None]:
-    """Begin anew and run, dying one operation later each time, until a run survives."""
-    for when in ("before", "middle", "after"):
-        at = 0
-        while True:
-            at += 1
+def died_everywhere(
+    begin: Callable[[], None], run: Callable[[], None], large: bool
+) -> Iterator[None]:
+    """Begin anew and run, dying at another operation each time.
+
+    That is before, in the middle of and after each one in the large run. Else it is where the disk
+    has changed: after the first and the last of each kind, and in the middle of the last. A kind is
+    what is done to which kind of path.
+    """
+    begin()
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Dying(patch)
+        run()
+    log = whole.log
+    assert len(log) > 30
+    first = {kind: at for at, kind in reversed(list(enumerate(log)))}
+    last = {kind: at for at, kind in enumerate(log)}
+    for at, kind in enumerate(log):
+        if large:
+            moments = ["before", "middle", "after"]
+        elif kind[0] == "sync" or at not in (first[kind], last[kind]):
+            continue
+        else:
+            moments = ["middle", "after"] if at == last[kind] else ["after"]
+        if kind[0] not in ("write", "remove"):  # the others have no middle
+            moments = [moment for moment in moments if moment != "middle"]
+        for when in moments:
             begin()
             with pytest.MonkeyPatch.context() as patch:
-                storage_layer = Dying(patch, at, when)
+                layer = Dying(patch, at, when)
                 try:
                     run()
                 except Died:
                     pass
-                died = storage_layer.dead
-            if not died:
-                assert at > 30
-                break
+            assert layer.dead
+            assert layer.log == log[: at + 1]
             yield
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path) -> None:
+def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path, large: bool) -> None:
     convert(source, tmp_path / "reference")
     reference = files_of(tmp_path / "reference")
     assert {"errors.jsonl", "keys.jsonl", "shard-000002.tar"} <= set(reference)
     out = tmp_path / "out"
-    for _ in died_everywhere(lambda: storage.remove(out), lambda: convert(source, out)):
+    for _ in died_everywhere(lambda: storage.remove(out), lambda: convert(source, out), large):
         if out.exists():
             assert files_of(out) == reference
         if (tmp_path / "out.partial").exists():
@@ -119,7 +143,7 @@ def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, large: bool
 ) -> None:
     for name, seed in (("old", 1), ("new", 2)):
         convert(source, tmp_path / name, shuffle=True, seed=seed)
@@ -133,7 +157,7 @@ def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
         storage.remove(out)
         shutil.copytree(tmp_path / "old", out)
 
-    for _ in died_everywhere(begin, replace):
+    for _ in died_everywhere(begin, replace, large):
         if out.exists():
             assert files_of(out) in (old, new)
         else:  # between the two renames: both are whole, beside the output
@@ -146,7 +170,9 @@ def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
+def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(
+    tmp_path: Path, large: bool
+) -> None:
     def create(out: Path) -> None:
         schema = {"label": shardkit.Int()}
         with shardkit.create(out, "wds", schema, shard_samples=2) as writer:
@@ -156,7 +182,7 @@ def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(tmp_path: 
     create(tmp_path / "reference")
     reference = files_of(tmp_path / "reference")
     out = tmp_path / "out"
-    for _ in died_everywhere(lambda: storage.remove(out), lambda: create(out)):
+    for _ in died_everywhere(lambda: storage.remove(out), lambda: create(out), large):
         if out.exists():
             assert files_of(out) == reference
             storage.remove(out)
@@ -338,24 +364,38 @@ def test_after_a_failed_write_nothing_is_published(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
-    source: Path, tmp_path: Path
-) -> None:
-    """The worker is killed after its last rename, before it can say so."""
-    out = tmp_path / "out"
-    code = (
-        "import os, signal\nfrom shardkit.conversion import work\nreal = work.run_task\n"
-        "def run_task(task, report):\n    real(task, report)\n"
-        "    if task.number == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "from shardkit.conversion import pool\npool.run_task = run_task\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        from shardkit.conversion import pool
+# In a worker: each task that is begun is noted, and the first worker that does task 1 is killed
+# after its last rename, before it can say so.
+DIES = """
+import os, signal
+from shardkit.conversion import work
+real = work.run_task
 
-        start = pool._START.replace(
-            "from shardkit.conversion.pool", f"exec({code!r});from shardkit.conversion.pool"
-        )
-        patch.setattr(pool, "_START", start)
-        convert(source, out, workers=2)
+def run_task(task, report):
+    with open({began!r}, "a") as file:
+        file.write(f"{{task.number}}\\n")
+    real(task, report)
+    if task.number == 1:
+        open({died!r}, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+work.run_task = run_task
+"""
+
+
+def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardkit.conversion import pool
+
+    out, began, died = (tmp_path / name for name in ("out", "began", "died"))
+    code = DIES.format(began=str(began), died=str(died))
+    serve = "from shardkit.conversion.pool import serve"
+    assert serve in pool._START
+    monkeypatch.setattr(pool, "_START", pool._START.replace(serve, f"exec({code!r}); {serve}"))
+    convert(source, out, workers=2)
+    assert died.exists()
+    tasks = began.read_text().split()
+    assert sorted(set(tasks)) == sorted(tasks)
     convert(source, tmp_path / "reference")
     assert files_of(out) == files_of(tmp_path / "reference")

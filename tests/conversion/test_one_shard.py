@@ -66,13 +66,13 @@ def test_pieces_of_any_workers_make_the_same_file(
     plan = json.loads(json.dumps(shardkit_plan(source, format, single(tmp_path, format))))
     assert plan["tasks"] > 3
     made = []
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         folder = tmp_path / f"w{workers}"
         folder.mkdir()
         convert(source, single(folder, format), format, workers=workers)
         assert_holds(single(folder, format), source)
         made.append(files_of(folder))
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
     names = {name.partition("/")[0] for name in made[0]}
     suffix = FORMATS[format].suffixes[0]
     expected = {f"train{suffix}", f"train{suffix}.shardkit.json", f"train{suffix}.keys.jsonl"}
@@ -102,8 +102,9 @@ def test_a_folder_of_such_a_format_has_one_shard_unless_asked(
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_replacing_a_single_file_that_dies_anywhere(
-    source: Path, tmp_path: Path, format: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source: Path, tmp_path: Path, format: str, piece_bytes: int, large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     set_piece_bytes(monkeypatch, piece_bytes)
     for name, seed in (("old", 1), ("new", 2)):
         (tmp_path / name).mkdir()
@@ -119,7 +120,7 @@ def test_replacing_a_single_file_that_dies_anywhere(
         storage.remove(folder)
         shutil.copytree(tmp_path / "old", folder)
 
-    for _ in died_everywhere(begin, replace):
+    for _ in died_everywhere(begin, replace, large):
         if out.exists():
             now = {n: d for n, d in files_of(folder).items() if ".partial/" not in n}
             assert now in (old, new)
@@ -132,8 +133,9 @@ def test_replacing_a_single_file_that_dies_anywhere(
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_single_file_that_dies_anywhere_is_continued(
-    source: Path, tmp_path: Path, format: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source: Path, tmp_path: Path, format: str, piece_bytes: int, large: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     set_piece_bytes(monkeypatch, piece_bytes)
     (tmp_path / "reference").mkdir()
     convert(source, single(tmp_path / "reference", format), format)
@@ -144,7 +146,7 @@ def test_a_single_file_that_dies_anywhere_is_continued(
         storage.remove(out.parent)
         out.parent.mkdir()
 
-    for _ in died_everywhere(begin, lambda: convert(source, out, format)):
+    for _ in died_everywhere(begin, lambda: convert(source, out, format), large):
         if out.exists():
             found = {n: d for n, d in files_of(out.parent).items() if ".partial/" not in n}
             assert found == reference
