@@ -5,6 +5,7 @@ The only module that imports torch.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import warnings
@@ -24,7 +25,7 @@ from shardkit.performance import monitor as monitoring
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import state as states
-from shardkit.stream.batches import Batch, Memory
+from shardkit.stream.batches import Batch, Take
 from shardkit.stream.schedule import Place
 from shardkit.stream.stream import Source, Stream
 
@@ -195,9 +196,8 @@ class Loader(loading.Loader):
         own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
         return {**super().settings, **own}
 
-    def _memory(self) -> Memory:
-        kept = self.prefetch + 2
-        return Memory(kept, _page_locked) if self._pinned else Memory(kept)
+    def _memory(self) -> Take:
+        return _page_locked if self._pinned else super()._memory()
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return _countable(dtype) if self.to == "torch" else super()._dtype(dtype)
@@ -250,7 +250,11 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    size = int(np.prod(shape)) * dtype.itemsize
+    """Memory that a GPU can copy from by itself.
+
+    It is torch's to use again: it alone knows which copies still read from what nobody refers to.
+    """
+    size = math.prod(shape) * dtype.itemsize
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
 
 
@@ -279,11 +283,22 @@ def _tensor(value: npt.NDArray[Any], picture: bool, half: bool) -> torch.Tensor:
     if not value.flags.writeable:
         value = value.copy()
     if half:
-        tensor = torch.from_numpy(value).view(torch.bfloat16)
+        tensor = _shared(value).view(torch.bfloat16)
     else:
-        tensor = torch.from_numpy(value.astype(_countable(value.dtype), copy=False))
+        tensor = _shared(value.astype(_countable(value.dtype), copy=False))
     # Channels first by shape and strides; the memory stays as it is, which is channels_last.
     return tensor.movedim(-1, -3) if picture else tensor
+
+
+def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor of an array's memory: of a tensor's memory one that torch knows to be that."""
+    tensor = torch.from_numpy(value)
+    owner = getattr(value.base, "base", None)
+    if not isinstance(owner, torch.Tensor):
+        return tensor
+    offset = (tensor.data_ptr() - owner.data_ptr()) // tensor.itemsize
+    storage = owner.untyped_storage()
+    return tensor.new_empty(0).set_(storage, offset, tensor.shape, tensor.stride())
 
 
 def _owned(sample: Batch) -> Batch:

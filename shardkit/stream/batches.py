@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import math
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, Any]
 Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
+Take = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # memory of such a shape
 
 _PADDED = ("attention_mask", "segment_ids")  # what tells that a batch has padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
@@ -68,14 +71,14 @@ class BatchMaker:
         collate: Collate | None = None,
         packing: tuple[Pack, str] | None = None,
         skip_errors: bool = False,
-        memory: Memory | None = None,
+        memory: Take = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> None:
         """`packing` names the packed field; `dtype` says in which type arrays are delivered."""
         self._samples, self._transforms, self._seed = samples, transforms, seed
         self._collate, self._packing = collate, packing
         self._skip_errors = skip_errors
-        self._memory = memory or Memory()
+        self._take = memory
         self._shown = {
             # numpy has no such type: their bits
             name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
@@ -94,8 +97,7 @@ class BatchMaker:
         rows = len(step.number)
         shapes = {**self._stored, **self._shown}
         arrays = {
-            name: self._memory.take((rows, *shape), dtype)
-            for name, (shape, dtype) in shapes.items()
+            name: self._take((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
         return Making(step, arrays)
 
@@ -264,37 +266,29 @@ def _stacked(values: list[Any]) -> Any:
 
 
 class Memory:
-    """Arrays that are used again once nobody refers to them: fresh pages cost as much as resizing.
+    """Memory of batches that is used again once nobody refers to it: fresh pages cost as much as
+    resizing.
 
-    That nobody does is seen by the count of references, which every view of an array adds to.
+    Each array ends at a base of its own, which all its views refer to, whoever holds them. NumPy's
+    arrays are no part of cyclic garbage, so that a base goes when the last view has gone, and not
+    before. Both steps are one operation on a deque: finalizers run in any thread, at any time.
     """
 
-    def __init__(
-        self,
-        kept: int = 0,
-        allocate: Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]] = np.empty,
-    ) -> None:
-        """`kept`: how many arrays of one shape are held at most."""
-        self._kept, self._allocate = kept, allocate
-        self._arrays: dict[tuple[Any, ...], list[npt.NDArray[Any]]] = {}
+    def __init__(self, kept: int) -> None:
+        """`kept`: how many free buffers of one size are held at most."""
+        self._kept = kept
+        self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array, its contents undefined."""
-        arrays = self._arrays.setdefault((shape, dtype), [])
-        for array in arrays:
-            if sys.getrefcount(array) == _FREE:
-                return array[:]
-        array = self._allocate(shape, dtype)
-        if len(arrays) < self._kept:
-            arrays.append(array)
-        return array[:]
-
-
-def _references_of_free() -> int:
-    """What the count is, seen as in `take`, for an array that nobody else refers to."""
-    for array in [np.empty(1)]:
-        count = sys.getrefcount(array)
-    return count
-
-
-_FREE = _references_of_free()
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return np.empty(shape, dtype)
+        free = self._free.setdefault(size, deque(maxlen=self._kept))
+        try:
+            buffer = free.pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
+        base = np.frombuffer(buffer.data, dtype)  # no array is its base: views stop at it
+        weakref.finalize(base, free.append, buffer).atexit = False
+        return base.reshape(shape)

@@ -13,7 +13,7 @@ from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
 from shardkit.options import parse_size
 from shardkit.stream import state as states
-from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory
+from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Take
 from shardkit.stream.dataset import Bad, StreamingDataset
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
@@ -175,8 +175,9 @@ class Loader:
 
     # What the door for torch does otherwise.
 
-    def _memory(self) -> Memory:
-        return Memory(self.prefetch + 2)
+    def _memory(self) -> Take:
+        """Where the memory of an iteration's batches comes from."""
+        return Memory(self.prefetch + 2).take
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """What arrays of a type are delivered in."""

@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.schema import Array, Schema
-from shardkit.stream.batches import BatchMaker, Collate, Memory
+from shardkit.stream.batches import BatchMaker, Collate, Take
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import PadCollate, pad_collate
 from shardkit.stream.options import StreamOptions
@@ -87,7 +87,7 @@ class Stream:
 
     def maker(
         self,
-        memory: Memory | None = None,
+        memory: Take = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> BatchMaker:
         """What makes a step's batch."""

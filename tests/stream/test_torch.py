@@ -102,6 +102,33 @@ def test_a_device_and_page_locked_memory_are_for_tensors(photos):
             assert len(list(Loader(photos, batch_size=4, pin_memory=True))) == 10
 
 
+def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, monkeypatch):
+    """By the real thing but for the locking, which needs a GPU: torch owns what it gives out."""
+    empty, storages = torch.empty, set()
+
+    def pageable(*size, pin_memory, **options):
+        made = empty(*size, **options)
+        storages.add(made.untyped_storage()._cdata)
+        return made
+
+    plain = Loader(photos, batch_size=4, transforms=CROP, shuffle=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", pageable)
+    loader = Loader(photos, batch_size=4, transforms=CROP, shuffle=True, pin_memory=True, threads=2)
+    for _ in range(3):
+        held, expected = list(loader), list(plain)
+        for field in ("image", "label"):
+            assert len({batch[field].data_ptr() for batch in held}) == len(held)
+            # Only so does torch know of copies that read from it, and uses it no sooner again.
+            assert {batch[field].untyped_storage()._cdata for batch in held} <= storages
+        assert same(held, expected)
+        views = [batch["image"][1:, :, ::2] for batch in held]
+        del held
+        list(loader), list(plain)
+        for view, batch in zip(views, expected, strict=True):
+            assert (view == batch["image"][1:, :, ::2]).all()
+
+
 class FakeGpu:
     """What is done to a GPU's streams and events, in order, where there is no GPU."""
 

@@ -1,0 +1,119 @@
+"""Memory of batches: used again when nobody refers to it any more, and never before."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from shardkit.stream.batches import Memory
+
+SHAPE, DTYPE = (4, 6), np.dtype(np.uint8)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: array[1:3, ::2],
+        lambda array: array.view(np.uint16).T,
+        lambda array: np.lib.stride_tricks.sliding_window_view(array, 2, 0)[1],
+        lambda array: array.view(np.recarray),
+        memoryview,
+        lambda array: memoryview(array)[2:],
+        torch.from_numpy,
+        lambda array: torch.from_numpy(array)[1:].view(torch.int16),
+        lambda array: torch.from_dlpack(array)[0],
+        np.from_dlpack,
+        lambda array: np.asarray(torch.from_numpy(array)[2]),
+        lambda array: array.flat,
+        lambda array: {"in a cycle": array},
+    ],
+)
+def test_memory_is_kept_while_anything_of_it_is_left(view):
+    memory = Memory(2)
+    array = memory.take(SHAPE, DTYPE)
+    array[:] = 7
+    where = address(array)
+    left = view(array)
+    if isinstance(left, dict):
+        left["itself"] = left
+    del array
+    other = memory.take(SHAPE, DTYPE)
+    other[:] = 9
+    assert address(other) != where
+    assert 9 not in np.asarray(left["in a cycle"] if isinstance(left, dict) else left)
+    del left
+    gc.collect()
+    assert address(memory.take(SHAPE, DTYPE)) == where, "given back with the last view"
+
+
+def test_what_is_free_serves_any_array_of_as_many_bytes_up_to_a_bound():
+    memory = Memory(2)
+    held = [memory.take(SHAPE, DTYPE) for _ in range(5)]
+    where = [address(array) for array in held]
+    assert len(set(where)) == 5
+    held.clear()
+    assert len(memory._free[24]) == 2
+    again = [memory.take((3, 4), np.dtype(">u2")) for _ in range(2)]
+    assert {address(array) for array in again} < set(where)
+    assert again[0].shape == (3, 4)
+    assert again[0].dtype == ">u2"
+    assert memory.take((3, 0), DTYPE).shape == (3, 0)
+
+
+def test_an_array_in_garbage_that_comes_to_life_again_keeps_its_memory():
+    """Weak references to what is itself in a cycle are cleared before finalizers run."""
+    memory, saved = Memory(2), []
+
+    class Saves:
+        def __del__(self):
+            saved.append(self.array)
+
+    one = Saves()
+    one.array, one.itself = memory.take(SHAPE, DTYPE), one
+    where = address(one.array)
+    del one
+    gc.collect()
+    assert address(memory.take(SHAPE, DTYPE)) != where
+    assert address(saved.pop()) == where
+    assert address(memory.take(SHAPE, DTYPE)) == where
+
+
+def test_a_copy_in_another_process_and_the_end_of_the_memory_are_harmless():
+    memory = Memory(2)
+    array = memory.take(SHAPE, DTYPE)
+    array[:] = 3
+    del memory
+    gc.collect()
+    assert (pickle.loads(pickle.dumps(array)) == 3).all()
+    assert (array == 3).all()
+
+
+def test_threads_that_take_and_release_never_share_an_array():
+    """Each writes its number all over what it holds, and finds it there later."""
+    memory, wrong = Memory(3), []
+
+    def work(number):
+        held = []
+        for turn in range(300):
+            array = memory.take(SHAPE, DTYPE)
+            array[:] = number
+            held.append(array[1:])
+            if len(held) > turn % 5:
+                wrong.extend(one for one in held if (one != number).any())
+                held.clear()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
