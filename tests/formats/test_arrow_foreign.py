@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -101,6 +102,14 @@ TYPES: list[tuple[pa.Array, FieldType, list[Any]]] = [
     (pa.array([decimal.Decimal("1.50")]), Json(), ["1.50"]),
     (pa.nulls(2), Json(optional=True), [None, None]),
 ]
+if hasattr(pa, "string_view"):  # which an old pyarrow does not have
+    TEXTS = ["short", None, "longer than the twelve bytes of a view"]
+    BLOBS = [value.encode() for value in TEXTS if value]
+    TYPES += [
+        (pa.array(TEXTS, pa.string_view()), Text(optional=True), TEXTS),
+        (pa.array(BLOBS, pa.binary_view()), Bytes(), BLOBS),
+        (pa.array([TEXTS, []], pa.list_(pa.string_view())), Json(), [TEXTS, []]),
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -120,15 +129,6 @@ def is_array(kind: FieldType, value: Any) -> bool:
     return isinstance(kind, Array) and value is not None
 
 
-@pytest.mark.parametrize("way", ["file", "stream"])
-def test_views_are_read(tmp_path: Path, way: str) -> None:
-    if not hasattr(pa, "string_view"):
-        return  # an old pyarrow has no such columns
-    texts = ["short", None, "longer than the twelve bytes of a view"]
-    table = pa.table({"x": pa.array(texts, pa.string_view())})
-    assert column(read(write(table, tmp_path, way))) == texts
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_with_dictionaries_read_at_random(tmp_path: Path, way: str) -> None:
     texts = [f"value {n % 7}" for n in range(100)]
@@ -136,6 +136,40 @@ def test_batches_with_dictionaries_read_at_random(tmp_path: Path, way: str) -> N
     reader = read(write(table, tmp_path, way, rows=9))
     for n in np.random.default_rng(0).permutation(100).tolist():
         assert (reader[n]["x"], reader[n]["n"]) == (texts[n], n)
+
+
+@pytest.mark.parametrize("way", ["file", "stream"])
+@pytest.mark.parametrize("deltas", [True, False])
+def test_dictionaries_that_grow_or_are_replaced(tmp_path: Path, way: str, deltas: bool) -> None:
+    growing = [["a"], ["a", "b"], ["a", "b", "c"]]
+    dictionaries = growing if deltas or way == "file" else [["a"], ["b", "a"], ["c", "x", "y"]]
+    options = pa.ipc.IpcWriteOptions(
+        emit_dictionary_deltas=deltas or way == "file",  # which a file must have
+    )
+    path, expected = tmp_path / "d.arrow", []
+    schema = pa.schema({"x": pa.dictionary(pa.int8(), pa.string())})
+    make = pa.ipc.new_stream if way == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, make(file, schema, options=options) as writer:
+        for values in dictionaries:
+            indices = pa.array([len(values) - 1, 0, None], pa.int8())
+            array = pa.DictionaryArray.from_arrays(indices, pa.array(values))
+            writer.write_batch(pa.record_batch([array], schema=schema))
+            expected += [values[-1], values[0], None]
+    for reader in (ARROW.open(path), ARROW.open_unmapped(path)):  # type: ignore[attr-defined]
+        for n in (8, 0, 4, 5, 1, 6, 2, 3, 7):
+            assert reader[n].get("x") == expected[n]
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
+def test_feather_of_pandas_with_categories(tmp_path: Path, compression: str) -> None:
+    kinds = pandas.Categorical(["p", None, "q", "p"])
+    frame = pandas.DataFrame({"kind": kinds, "n": range(4), "when": pandas.Timestamp(DAY)})
+    frame.to_feather(tmp_path / "f.feather", compression=compression)
+    with shardkit.open(tmp_path / "f.feather") as found:
+        assert dict(found.schema) == {"kind": Text(optional=True), "n": Int(), "when": Json()}
+        for rows in (found, found.unmapped()):
+            assert [rows[n].get("kind") for n in range(4)] == ["p", None, "q", "p"]
+            assert rows[3]["when"] == DAY.isoformat()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -347,7 +381,7 @@ def foreign_table() -> pa.Table:
     names = [f"c{n}" for n in range(len(TYPES))]
     return pa.table(
         {
-            name: pa.chunked_array([array.take(pa.array([0, len(array) - 1, 0]))])
+            name: pa.concat_arrays([array[:1], array[-1:], array[:1]])
             for name, (array, _, _) in zip(names, TYPES, strict=True)
         }
     )
@@ -360,6 +394,8 @@ def fuzz(folder: Path, seed: int, count: int) -> None:
         (folder / way).mkdir()
         path = write(foreign_table(), folder / way, way)
         runs.append((path, "parquet" if way == "parquet" else "arrow"))
+    polars.from_arrow(foreign_table()).write_ipc(folder / "p.arrow")
+    runs.append((folder / "p.arrow", "arrow"))
     for path, name in runs:
         command = [sys.executable, "-m", __name__, path, name, str(seed), str(count)]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

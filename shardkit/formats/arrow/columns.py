@@ -95,10 +95,11 @@ def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, 
 
 
 def _feature(type: pa.DataType) -> dict[str, Any]:
+    """Lists are `Sequence`, which every version of datasets reads: `List` is new in version 4."""
     if pa.types.is_fixed_size_list(type):
-        return {"feature": _feature(type.value_type), "length": type.list_size, "_type": "List"}
+        return {"feature": _feature(type.value_type), "length": type.list_size, "_type": "Sequence"}
     if pa.types.is_list(type):
-        return {"feature": _feature(type.value_type), "_type": "List"}
+        return {"feature": _feature(type.value_type), "_type": "Sequence"}
     return _value(type)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from shardkit.codecs.image import is_image
 from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import KEY, foreign_features, own_metadata
-from shardkit.formats.arrow.values import ABSENT, fits, getter, is_list, plain
+from shardkit.formats.arrow.values import ABSENT, fits, getter, is_list, is_text, plain
 from shardkit.schema import (
     RESERVED,
     Array,
@@ -52,9 +52,7 @@ def check_names(columns: pa.Schema) -> None:
 def _is_text(stored: pa.DataType) -> bool:
     while isinstance(stored, pa.DictionaryType):
         stored = stored.value_type
-    types = pa.types
-    text = types.is_string(stored) or types.is_large_string(stored)
-    return bool(text or str(stored) == "string_view")
+    return is_text(stored)
 
 
 def _unusable(name: str, what: str, fix: str) -> FormatError:

@@ -1,13 +1,17 @@
 """Where the batches of an Arrow file or stream stand, read from their headers alone.
 
 Opening a shard takes the number of rows of each batch, for which pyarrow would load them all. Each
-message is a mark, a length, a flatbuffer, and a body. Layout: the Arrow columnar format,
-"Serialization and Interprocess Communication"; Message.fbs, Schema.fbs; FlatBuffers' internals.
+message is a mark, a length, a flatbuffer, and a body. In a stream they follow one another; in a
+file the footer has the schema and says where the others stand (Polars writes dictionaries behind
+the batches that use them, and a schema at the front that is no message). Layout: the Arrow columnar
+format, "Serialization and Interprocess Communication"; File.fbs, Message.fbs, Schema.fbs;
+FlatBuffers' internals.
 """
 
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +23,7 @@ _FILE_START = 8  # the magic, padded
 _FILE_END = 4 + len(MAGIC)  # length of the footer, and the magic
 _MARK = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # of the union MessageHeader
+_BLOCK = 24  # bytes of a block in the footer: where a message begins, its length, its body's
 _MOST_ROWS = 2**48  # so that no sum of them leaves 64 bits
 
 
@@ -30,47 +35,19 @@ class Batch(NamedTuple):
     size: int
     rows: int
     compressed: bool
-    dictionaries: int  # how many of the dictionaries stand before it
+    dictionaries: int  # how many of the dictionaries it needs: the first so many
 
 
 class Messages(NamedTuple):
     """All messages of a file, in order."""
 
-    schema: slice
+    schema: bytes  # a message, as it stands in a stream
     dictionaries: list[slice]
     batches: list[Batch]
 
 
 def find_messages(data: memoryview | PreadFile, path: Path) -> Messages:
-    """Walk over all messages; raises DamagedError at the byte where one is cut or damaged."""
-    start, end = _extent(data, path)
-    schema: slice | None = None
-    dictionaries: list[slice] = []
-    batches: list[Batch] = []
-    at = start
-    while at < end:
-        message = _message(data, at, end, path)
-        if message is None:
-            break
-        if message.kind == _SCHEMA and schema is None:
-            schema = slice(at, message.end)
-        elif schema is None or message.kind == _SCHEMA:
-            raise _damaged("the schema does not stand first", path, at)
-        elif message.kind == _DICTIONARY:
-            dictionaries.append(slice(at, message.end))
-        elif message.kind == _BATCH:
-            size, before = message.end - at, len(dictionaries)
-            batches.append(Batch(at, message.body, size, message.rows, message.compressed, before))
-        else:
-            raise _damaged("a message is of no kind that holds rows", path, at)
-        at = message.end
-    if schema is None:
-        raise _damaged("there is no schema", path, start)
-    return Messages(schema, dictionaries, batches)
-
-
-def _extent(data: memoryview | PreadFile, path: Path) -> tuple[int, int]:
-    """Where the messages begin, and where they end at the latest."""
+    """Find all messages; raises DamagedError at the byte where one is cut or damaged."""
     size = len(data)
     head = bytes(data[: len(MAGIC)])
     if head[:4] == b"FEA1":
@@ -79,10 +56,69 @@ def _extent(data: memoryview | PreadFile, path: Path) -> tuple[int, int]:
             path=path,
             fix="write it again: pandas.read_feather(...).to_feather(...)",
         )
-    if head != MAGIC:
-        if size < 8:
-            raise _damaged("the file is too short", path, 0)
-        return 0, size
+    if head == MAGIC:
+        return _of_file(data, path)
+    if size < 8:
+        raise _damaged("the file is too short", path, 0)
+    return _of_stream(data, path)
+
+
+def _of_stream(data: memoryview | PreadFile, path: Path) -> Messages:
+    """Walk over the messages of a stream."""
+    at, end = 0, len(data)
+    schema: bytes | None = None
+    dictionaries: list[slice] = []
+    batches: list[Batch] = []
+    while at < end:
+        message = _message(data, at, end, path)
+        if message is None:
+            break
+        if message.kind == _SCHEMA and schema is None:
+            schema = bytes(data[at : message.end])
+        elif schema is None or message.kind == _SCHEMA:
+            raise _damaged("the schema does not stand first", path, at)
+        elif message.kind == _DICTIONARY:
+            dictionaries.append(slice(at, message.end))
+        elif message.kind == _BATCH:
+            batches.append(message.batch(at, len(dictionaries)))
+        else:
+            raise _damaged("a message is of no kind that holds rows", path, at)
+        at = message.end
+    if schema is None:
+        raise _damaged("there is no schema", path, 0)
+    return Messages(schema, dictionaries, batches)
+
+
+def _of_file(data: memoryview | PreadFile, path: Path) -> Messages:
+    """Look up the messages of a file in its footer."""
+    start = _footer_start(data, path)
+    footer = bytes(data[start : len(data) - _FILE_END])
+    try:
+        schema = _schema_message(footer)
+        _header(schema[8:])
+        table = _table(footer, 0)
+        places = [_blocks(footer, table, field) for field in (2, 3)]  # dictionaries and batches
+    except (struct.error, ValueError) as error:
+        raise _damaged(f"the footer is damaged ({error})", path, start) from None
+    found: list[list[tuple[int, _Message]]] = [[], []]
+    for kind, starts, messages in zip((_DICTIONARY, _BATCH), places, found, strict=True):
+        for at in starts:
+            message = _message(data, at, start, path) if _FILE_START <= at < start else None
+            if message is None or message.kind != kind:
+                raise _damaged("the footer names a byte at which no message stands", path, at)
+            messages.append((at, message))
+    taken = sorted((at, message.end) for messages in found for at, message in messages)
+    for (_, end), (at, _) in pairwise(taken):
+        if at < end:
+            raise _damaged("the footer names messages that overlap", path, at)
+    dictionaries = [slice(at, message.end) for at, message in found[0]]
+    batches = [message.batch(at, len(dictionaries)) for at, message in found[1]]
+    return Messages(schema, dictionaries, batches)
+
+
+def _footer_start(data: memoryview | PreadFile, path: Path) -> int:
+    """The byte at which the footer of a file begins."""
+    size = len(data)
     if size < _FILE_START + _FILE_END or bytes(data[size - len(MAGIC) : size]) != MAGIC:
         raise DamagedError(
             "the Arrow file is truncated",
@@ -94,7 +130,39 @@ def _extent(data: memoryview | PreadFile, path: Path) -> tuple[int, int]:
     (footer,) = struct.unpack("<i", data[size - _FILE_END : size - len(MAGIC)])
     if not 0 < footer <= size - _FILE_END - _FILE_START:
         raise _damaged("the footer has an impossible length", path, size - _FILE_END)
-    return _FILE_START, size - _FILE_END - footer
+    return size - _FILE_END - int(footer)
+
+
+def _schema_message(footer: bytes) -> bytes:
+    """The schema in a footer as the message that begins a stream.
+
+    In front of the footer's flatbuffer goes the table of a message whose header lies in it.
+    """
+    table = _table(footer, 0)
+    place = _place(footer, table, 1)
+    if not place:
+        raise ValueError("it has no schema")
+    version = _value(footer, "<h", table, 0)
+    # Root offset; vtable: its size, the table's, version, type, header; table: the way back to the
+    # vtable, the way on to the header, version, type.
+    front = struct.pack(
+        "<I5H2xiIhB5x", 16, 10, 12, 8, 10, 4, 12, 32 + _table(footer, place) - 20, version, _SCHEMA
+    )
+    padding = bytes(-len(footer) % 8)
+    size = len(front) + len(footer) + len(padding)
+    return struct.pack("<II", _MARK, size) + front + footer + padding
+
+
+def _blocks(footer: bytes, table: int, field: int) -> list[int]:
+    """The bytes at which messages begin, from a vector of blocks."""
+    place = _place(footer, table, field)
+    if not place:
+        return []
+    at = _table(footer, place)
+    count = _number(footer, "<I", at)
+    if at + 4 + count * _BLOCK > len(footer):
+        raise ValueError(f"{count} blocks in {len(footer)} bytes")
+    return [_number(footer, "<q", at + 4 + number * _BLOCK) for number in range(count)]
 
 
 class _Message(NamedTuple):
@@ -103,6 +171,9 @@ class _Message(NamedTuple):
     compressed: bool
     body: int
     end: int
+
+    def batch(self, at: int, dictionaries: int) -> Batch:
+        return Batch(at, self.body, self.end - at, self.rows, self.compressed, dictionaries)
 
 
 def _message(data: memoryview | PreadFile, at: int, end: int, path: Path) -> _Message | None:

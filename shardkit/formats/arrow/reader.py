@@ -324,7 +324,7 @@ class IpcReader(BatchReader):
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._data: pa.Buffer | None = pa.py_buffer(mapped)
         self._messages = find_messages(memoryview(mapped), self._path)
-        schema = pa.ipc.read_schema(self._slice(self._messages.schema))
+        schema = pa.ipc.read_schema(pa.py_buffer(self._messages.schema))
         return schema, [batch.rows for batch in self._messages.batches]
 
     def _slice(self, place: slice) -> pa.Buffer:
@@ -364,8 +364,9 @@ class IpcReader(BatchReader):
 
     def _decode(self, batch: slice, dictionaries: int) -> pa.RecordBatch:
         """A batch that its message alone does not give: a stream of what it takes, read at once."""
-        needed = [self._messages.schema, *self._messages.dictionaries[:dictionaries], batch]
-        stream = pa.py_buffer(b"".join(self._slice(place) for place in needed))
+        needed = [*self._messages.dictionaries[:dictionaries], batch]
+        parts = [self._messages.schema, *map(self._slice, needed)]
+        stream = pa.py_buffer(b"".join(parts))
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(stream, options=options) as reader:
             return reader.read_next_batch()

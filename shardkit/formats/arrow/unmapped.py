@@ -54,7 +54,7 @@ class UnmappedIpcReader(IpcReader):
         if not len(self._file):
             raise DamagedError("the file is empty", path=self._path)
         self._messages = find_messages(self._file, self._path)
-        schema = pa.ipc.read_schema(self._slice(self._messages.schema))
+        schema = pa.ipc.read_schema(pa.py_buffer(self._messages.schema))
         return schema, [batch.rows for batch in self._messages.batches]
 
     def _slice(self, place: slice) -> pa.Buffer:

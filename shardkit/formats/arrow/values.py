@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
@@ -91,11 +92,11 @@ def is_sliced(kind: FieldType, stored: pa.DataType) -> bool:
     if is_list(stored) and isinstance(kind, Array):
         return is_sliced(kind, stored.value_type)
     simple = pa.types.is_primitive(stored) or pa.types.is_null(stored) or _is_bytes(stored)
-    return _is_text(stored) or (simple and not isinstance(kind, Json))
+    return is_text(stored) or (simple and not isinstance(kind, Json))
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without what other libraries wrap around it: extension types, dictionaries, views.
+    """The array without what other libraries wrap around it: extension types and dictionaries.
 
     What is damaged there raises ValueError.
     """
@@ -103,14 +104,15 @@ def plain(array: pa.Array) -> pa.Array:
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)  # an index out of the dictionary must not be followed
+        larger = _VIEWS.get(str(array.type.value_type))
+        if larger is not None:  # pyarrow cannot take values out of views
+            values = array.dictionary.cast(larger)
+            array = pa.DictionaryArray.from_arrays(array.indices, values)
         return plain(array.dictionary_decode())
-    larger = _VIEWS.get(str(array.type))
-    if larger is not None:
-        array.validate(full=True)
-        return array.cast(larger)
     return array
 
 
+# By name, as an old pyarrow has no such types.
 _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
@@ -129,16 +131,16 @@ def _getter(kind: FieldType, array: pa.Array, buffers: Buffers) -> Getter | None
 def _make_bytes(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
     if pa.types.is_struct(array.type):
         return _linked_images(array, buffers)
-    text = _is_text(array.type) and not isinstance(kind, Image)
+    text = is_text(array.type) and not isinstance(kind, Image)
     return _bytes(array, buffers) if text or _is_bytes(array.type) else None
 
 
 def _make_text(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _text(array, buffers) if _is_text(array.type) else None
+    return _text(array, buffers) if is_text(array.type) else None
 
 
 def _make_json(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _json_text(array, buffers) if _is_text(array.type) else _as_json(array)
+    return _json_text(array, buffers) if is_text(array.type) else _as_json(array)
 
 
 def _make_bool(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
@@ -188,11 +190,14 @@ def _is_bytes(stored: pa.DataType) -> bool:
         types.is_binary(stored)
         or types.is_large_binary(stored)
         or types.is_fixed_size_binary(stored)
+        or str(stored) == "binary_view"
     )
 
 
-def _is_text(stored: pa.DataType) -> bool:
-    return bool(pa.types.is_string(stored) or pa.types.is_large_string(stored))
+def is_text(stored: pa.DataType) -> bool:
+    types = pa.types
+    text = types.is_string(stored) or types.is_large_string(stored)
+    return bool(text or str(stored) == "string_view")
 
 
 # --- nulls ---------------------------------------------------------------------------------------
@@ -259,6 +264,8 @@ def _offsets(array: pa.Array, buffers: Buffers) -> memoryview:
 def _bytes(array: pa.Array, buffers: Buffers) -> Getter:
     if pa.types.is_fixed_size_binary(array.type):
         return _fixed_bytes(array, buffers)
+    if str(array.type) in _VIEWS:
+        return _viewed_bytes(array, buffers)
     offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
     end = len(data)
 
@@ -278,7 +285,30 @@ def _fixed_bytes(array: pa.Array, buffers: Buffers) -> Getter:
     return lambda row: bytes(data[(first + row) * size : (first + row + 1) * size])
 
 
+def _viewed_bytes(array: pa.Array, buffers: Buffers) -> Callable[[int], bytes]:
+    """Of a view per row: a length, then up to 12 bytes, or 4 of them, a buffer and a start."""
+    _, views, *more = array.buffers()
+    places, parts = buffers.whole(views), [buffers.values(part) for part in more]
+    first, size_of, place_of = array.offset, struct.Struct("<i"), struct.Struct("<ii")
+    _check_room(places, 16 * (first + len(array)) if len(array) else 0)
+
+    def get(row: int) -> bytes:
+        at = 16 * (first + row)
+        (size,) = size_of.unpack_from(places, at)
+        if 0 <= size <= 12:
+            return bytes(places[at + 4 : at + 4 + size])
+        number, start = place_of.unpack_from(places, at + 8)
+        if not (0 <= number < len(parts) and 0 <= start <= start + size <= len(parts[number])):
+            raise ValueError(f"bytes {start} to {start + size} of buffer {number} of {len(parts)}")
+        return bytes(parts[number][start : start + size])
+
+    return get
+
+
 def _text(array: pa.Array, buffers: Buffers) -> Callable[[int], str]:
+    if str(array.type) in _VIEWS:
+        viewed = _viewed_bytes(array, buffers)
+        return lambda row: str(viewed(row), "utf-8")
     offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
     end = len(data)
 
@@ -313,7 +343,7 @@ def _linked_images(array: pa.Array, buffers: Buffers) -> Getter | None:
     linked: Getter = _never
     if "path" in names:
         path = plain(array.field(names.index("path")))
-        if _is_text(path.type):
+        if is_text(path.type):
             linked = _optional(_text(path, buffers), path, buffers)
     present = _present(array, buffers) or _always
 
@@ -548,8 +578,7 @@ def json_holds(stored: pa.DataType) -> bool:
         or types.is_date(stored)
         or types.is_time(stored)
         or types.is_timestamp(stored)
-        or _is_text(stored)
-        or str(stored) == "string_view"
+        or is_text(stored)
     )
 
 
@@ -589,7 +618,7 @@ def sizes(name: str, kind: FieldType, array: pa.Array) -> npt.NDArray[np.int64]:
     if isinstance(kind, Int | Float | Bool) and not pa.types.is_null(array.type):
         width = 1 if isinstance(kind, Bool) else 8
         return np.full(len(array) - array.null_count, width, np.int64)
-    if _is_bytes(array.type) or _is_text(array.type):
+    if _is_bytes(array.type) or is_text(array.type):
         return _lengths(array)[_mask(array)]
     values = map(getter(name, kind, array), range(len(array)))
     found = [
@@ -613,8 +642,13 @@ def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
         return np.full(len(array), array.type.byte_width, np.int64)
     if not len(array):
         return np.zeros(0, np.int64)
-    offsets = np.array(_offsets(array, IN_MEMORY), np.int64)
-    found: npt.NDArray[np.int64] = offsets[1:] - offsets[:-1]
+    found: npt.NDArray[np.int64]
+    if str(array.type) in _VIEWS:
+        views = np.frombuffer(_view(array.buffers()[1]), "<i4")
+        found = views[4 * array.offset : 4 * (array.offset + len(array)) : 4].astype(np.int64)
+    else:
+        offsets = np.array(_offsets(array, IN_MEMORY), np.int64)
+        found = offsets[1:] - offsets[:-1]
     if found.min() < 0:
         raise ValueError("values of a negative length")
     return found

@@ -1,0 +1,213 @@
+"""Polars: every way in which it writes a table is read, and it reads what shardkit writes."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+import polars.testing
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.formats import get_format
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text
+from shardkit.testing import EVERYTHING, everything, picture, write_shard
+
+OLDEST, NEWEST = polars.CompatLevel.oldest(), polars.CompatLevel.newest()
+LONG = "longer than the twelve bytes that a view has room for"
+Write = Callable[[polars.DataFrame, Path], object]
+
+WAYS: dict[str, Write] = {
+    "plain": lambda frame, path: frame.write_ipc(path),
+    "oldest": lambda frame, path: frame.write_ipc(path, compat_level=OLDEST),
+    "newest": lambda frame, path: frame.write_ipc(path, compat_level=NEWEST),
+    "lz4": lambda frame, path: frame.write_ipc(path, compression="lz4"),
+    "lz4 oldest": lambda f, path: f.write_ipc(path, compression="lz4", compat_level=OLDEST),
+    "zstd": lambda frame, path: frame.write_ipc(path, compression="zstd"),
+    "batches": lambda frame, path: frame.write_ipc(path, record_batch_size=2),
+    "batches zstd": lambda f, path: f.write_ipc(path, compression="zstd", record_batch_size=2),
+    "stream": lambda frame, path: frame.write_ipc_stream(path),
+    "stream oldest": lambda frame, path: frame.write_ipc_stream(path, compat_level=OLDEST),
+    "stream zstd": lambda frame, path: frame.write_ipc_stream(path, compression="zstd"),
+    "sink": lambda frame, path: frame.lazy().sink_ipc(path),
+    "sink zstd": lambda frame, path: frame.lazy().sink_ipc(path, compression="zstd"),
+    "sink batches": lambda frame, path: frame.lazy().sink_ipc(path, record_batch_size=2),
+    "parquet": lambda frame, path: frame.write_parquet(path),
+    "sink parquet": lambda frame, path: frame.lazy().sink_parquet(path),
+}
+DAY = datetime.datetime(2020, 1, 2, 3, 4, 5)
+STRUCT = polars.Struct({"bytes": polars.Binary, "path": polars.String})
+
+# Column, its field, and what samples have.
+COLUMNS: dict[str, tuple[polars.Series, FieldType, list[Any]]] = {
+    name: (polars.Series(name, values, dtype, strict=False), kind, found)
+    for name, dtype, values, kind, found in [
+        ("int", polars.Int64, [1, 2, 3, 4, 5], Int(), [1, 2, 3, 4, 5]),
+        ("small", polars.UInt8, [1, 0, 255, 4, 5], Int(), [1, 0, 255, 4, 5]),
+        ("float", polars.Float32, [1, 0, 0.5, 4, 5], Float(), [1.0, 0.0, 0.5, 4.0, 5.0]),
+        ("bool", polars.Boolean, [True, False, True, True, False], Bool(), None),
+        ("text", polars.String, ["", "ä", LONG, "exactly 12 b", LONG * 9], Text(), None),
+        ("maybe", polars.String, ["a", None, LONG, None, "e"], Text(optional=True), None),
+        ("blob", polars.Binary, [b"", b"\0", b"x" * 12, b"x" * 13, bytes(999)], Bytes(), None),
+        ("image", polars.Binary, [picture(n) for n in range(5)], Image(), None),
+        (
+            "linked",
+            STRUCT,
+            [{"bytes": picture(n), "path": "p"} for n in range(4)] + [None],
+            Image(optional=True),
+            [*map(picture, range(4)), None],
+        ),
+        ("category", polars.Categorical, ["x", LONG, "x", "z", LONG], Text(), None),
+        ("gaps", polars.Categorical, ["x", None, "x", None, "w"], Text(optional=True), None),
+        ("enum", polars.Enum(["p", LONG]), ["p", LONG, "p", "p", LONG], Text(), None),
+        ("list", polars.List(polars.Int16), [[1], [], [2, 3], [4], [5]], Array("<i2", (None,)),
+         None),
+        ("array", polars.Array(polars.Float32, (2, 2)), [[[n, 1], [2, 3]] for n in range(5)],
+         Array("<f4", (2, 2)), None),
+        ("texts", polars.List(polars.String), [["a", LONG], [], ["b"], [], []], Json(), None),
+        ("struct", polars.Struct({"a": polars.Int8, "b": polars.String}),
+         [{"a": 1, "b": LONG}, {"a": None, "b": "x"}] * 2 + [{"a": 1, "b": "y"}], Json(), None),
+        ("categories", polars.List(polars.Categorical), [["a"], ["b", "a"], [], [], []], Json(),
+         None),
+        ("day", polars.Date, [DAY.date()] * 5, Json(), ["2020-01-02"] * 5),
+        ("when", polars.Datetime("us"), [DAY] * 5, Json(), ["2020-01-02T03:04:05"] * 5),
+        ("time", polars.Time, [DAY.time()] * 5, Json(), ["03:04:05"] * 5),
+        ("price", polars.Decimal(10, 2), [decimal.Decimal("1.50")] * 5, Json(), ["1.50"] * 5),
+        ("null", polars.Null, [None] * 5, Json(optional=True), None),
+    ]
+}  # fmt: skip
+FRAME = polars.DataFrame([series for series, _, _ in COLUMNS.values()])
+
+
+def written(folder: Path, way: str, frame: polars.DataFrame = FRAME) -> Path:
+    path = folder / ("t.parquet" if "parquet" in way else "t.arrow")
+    WAYS[way](frame, path)
+    return path
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_type_in_every_way_is_read(tmp_path: Path, way: str) -> None:
+    dataset = shardkit.open(written(tmp_path, way))
+    assert dict(dataset.schema) == {name: kind for name, (_, kind, _) in COLUMNS.items()}
+    for found in (dataset, dataset.unmapped()):
+        assert len(found) == 5
+        for n in (3, 0, 4, 1, 2):
+            sample = found[n]
+            assert sample.pop("__key__") == f"t/{n:09d}"
+            for name, (series, _, values) in COLUMNS.items():
+                expected = series.to_list()[n] if values is None else values[n]
+                value = sample.pop(name, None)
+                if isinstance(value, np.ndarray):
+                    value = value.tolist()
+                assert value == expected, name
+            assert not sample
+
+
+@pytest.mark.parametrize("way", ["plain", "zstd", "stream"])
+def test_sizes_are_those_of_the_values(tmp_path: Path, way: str) -> None:
+    reader: Any = get_format("arrow").open(written(tmp_path, way))
+    for name in ("text", "blob", "image", "linked", "category"):
+        values = [reader[n][name] for n in range(5) if name in reader[n]]
+        sizes = [len(v.encode() if isinstance(v, str) else v) for v in values]
+        assert reader.sizes(name).tolist() == sizes
+
+
+def test_a_slice_and_a_frame_of_chunks(tmp_path: Path) -> None:
+    frame = polars.concat([FRAME[1:4], FRAME[2:]], rechunk=False)
+    texts = frame["text"].to_list()
+    for way in ("plain", "batches", "stream"):
+        dataset = shardkit.open(written(tmp_path, way, frame))
+        assert [dataset[n]["text"] for n in range(len(dataset))] == texts
+        assert [dataset.unmapped()[n]["text"] for n in range(6)] == texts
+
+
+def test_values_are_read_where_they_stand(tmp_path: Path) -> None:
+    """A view into the file is followed to the value: the column is not copied."""
+    frame = polars.DataFrame({"blob": [bytes([n]) * 1_000_000 for n in range(9)]})
+    path = written(tmp_path, "plain", frame)
+    reader: Any = get_format("arrow").open_unmapped(path)
+    asked: list[int] = []
+    reader._file = Counting(reader._file, asked)
+    assert reader[7]["blob"] == frame["blob"][7]
+    assert sum(asked) < 1_100_000
+
+
+class Counting:
+    """A file that notes how much is read of it."""
+
+    def __init__(self, file: Any, asked: list[int]) -> None:
+        self._file, self._asked = file, asked
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def __getitem__(self, place: slice) -> bytes:
+        data: bytes = self._file[place]
+        self._asked.append(len(data))
+        return data
+
+
+def test_what_no_field_holds_is_refused_by_name(tmp_path: Path) -> None:
+    frame = polars.DataFrame({"took": [datetime.timedelta(1)]})
+    with pytest.raises(FormatError, match="no field can hold") as error:
+        shardkit.open(written(tmp_path, "plain", frame))
+    assert error.value.where["field"] == "took"
+
+
+@pytest.mark.parametrize("way", ["plain", "oldest", "zstd", "stream"])
+def test_a_cut_or_changed_file_is_an_error_of_ours(tmp_path: Path, way: str) -> None:
+    path = written(tmp_path, way)
+    data = path.read_bytes()
+    for size in range(0, len(data) - 8, len(data) // 5):
+        path.write_bytes(data[:size])
+        with pytest.raises((DamagedError, FormatError)):
+            shardkit.open(path)
+    damaged = bytearray(data)
+    for at in range(len(data) - 1, max(0, len(data) - 3000), -211):  # the footer
+        damaged[at] ^= 0x55
+        path.write_bytes(damaged)
+        damaged[at] = data[at]
+        try:
+            for n in range(len(found := shardkit.open(path))):
+                found[n]
+        except ShardkitError:
+            pass
+
+
+@pytest.mark.parametrize("format", ["arrow", "parquet", "hf"])
+def test_polars_reads_ours(tmp_path: Path, format: str) -> None:
+    path = tmp_path / f"s.{format}"
+    samples = [everything(n) for n in range(7)]
+    write_shard(get_format(format), path, EVERYTHING, samples).close()
+    read = {
+        "arrow": polars.read_ipc, "parquet": polars.read_parquet, "hf": polars.read_ipc_stream
+    }[format]  # fmt: skip
+    frame: polars.DataFrame = read(path)
+    assert frame.columns == ["__key__", *EVERYTHING]
+    for row, expected in zip(frame.to_dicts(), samples, strict=True):
+        assert row.pop("image") == {"bytes": expected["image"], "path": None}
+        assert row.pop("points") == expected["points"].tolist()
+        assert json.loads(row.pop("about")) == expected["about"]
+        assert row.pop("caption") == expected.get("caption")
+        assert row == {name: expected[name] for name in row}
+
+
+def test_what_polars_makes_of_ours_comes_back(tmp_path: Path) -> None:
+    samples = [everything(n) for n in range(7)]
+    write_shard(get_format("arrow"), tmp_path / "a.arrow", EVERYTHING, samples).close()
+    frame = polars.read_ipc(tmp_path / "a.arrow").filter(polars.col("__key__") != "")
+    frame.write_ipc(tmp_path / "b.arrow", compression="zstd")
+    with shardkit.open(tmp_path / "b.arrow") as found:
+        assert dict(found.schema) == {**EVERYTHING, "about": Text()}
+        for n, expected in enumerate(samples):
+            sample = found[n]
+            assert json.loads(sample.pop("about")) == expected["about"]
+            for name, value in sample.items():
+                np.testing.assert_equal(value, expected[name])
