@@ -313,7 +313,7 @@ def open_dataset(
     Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
     and UsageError for transforms that do not fit it.
     """
-    dataset = _open(Path(path))
+    dataset = _open(storage.local(path))
     if transforms is not None:
         from shardkit.transforms.transforms import Transforms
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit import manifest as manifests
+from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import SampleError, ShardkitError
@@ -38,7 +39,7 @@ def inspect(
     fields; `full` reads every sample, for the formats and sizes of pictures. `samples` of the first
     samples are described. Raises what `shardkit.open` and reading raise.
     """
-    folder = Path(path)
+    folder = storage.local(path)
     if manifests.has_manifest(folder):
         manifest = manifests.load_any(folder)
         if isinstance(manifest, Splits):

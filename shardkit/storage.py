@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import xxhash
 
-from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
+from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +35,42 @@ CHECKSUM = "xxh3-128"
 _BLOCK = 1 << 20  # bytes per read while hashing
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
+
+
+# pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+_DOWNLOAD = {
+    "s3": "aws s3 sync {url} FOLDER",
+    "gs": "gcloud storage cp -r {url} FOLDER",
+    "hf": "hf download --repo-type dataset OWNER/NAME --local-dir FOLDER",
+    "http": "curl -LO {url}",
+    "https": "curl -LO {url}",
+}
+_UPLOAD = {"s3": "aws s3 sync FOLDER {url}", "gs": "gcloud storage cp -r FOLDER {url}"}
+
+
+def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
+    """The path of a file or folder on this machine; of one to write if it is an `output`.
+
+    Every path that a user gives comes through here. Raises UsageError for a URL.
+    """
+    text = os.fspath(path)
+    match = _URL.fullmatch(text)
+    if match is None or os.path.lexists(text):
+        return Path(path)
+    scheme, rest = match[1].lower(), match[2]
+    url = f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
+    if scheme == "file":
+        fix = f"give the path without the scheme: /{rest}"
+    else:
+        command = (_UPLOAD if output else _DOWNLOAD).get(scheme, "").format(url=url)
+        fix = "write to a path on this machine, then copy the result to the URL"
+        if not output:
+            fix = "copy the data to this machine first, then give that path"
+        fix += f": {command}" if command else ""
+    raise UsageError(
+        "URLs are not supported yet", found=url, expected="a path on this machine", fix=fix
+    )
 
 
 def make_folder(path: Path) -> None:

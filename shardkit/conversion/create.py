@@ -46,12 +46,13 @@ class DatasetWriter:
         self._classes = None if classes is None else tuple(classes)
         if not all(isinstance(name, str) for name in self._classes or ()):
             raise UsageError("the names of classes are text", found=f"{self._classes!r:.100}")
-        self._single = is_single(Path(out), to)
+        target = storage.local(out, output=True)
+        self._single = is_single(target, to)
         bounded = shard_size is not None or shard_samples is not None
         if self._single and bounded:
             raise UsageError("an output that is one shard has no bound", fix="give a folder")
         one_shard = self._single or (FORMATS[to].one_shard and not bounded)
-        self._partial = _begin(Path(out), overwrite, self._single)
+        self._partial = _begin(target, overwrite, self._single)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
             self._folder,

@@ -24,7 +24,7 @@ from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import OutputError, ShardkitError, UsageError
-from shardkit.formats import FORMATS, get_format
+from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.options import ImageOptions, TextOptions
 
@@ -253,12 +253,29 @@ def is_single(out: Path, format: str) -> bool:
     """Whether an output's name says that it is to be one shard, and no folder of them."""
     suffix = FORMATS[format].suffixes[0]
     if not isinstance(get_format(format), Joins) or not out.name.lower().endswith(suffix):
+        _refuse_suffix(out, format)
         return False
     if not out.name.endswith(suffix):
         raise UsageError(
             "the suffix of an output is in lower case", found=out.name, expected=f"...{suffix}"
         )
     return out.name != suffix
+
+
+def _refuse_suffix(out: Path, format: str) -> None:
+    """Raise UsageError for a folder that would be called like a shard of some format."""
+    other = format_of(out)
+    if other is None:
+        return
+    single = isinstance(get_format(format), Joins)
+    own = f"{out.name.partition('.')[0] or 'train'}{FORMATS[format].suffixes[0]}"
+    raise UsageError(
+        "the output is called like a file of another kind",
+        path=out,
+        expected=f"a name for a folder{f', or {own} for a single shard' if single else ''}",
+        found=f"a name of --to {other}, and --to {format}",
+        fix=f"give -o another name{'' if other == format else f', or --to {other}'}",
+    )
 
 
 def check_output(out: Path, source: Path | None, *, single: bool = False) -> None:

@@ -121,7 +121,7 @@ def prepare(
             "encoding, encoding_errors and documents are for files of text",
             found="a source that has no such files",
         )
-    single = out is not None and is_single(Path(out), to)
+    single = out is not None and is_single(storage.local(out, output=True), to)
     return make_plan(sources, to, checked, single=single, workers=checked.processes(source))
 
 
@@ -133,8 +133,12 @@ def run(
     processes: pool.Pool | None,
 ) -> ConvertResult:
     """Carry out a plan made of `source`, in `processes` or in this one."""
-    source_path = Path(source) if isinstance(source, str | os.PathLike) else None
-    target = Path(out) if out is not None else default_output(source_path, plan.format.name)
+    source_path = storage.local(source) if isinstance(source, str | os.PathLike) else None
+    target = (
+        storage.local(out, output=True)
+        if out is not None
+        else default_output(source_path, plan.format.name)
+    )
     single = is_single(target, plan.format.name)
     check_output(target, source_path, single=single)
     partial = Partial(target, single=single)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.options import check_names, check_numbers
@@ -209,7 +210,7 @@ def bench(
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
     """The datasets by the shortest names that tell them apart."""
-    every = list(dict.fromkeys(map(Path, paths)))
+    every = list(dict.fromkeys(map(storage.local, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
     names = [path.resolve().name for path in every]

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.clock import STAGES
@@ -152,7 +151,7 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
     if isinstance(source, Loader):
         return source.with_options(**options)
     if isinstance(source, str | os.PathLike):
-        source = open_any(Path(source))
+        source = open_any(source)
     if isinstance(source, Dataset):
         usual = usual_options(source, batch_size=options.get("batch_size") or _batch(source))
         if options.get("batching") or options.get("global_batch_size"):

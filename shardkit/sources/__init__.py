@@ -30,7 +30,7 @@ def open_sources(
 ) -> dict[str, Source | Stream]:
     """The sources behind a path or a sequence, one per split; `{"": source}` without splits."""
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
+        path = storage.local(source)
         try:
             folder = path.is_dir()
             path.stat()

@@ -6,8 +6,7 @@ import os
 
 from shardkit import storage
 from shardkit.errors import SampleError
-
-NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
+from shardkit.walk import NO_FILE
 
 
 def read_file(path: str, size: int | None = None) -> bytes:

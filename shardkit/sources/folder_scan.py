@@ -19,7 +19,7 @@ from shardkit.sources.base import Source
 from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
-from shardkit.sources.walk import Walk, is_folder, kind_of_file, look
+from shardkit.walk import Walk, is_folder, kind_of_file, look
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit import manifest as manifests
+from shardkit import storage
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import format_of
@@ -63,7 +64,7 @@ def verify(
     Raises NotFoundError, and FormatError for what is no dataset. Damage is reported, not raised.
     """
     began = time.monotonic()
-    run = _Run(Path(path), Meter(monitor))
+    run = _Run(storage.local(path), Meter(monitor))
     run.open()
     compared = run.open_source(against) if against is not None else []
     try:

@@ -16,6 +16,7 @@ import shardkit
 from shardkit.conversion import run
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
 from shardkit.manifest import load
+from shardkit.schema import Image
 from shardkit.testing import EVERYTHING, assert_same, everything, picture
 from tests.conftest import files_of, write_pictures
 from tests.peers import by_webdataset
@@ -572,3 +573,28 @@ def test_four_hundred_fields(tmp_path: Path) -> None:
 def test_what_json_cannot_give_back_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(SampleError, match="not of its field's type"):
         shardkit.convert([{"x": value}], "wds", tmp_path / "out", schema={"x": shardkit.Json()})
+
+
+@pytest.mark.parametrize(
+    ("to", "name", "found"),
+    [
+        ("wds", "x.lmdb", "a name of --to lmdb, and --to wds"),
+        ("wds", "x.tar.gz", "a name of --to wds, and --to wds"),
+        ("lmdb", "x.TAR", "a name of --to wds, and --to lmdb"),
+        ("lmdb", "data.mdb", "a name of --to lmdb, and --to lmdb"),
+        ("arrow", "x.parquet", "a name of --to parquet, and --to arrow"),
+        ("arrow", "x.feather", "a name of --to arrow, and --to arrow"),
+        ("parquet", "x.beton", "a name of --to beton, and --to parquet"),
+        ("hf", "x.arrow", "a name of --to arrow, and --to hf"),
+        ("beton", "x.bin", "a name of --to megatron, and --to beton"),
+    ],
+)
+def test_an_output_is_not_called_like_a_file_of_another_format(
+    images: Path, tmp_path: Path, to: str, name: str, found: str
+) -> None:
+    with pytest.raises(UsageError, match="called like a file of another kind") as error:
+        shardkit.convert(images, to, tmp_path / name, workers=0)
+    assert error.value.found == found
+    with pytest.raises(UsageError, match="called like a file of another kind"):
+        shardkit.create(tmp_path / name, to, {"image": Image()})
+    assert not (tmp_path / name).exists()

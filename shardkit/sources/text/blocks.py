@@ -13,7 +13,8 @@ from typing import Protocol
 import zstandard
 
 from shardkit.errors import SampleError
-from shardkit.sources.files import NO_FILE, read_file, unreadable
+from shardkit.sources.files import read_file, unreadable
+from shardkit.walk import NO_FILE
 
 BLOCK = 1 << 20  # bytes per read
 # Of a compressed file. Not even zeros make a gigabyte of so little, whatever the compression.

@@ -15,7 +15,6 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.options import TextOptions
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.files import NO_FILE
 from shardkit.sources.folder_scan import SPLIT_FOLDERS
 from shardkit.sources.text.blocks import BLOCK, expansion
 from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
@@ -24,7 +23,7 @@ from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
-from shardkit.sources.walk import Walk, kind_of_file, look
+from shardkit.walk import NO_FILE, Walk, kind_of_file, look
 
 PART = 16 << 20  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
 _SAMPLE_FILES = 16

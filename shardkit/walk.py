@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from shardkit import storage
 from shardkit.errors import ShardkitError, SourceError
-from shardkit.sources.files import NO_FILE
+
+NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
 
 
 class Folder(NamedTuple):
