@@ -69,11 +69,11 @@ class Dataset:
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
             # Any member of a TAR can be read as bytes; columns cannot.
-            known = [layout["schema"] for layout in self._layouts]
-            self.schema = _common_schema(known, None if format == "wds" else self._names)
+            names = None if format == "wds" else self._names
+            self.schema = _common_schema(self._layouts, counts, names)
             common = self.schema.to_json()
             for layout in self._layouts:
-                layout["schema"] = {name: common[name] for name in layout["schema"]}
+                layout["schema"] = _own_schema(layout, common)
             self.close()  # readers that took a field for more than the others do
         else:
             counts = [samples or 0 for _, samples, _ in shards]
@@ -410,33 +410,53 @@ def _check_size(path: Path, expected: int | None) -> None:
         )
 
 
-def _common_schema(schemas: list[dict[str, Any]], names: list[str] | None) -> Schema:
+def _common_schema(
+    layouts: Sequence[Mapping[str, Any]], counts: Sequence[int], names: list[str] | None
+) -> Schema:
     """One schema for shards that nobody promised to be alike.
 
-    What some lack is optional; a field that is of one type here and another there is bytes. Raises
-    FormatError for such a field if `names` are given, those of the shards.
+    What some samples lack is optional; a field that is of one type here and another there is bytes.
+    A column without values is of any type. Raises FormatError for a field of two types if `names`
+    are given, those of the shards.
     """
     fields: dict[str, FieldType] = {}
-    known = [Schema.from_json(schema) for schema in schemas if schema]
-    for name in dict.fromkeys(name for schema in known for name in schema):
-        kinds = {dataclasses.replace(s[name], optional=False) for s in known if name in s}
+    schemas = [Schema.from_json(layout["schema"]) for layout in layouts]
+    for name in dict.fromkeys(name for schema in schemas for name in schema):
+        found = {
+            shard: dataclasses.replace(schema[name], optional=False)
+            for shard, schema in enumerate(schemas)
+            if name in schema
+        }
+        typed = {n: kind for n, kind in found.items() if name not in layouts[n].get("empty", ())}
+        kinds = set(typed.values()) or {next(iter(found.values()))}
         alike = all(isinstance(kind, Bytes) for kind in kinds)  # pictures are bytes, too
         if len(kinds) > 1 and not alike and names is not None:
-            raise _other_type(name, schemas, names)
+            raise _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
         kind = kinds.pop() if len(kinds) == 1 else Bytes()
-        optional = any(name not in s or s[name].optional for s in known)
+        optional = any(
+            count and (name not in schema or schema[name].optional)
+            for schema, count in zip(schemas, counts, strict=True)
+        )
         fields[name] = dataclasses.replace(kind, optional=optional)
     return Schema(fields)
 
 
-def _other_type(field: str, schemas: list[dict[str, Any]], names: list[str]) -> FormatError:
-    """The error for a field that is of two types."""
-    typed = [
-        (Schema.from_json(schema)[field], name)
-        for schema, name in zip(schemas, names, strict=True)
-        if field in schema
-    ]
-    kinds = {str(kind): f"{kind} in {name}" for kind, name in typed}
+def _own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of one shard, as all shards have them.
+
+    A column without values is left out where its own type is another: its samples lack the field.
+    """
+    empty = layout.get("empty", ())
+    return {
+        name: common[name]
+        for name, own in layout["schema"].items()
+        if name not in empty or {**own, "optional": True} == {**common[name], "optional": True}
+    }
+
+
+def _other_type(field: str, typed: Mapping[str, FieldType]) -> FormatError:
+    """The error for a field that is of two types, by the shards that have it."""
+    kinds = {str(kind): f"{kind} in {shard}" for shard, kind in typed.items()}
     return FormatError(
         f"the field {field!r} is of another type in another shard",
         found=", ".join(list(kinds.values())[:3]),

@@ -13,6 +13,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardkit
+import shardkit.stream
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats import format_of, get_format
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
@@ -231,6 +233,130 @@ def test_shards_that_differ_are_read_with_one_schema(tmp_path: Path) -> None:
     with shardkit.open(tmp_path) as found:
         assert dict(found.schema) == {"x": Bytes(), "y": Int(optional=True)}
         assert [found[n]["x"] for n in range(2)] == [b"1", picture(1)]
+
+
+PARTS: list[tuple[dict[str, list[Any]], dict[str, list[Any]], FieldType]] = [
+    ({"x": ["a", None]}, {"x": [None, None]}, Text(optional=True)),
+    ({"x": [None]}, {"x": [1, 2]}, Int(optional=True)),
+    ({"x": [0.5]}, {"x": []}, Float()),
+    ({"x": [[1, 2], [3]]}, {"x": [None]}, Array("<i8", (None,), optional=True)),
+    ({"x": [picture(1)]}, {"x": [None]}, Image(optional=True)),
+    ({"x": [{"a": 1}]}, {"x": [None]}, Json(optional=True)),
+    ({"x": [None]}, {"x": [None]}, Json(optional=True)),
+]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+@pytest.mark.parametrize("case", range(len(PARTS)))
+def test_a_column_without_values_is_of_any_type(tmp_path: Path, kind: str, case: int) -> None:
+    """pandas writes such a column as null, whatever the other files of the folder have there."""
+    one, other, expected = PARTS[case]
+    source = tmp_path / "in"
+    source.mkdir()
+    for part, columns in enumerate((one, other)):
+        frame = pandas.DataFrame({**columns, "n": range(len(columns["x"]))}, dtype=object)
+        write_frame = frame.to_parquet if kind == "parquet" else frame.to_feather
+        write_frame(source / f"{part}.{kind}")
+    with shardkit.open(source) as found:
+        assert dict(found.schema) == {"x": expected, "n": Int()}
+        values = [*one["x"], *other["x"]]
+        for rows in (found, found.unmapped()):
+            read = [rows[n].get("x") for n in range(len(found))]
+            np.testing.assert_equal(
+                [v if v is None else np.asarray(v) for v in read],
+                [v if v is None else np.asarray(v) for v in values],
+            )
+    shardkit.convert(source, "wds", tmp_path / "out", workers=0)
+    with shardkit.open(tmp_path / "out") as again:
+        assert dict(again.schema) == {"x": expected, "n": Int()}
+        assert [again[n].get("x") is None for n in range(len(again))] == [v is None for v in values]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_typed_column_without_values_is_of_any_type(tmp_path: Path, way: str) -> None:
+    """Such as one of floats, which pandas makes of numbers where all are missing."""
+    (tmp_path / "a").mkdir()
+    first = write(pa.table({"x": ["a", "b"], "v": [1, 2]}), tmp_path, way)
+    second = write(pa.table({"x": pa.nulls(1, pa.float64()), "v": [3]}), tmp_path / "a", way)
+    second.rename(first.with_stem("later"))
+    with shardkit.open(tmp_path) as found:
+        assert dict(found.schema) == {"x": Text(optional=True), "v": Int()}
+        assert [found[n].get("x") for n in range(3)] == ["a", "b", None]
+        numbers, out = np.arange(1), np.zeros((1, 2))
+        reader: Any = found.unmapped().reader(1)
+        assert not hasattr(reader, "read_rows") or not reader.read_rows("x", numbers, out)
+
+
+def test_columns_of_two_types_are_refused_by_the_shards_that_have_values(tmp_path: Path) -> None:
+    for name, array in {"a": ["t"], "b": pa.nulls(1), "c": [1]}.items():
+        pq.write_table(pa.table({"x": array}), tmp_path / f"{name}.parquet")
+    with pytest.raises(FormatError, match="of another type in another shard") as error:
+        shardkit.open(tmp_path)
+    assert error.value.found == "Text() in a.parquet, Int() in c.parquet"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_only_columns_with_nulls_are_optional(tmp_path: Path, way: str) -> None:
+    """Arrow says of nearly every column that it may hold nulls: the values count."""
+    table = pa.table({"full": [1, 2, 3], "gaps": [1, None, 3], "lists": [[1], [2], [3]]})
+    assert all(field.nullable for field in table.schema)
+    for rows in (None, 2):
+        reader = read(write(table, tmp_path, way, rows))
+        optional = {name: kind.optional for name, kind in reader.schema.items()}
+        assert optional == {"full": False, "gaps": True, "lists": False}
+
+
+def test_batches_of_a_column_without_nulls_are_arrays(tmp_path: Path) -> None:
+    pandas.DataFrame({"label": range(8), "gap": [1, None] * 4}).to_parquet(tmp_path / "a.parquet")
+    (batch,) = shardkit.stream.Loader(tmp_path / "a.parquet", batch_size=8, shuffle=False)
+    assert batch["label"].tolist() == list(range(8))
+    assert isinstance(batch["gap"], list)
+
+
+TENSORS = {
+    "plain": (np.arange(48, dtype="f4").reshape(2, 2, 3, 4), (2, 3, 4)),
+    "one": (np.arange(6, dtype="i2").reshape(2, 3), (3,)),
+    "swapped": (np.arange(24, dtype="u1").reshape(2, 4, 3).transpose(0, 2, 1), (3, 4)),
+    "square": (np.arange(18, dtype="i8").reshape(2, 3, 3).transpose(0, 2, 1), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", TENSORS)
+def test_tensors_keep_their_shape(tmp_path: Path, way: str, case: str) -> None:
+    values, shape = TENSORS[case]
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    np.testing.assert_array_equal(tensors.to_numpy_ndarray(), values)
+    gap = pa.ExtensionArray.from_storage(
+        tensors.type, pa.concat_arrays([tensors.storage[1:], pa.nulls(1, tensors.storage.type)])
+    )
+    path = write(pa.table({"x": tensors, "gap": gap}), tmp_path, way)
+    with shardkit.open(path) as found:
+        kind = Array(values.dtype.str, shape)
+        assert dict(found.schema) == {"x": kind, "gap": replace(kind, optional=True)}
+        for rows in (found, found.unmapped()):
+            for n in range(2):
+                np.testing.assert_array_equal(rows[n]["x"], values[n])
+                assert rows[n]["x"].flags.c_contiguous
+            np.testing.assert_array_equal(rows[0]["gap"], values[1])
+            assert "gap" not in rows[1]
+    (batch,) = shardkit.stream.Loader(path, batch_size=2, shuffle=False)
+    np.testing.assert_array_equal(batch["x"], values)
+    shardkit.convert(path, "hf", tmp_path / "out", workers=0)
+    with shardkit.open(tmp_path / "out") as again:
+        assert again.schema["x"] == kind
+        np.testing.assert_array_equal(again[1]["x"], values[1])
+
+
+def test_tensors_whose_dimensions_are_rotated_are_refused(tmp_path: Path) -> None:
+    """pyarrow makes such of arrays, and fails to read them: the specification has it otherwise."""
+    values = np.arange(48).reshape(2, 2, 3, 4).transpose(0, 2, 3, 1)
+    path = write(
+        pa.table({"x": pa.FixedShapeTensorArray.from_numpy_ndarray(values)}), tmp_path, "file"
+    )
+    with pytest.raises(FormatError, match="rotated") as error:
+        shardkit.open(path)
+    assert error.value.where == {"path": path, "field": "x"}
 
 
 def test_a_table_without_rows_or_columns(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from shardkit.codecs.image import is_image
 from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import KEY, foreign_features, own_metadata
-from shardkit.formats.arrow.values import ABSENT, fits, getter, is_list, is_text, plain
+from shardkit.formats.arrow.values import ABSENT, fits, getter, is_list, is_text, plain, tensor_of
 from shardkit.schema import (
     RESERVED,
     Array,
@@ -59,28 +59,37 @@ def _unusable(name: str, what: str, fix: str) -> FormatError:
     return FormatError(what, field=name, fix=f"{fix} where the file was made")
 
 
-def layout_of(columns: pa.Schema, nulls: Mapping[str, int], scan: Scan) -> dict[str, Any]:
-    """The layout of a file that comes without one. `nulls` has what is known of them."""
+def layout_of(
+    columns: pa.Schema, rows: int, nulls: Mapping[str, int], scan: Scan
+) -> dict[str, Any]:
+    """The layout of a file that comes without one. `nulls` has what is known of them.
+
+    In `empty` are the columns without a single value, whose type therefore says nothing.
+    """
     ours = own_metadata(columns)
+    empty: list[str] = []
     if ours is not None:
         schema, classes = ours
     else:
-        schema, classes = _guess(columns, nulls, scan)
+        schema, classes, empty = _guess(columns, rows, nulls, scan)
     layout: dict[str, Any] = {"schema": schema.to_json()}
     if classes:
         layout["classes"] = classes
+    if empty:
+        layout["empty"] = empty
     return layout
 
 
 def _guess(
-    columns: pa.Schema, nulls: Mapping[str, int], scan: Scan
-) -> tuple[Schema, dict[str, list[str]]]:
+    columns: pa.Schema, rows: int, nulls: Mapping[str, int], scan: Scan
+) -> tuple[Schema, dict[str, list[str]], list[str]]:
     features = foreign_features(columns)
     fields: dict[str, FieldType] = {}
     for column in columns:
         if column.name != KEY:
             fields[column.name] = _kind(column, features.get(column.name, {}))
-    _look_for_nulls(columns, fields, nulls, scan)
+    counted = _count_nulls(columns, fields, nulls, scan)
+    fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
     for name, kind in fields.items():
         if isinstance(kind, Bytes) and features.get(name, {}).get("_type") != "Image":
             first = _first(name, scan)
@@ -91,12 +100,23 @@ def _guess(
         names = features.get(name, {}).get("names")
         if isinstance(kind, Int) and isinstance(names, list) and names:
             classes[name] = list(map(str, names))
-    return Schema(fields), classes
+    # Of pictures that are only linked, the bytes are null: those are values all the same.
+    empty = [n for n in fields if counted[n] == rows and not _is_struct(columns.field(n).type)]
+    return Schema(fields), classes, empty
+
+
+def _is_struct(stored: pa.DataType) -> bool:
+    while isinstance(stored, pa.ExtensionType):
+        stored = stored.storage_type
+    return bool(pa.types.is_struct(stored))
 
 
 def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     """The type of the field for a column, as far as the column's type tells."""
     stored = column.type
+    tensor = _tensor(column)
+    if tensor is not None and fits(tensor, stored):
+        return tensor
     while isinstance(stored, pa.ExtensionType | pa.DictionaryType):
         dictionary = isinstance(stored, pa.DictionaryType)
         stored = stored.value_type if dictionary else stored.storage_type
@@ -126,6 +146,17 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     )
 
 
+def _tensor(column: pa.Field) -> Array | None:
+    """The array in a column of type `arrow.fixed_shape_tensor`."""
+    try:
+        tensor = tensor_of(column.type)
+    except FormatError as error:
+        raise error.located(field=column.name) from None
+    if tensor is None:
+        return None
+    return Array(np.dtype(column.type.value_type.to_pandas_dtype()).str, tensor.shape)
+
+
 def _children(stored: pa.StructType) -> list[pa.Field]:
     return [stored.field(n) for n in range(stored.num_fields)]
 
@@ -150,31 +181,29 @@ def _is_length(value: Any) -> bool:
     return value is None or (type(value) is int and value > 0)
 
 
-def _look_for_nulls(
+def _count_nulls(
     columns: pa.Schema, fields: dict[str, FieldType], nulls: Mapping[str, int], scan: Scan
-) -> None:
-    """Make fields optional whose columns have nulls, and JSON of lists that have some inside."""
-    unknown = [
-        name
-        for name, kind in fields.items()
-        if isinstance(kind, Array) or (columns.field(name).nullable and name not in nulls)
-    ]
-    found = {name for name, count in nulls.items() if count and name in fields}
-    for arrays in scan(unknown) if unknown else ():
+) -> dict[str, int]:
+    """How many rows of each column are null; makes JSON of lists that have nulls inside.
+
+    A column is read for it only where neither its type nor `nulls` says how many there are.
+    """
+    counted = {n: nulls.get(n, 0) for n in fields}
+    unknown = {n for n in fields if columns.field(n).nullable and n not in nulls}
+    looked_at = [n for n, kind in fields.items() if n in unknown or isinstance(kind, Array)]
+    for arrays in scan(looked_at) if looked_at else ():
         for name, array in arrays.items():
-            if _has_nulls(array):
-                found.add(name)
+            if name in unknown:
+                counted[name] += _nulls(plain(array))
             if isinstance(fields[name], Array) and _nulls_inside(plain(array)):
                 fields[name] = Json()
-    for name in found:
-        fields[name] = replace(fields[name], optional=True)
+    return counted
 
 
-def _has_nulls(array: pa.Array) -> bool:
-    array = plain(array)
+def _nulls(array: pa.Array) -> int:
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-        return bool(array.null_count or array.field("bytes").null_count)
-    return bool(array.null_count)
+        return int(array.null_count or array.field("bytes").null_count)
+    return int(array.null_count)
 
 
 def _nulls_inside(array: pa.Array) -> bool:

@@ -105,7 +105,8 @@ class BatchReader(ShardReader):
             *self._starts, self._length = accumulate(lengths, initial=0)
             check_names(self._columns)
             if layout is None:
-                layout = layout_of(self._columns, self._known_nulls(), self._scan)
+                nulls = self._known_nulls()
+                layout = layout_of(self._columns, self._length, nulls, self._scan)
             self.layout = layout
             self.schema = Schema.from_json(layout["schema"])
             self._check_columns()

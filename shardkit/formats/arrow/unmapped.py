@@ -79,7 +79,7 @@ class UnmappedIpcReader(IpcReader):
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
         """Arrays of one shape that are stored as lists of numbers."""
-        kind, shape = self.schema[field], out.shape[1:]
+        kind, shape = self.schema.get(field), out.shape[1:]
         if not isinstance(kind, Array) or kind.dtype is None:
             return False
         begins = self._begins.get((field, shape))

@@ -12,6 +12,7 @@ import decimal
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
@@ -68,9 +69,9 @@ def getter(name: str, kind: FieldType, array: pa.Array, buffers: Buffers | None 
 
     Without `buffers` the array is in memory. With them it need not be, if `is_sliced`.
     """
-    array = plain(array)
     buffers = buffers or IN_MEMORY
     get = _getter(kind, array, buffers)
+    array = plain(array)
     if get is None:
         raise FormatError(
             "a column is not of the type that its field has",
@@ -101,7 +102,8 @@ def plain(array: pa.Array) -> pa.Array:
     What is damaged there raises ValueError.
     """
     while isinstance(array, pa.ExtensionArray):
-        array = array.storage
+        tensor = tensor_of(array.type)
+        array = array.storage if tensor is None else _nested(array.storage, tensor.stored)
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)  # an index out of the dictionary must not be followed
         larger = _VIEWS.get(str(array.type.value_type))
@@ -118,11 +120,15 @@ _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
     """Whether a column of a type can hold the values of a field."""
-    return _getter(kind, plain(pa.nulls(0, stored)), IN_MEMORY) is not None
+    return _getter(kind, pa.nulls(0, stored), IN_MEMORY) is not None
 
 
 def _getter(kind: FieldType, array: pa.Array, buffers: Buffers) -> Getter | None:
     """The getter for rows that are not null; None if the column cannot hold such values."""
+    tensor = tensor_of(array.type)
+    if tensor is not None and tensor.order is not None and isinstance(kind, Array):
+        return _make_permuted(array, kind, tensor, buffers)
+    array = plain(array)
     if pa.types.is_null(array.type):
         return _never
     return _MAKERS[type(kind)](array, kind, buffers)
@@ -165,6 +171,13 @@ def _make_array(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | 
     return lambda row: load_array(get(row))
 
 
+def _make_permuted(array: pa.Array, kind: Array, tensor: Tensor, buffers: Buffers) -> Getter | None:
+    if kind.shape != tensor.shape:
+        return None
+    get = _make_array(plain(array), replace(kind, shape=tensor.stored), buffers)
+    return get and (lambda row: np.ascontiguousarray(get(row).transpose(tensor.order)))
+
+
 _MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType, Buffers], Getter | None]] = {
     Bytes: _make_bytes,
     Image: _make_bytes,
@@ -175,6 +188,50 @@ _MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType, Buffers], Getter |
     Float: _make_float,
     Array: _make_array,
 }
+
+
+class Tensor(NamedTuple):
+    """What a column of type `arrow.fixed_shape_tensor` holds."""
+
+    stored: tuple[int, ...]  # the shape in which the numbers stand
+    order: tuple[int, ...] | None  # how its dimensions are permuted, if they are
+    shape: tuple[int, ...]  # that of the values
+
+
+def tensor_of(stored: pa.DataType) -> Tensor | None:
+    """Shape and order of a column of tensors; None for any other column.
+
+    Raises FormatError where its order is no plain exchange of dimensions: there the specification
+    and pyarrow, which writes such, mean different arrays.
+    """
+    if getattr(stored, "extension_name", None) != "arrow.fixed_shape_tensor":
+        return None
+    shape, order = tuple(stored.shape), tuple(stored.permutation or range(len(stored.shape)))
+    if order == tuple(range(len(shape))):
+        return Tensor(shape, None, shape)
+    if any(order[order[n]] != n for n in order):
+        raise FormatError(
+            "a column holds tensors whose dimensions are rotated, which programs read differently",
+            expected="an order that is its own inverse, such as [1, 0]",
+            found=str(list(order)),
+            fix="write it with arrays that are contiguous (numpy.ascontiguousarray)",
+        )
+    return Tensor(shape, order, tuple(shape[n] for n in order))
+
+
+def _nested(array: pa.FixedSizeListArray, shape: tuple[int, ...]) -> pa.Array:
+    """Lists of all numbers of a tensor as lists nested once per dimension."""
+    if len(shape) < 2 or 0 in shape:
+        return array
+    values = array.values
+    for length in reversed(shape[1:]):
+        inner = pa.list_(values.type, length)
+        count = len(values) // length
+        values = pa.Array.from_buffers(inner, count, [None], 0, children=[values])
+    whole, validity = pa.list_(values.type, shape[0]), array.buffers()[0]
+    return pa.Array.from_buffers(
+        whole, len(array), [validity], array.null_count, array.offset, children=[values]
+    )
 
 
 def is_list(stored: pa.DataType) -> bool:
@@ -416,7 +473,10 @@ def _floats(array: pa.Array, buffers: Buffers) -> Getter:
 
 
 def lists(array: pa.Array, kind: Array, buffers: Buffers) -> Lists | None:
-    """The arrays of numbers in a column of lists; None if they are not of that kind."""
+    """The arrays of numbers in a column of lists; None if they are of another kind, or permuted."""
+    tensor = tensor_of(array.type)
+    if tensor is not None and tensor.order is not None:
+        return None
     levels: list[_Level] = []
     values = plain(array)
     while is_list(values.type):
