@@ -10,8 +10,9 @@ import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,25 @@ class Loader(loading.Loader):
             )
             self._pinned = False
         super().__init__(source, **options)
+        self.dataset = _Numbered.of(self.dataset)
+
+    # What others take out of a DataLoader: Lightning, to set the epoch; Accelerate's
+    # skip_first_batches, by which transformers' Trainer continues, to make one that begins later.
+
+    num_workers = 0
+    prefetch_factor = None
+
+    @property
+    def sampler(self) -> _Numbers:
+        """The numbers of an epoch's batches."""
+        return _Numbers(self)
+
+    batch_sampler = sampler
+
+    @staticmethod
+    def collate_fn(batch: Batch) -> Batch:
+        """The batch as it is."""
+        return batch
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -214,6 +234,59 @@ class Loader(loading.Loader):
 
     def _hand_over(self, batch: Batch) -> Batch:
         return batch if self._copies is None else self._copies.finished(batch)
+
+
+class _Numbers:
+    """A Loader's sampler: for each batch of its epoch a function that makes it.
+
+    The first that is called decides where to begin, so that those before cost nothing.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch comes next."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Callable[[], Batch]]:
+        loader = self._loader
+        batches: loading.Iteration | None = None
+
+        def make(number: int) -> Batch:
+            nonlocal batches
+            if batches is None:
+                loader._skip_to(number)
+                batches = iter(loader)
+            return next(batches)
+
+        try:
+            for number in range(len(loader)):
+                yield partial(make, number)
+        finally:
+            if batches is not None:
+                batches.close()
+
+
+class _Numbered(streaming.StreamingDataset):
+    """A Loader's dataset as others see it: so many samples, and batches for what _Numbers gives."""
+
+    @classmethod
+    def of(cls, dataset: streaming.StreamingDataset) -> _Numbered:
+        """The same dataset, as one of these."""
+        made = cls.__new__(cls)
+        made.__dict__.update({k: v for k, v in vars(dataset).items() if k != "_epochs"})
+        return made
+
+    def __len__(self) -> int:
+        """The samples of all ranks in an epoch."""
+        return self.stream.order.samples
+
+    def __getitems__(self, make: Callable[[], Batch]) -> Batch:
+        return make()
 
 
 class _Copies:

@@ -88,15 +88,20 @@ class Loader:
         self._schedule()  # so that what cannot be is said now
 
     def __len__(self) -> int:
-        """How many batches the next iteration gives."""
-        epoch, place = self._next()
-        return self._schedule().steps(epoch, place)
+        """How many batches a whole epoch has: the one that is iterated, else the next.
+
+        It is the same after a state was loaded: `remaining` says what is left.
+        """
+        epoch, _ = self._standing()
+        return self._schedule().steps(epoch)
+
+    @property
+    def remaining(self) -> int:
+        """How many batches are left of the epoch that is iterated, else of the next."""
+        return self._schedule().steps(*self._standing())
 
     def __iter__(self) -> Iteration:
-        self.epoch, self._place = self._next()
-        self._used = False
-        self._tokens = [0, 0]
-        if (self.epoch, self._place) == (0, START) and self.dataset.world().rank == 0:
+        if self._next() == (0, START) and self.dataset.world().rank == 0:
             warn_of_sorted(self.dataset.stream)
         if self._profile is not None:
             self._profile = Profile()
@@ -132,9 +137,19 @@ class Loader:
         self._used = False
         self.epoch, self._place = self._next()
 
+    def _skip_to(self, number: int) -> None:
+        """Have the next iteration begin with a batch of its epoch, by number. Reads nothing."""
+        self.epoch, _ = self._next()
+        self._place, self._used = self._schedule().place(self.epoch, number), False
+
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is, from its beginning."""
-        self.epoch, self._place, self._used = epoch, START, False
+        """Which epoch the next iteration is.
+
+        It starts at its beginning, unless a state inside that epoch has just been loaded: that is
+        continued. An iteration that has given nothing yet follows.
+        """
+        if self._used or epoch != self.epoch:
+            self.epoch, self._place, self._used = epoch, START, False
 
     @property
     def padding(self) -> float:
@@ -159,17 +174,26 @@ class Loader:
 
     def _next(self) -> tuple[int, Place]:
         """What the next iteration starts with."""
-        if self._used:
-            return self.epoch + 1, START
+        return (self.epoch + 1, START) if self._used else self._standing()
+
+    def _standing(self) -> tuple[int, Place]:
+        """The epoch and the place in it; at an epoch's end the beginning of the next."""
         if self._place != START and self._schedule().is_over(self.epoch, self._place):
-            return self.epoch + 1, START  # the state was of an epoch's end
+            return self.epoch + 1, START
+        return self.epoch, self._place
+
+    def _begin(self) -> tuple[int, Place]:
+        """Called for the first batch of an iteration: what it starts with."""
+        self.epoch, self._place = self._next()
+        self._used = False
+        self._tokens = [0, 0]
         return self.epoch, self._place
 
     def _schedule(self) -> Schedule:
         return self.dataset.schedule()
 
-    def _delivered(self, place: Place, tokens: tuple[int, int]) -> None:
-        self._place, self._used = place, True
+    def _delivered(self, epoch: int, place: Place, tokens: tuple[int, int]) -> None:
+        self.epoch, self._place, self._used = epoch, place, True
         for number, count in enumerate(tokens):
             self._tokens[number] += count
 
@@ -203,7 +227,7 @@ class Iteration:
         self.bad = Bad(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
-        self._epoch, self._ahead = loader.epoch, loader._place
+        self._at: tuple[int, Place] | None = None  # behind the last slot
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
         self._closed = False
@@ -237,7 +261,7 @@ class Iteration:
             self.close()
             raise
         self._bytes = max(sum(getattr(v, "nbytes", 0) for v in batch.values()), 1)
-        self._loader._delivered(slot.place, made.tokens)
+        self._loader._delivered(*slot.behind, made.tokens)
         return self._loader._hand_over(batch)
 
     def close(self) -> None:
@@ -251,12 +275,13 @@ class Iteration:
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
         while len(self._slots) < (1 if self._alone else most) and not self._closed:
-            step = self._schedule.step(self._epoch, self._ahead)
+            self._at = epoch, place = self._at or loader._begin()  # not before: see `set_epoch`
+            step = self._schedule.step(epoch, place)
             if step is None:
                 return
-            self._ahead = step.after
+            self._at = epoch, step.after
             making = self._maker.begin(step)
-            slot = _Slot(self._maker, making, loader._convert, step.after, self._crew.size)
+            slot = _Slot(self._maker, making, loader._convert, self._at, self._crew.size)
             self._slots.append(slot)
             began = time.perf_counter()
             self._crew.take(slot)
@@ -269,9 +294,14 @@ class _Slot:
     """A batch that is on its way: its rows are made in pieces, and the last one finishes it."""
 
     def __init__(
-        self, maker: BatchMaker, making: Making, convert: Any, place: Place, threads: int
+        self,
+        maker: BatchMaker,
+        making: Making,
+        convert: Any,
+        behind: tuple[int, Place],
+        threads: int,
     ) -> None:
-        self.place = place
+        self.behind = behind  # epoch and place
         self._maker, self._making, self._convert = maker, making, convert
         rows = len(making.samples)
         least, most = _ROWS if maker.slow else (rows, rows)

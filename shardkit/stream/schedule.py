@@ -58,6 +58,10 @@ class Schedule(ABC):
     def steps(self, epoch: int, place: Place = START) -> int:
         """How many steps are left of an epoch: the same for every rank."""
 
+    @abstractmethod
+    def place(self, epoch: int, steps: int) -> Place:
+        """Where all ranks stand behind the first so many steps of an epoch."""
+
     def is_over(self, epoch: int, place: Place) -> bool:
         """Whether none is left, which is known sooner than how many are."""
         return self.step(epoch, place) is None
@@ -83,6 +87,9 @@ class Fixed(Schedule):
     def steps(self, epoch: int, place: Place = START) -> int:
         left = self._order.samples - place.samples
         return left // self.size if self._last == "drop" else -(-left // self.size)
+
+    def place(self, epoch: int, steps: int) -> Place:
+        return Place(min(steps * self.size, self._order.samples))
 
     def is_over(self, epoch: int, place: Place) -> bool:
         return not self.steps(epoch, place)
@@ -158,12 +165,24 @@ class Planned(Schedule):
         self._counts: dict[int, list[int]] = {}  # of an epoch: micro-batches of each window
 
     def steps(self, epoch: int, place: Place = START) -> int:
+        done = -(-place.samples // self._window)
+        left = sum(self._counted(epoch)[done:]) - place.batches
+        return left // self._world if self._last == "drop" else -(-left // self._world)
+
+    def place(self, epoch: int, steps: int) -> Place:
+        batches = steps * self._world
+        for window, count in enumerate(self._counted(epoch)):
+            if batches < count:
+                return Place(window * self._window, batches)
+            batches -= count
+        return Place(self._order.samples)
+
+    def _counted(self, epoch: int) -> list[int]:
+        """How many micro-batches each window of an epoch gives."""
         if epoch not in self._counts:
             firsts = range(0, self._order.samples, self._window)
             self._counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
-        done = -(-place.samples // self._window)
-        left = sum(self._counts[epoch][done:]) - place.batches
-        return left // self._world if self._last == "drop" else -(-left // self._world)
+        return self._counts[epoch]
 
     def step(self, epoch: int, place: Place) -> Step | None:
         first, number = place

@@ -293,17 +293,21 @@ def test_a_state_of_any_step_continues_with_the_next_sample(tmp_path, photos, op
         return Loader(path, shuffle=True, threads=threads, **options)
 
     loader = make()
-    states, batches = [loader.state_dict()], []
+    states, batches, epochs = [loader.state_dict()], [], []
     for _ in range(2):
-        for batch in loader:
+        for left, batch in enumerate(loader):
+            assert len(loader) - loader.remaining == left + 1 or loader.remaining == len(loader)
             batches.append(batch)
             states.append(loader.state_dict())
+        epochs.append(left + 1)
+    epochs.append(len(loader))
     for number in range(len(states)):
         again = make()
         again.load_state_dict(through_json(states[number]))
-        rest = len(again)
+        rest, whole = again.remaining, len(again)
+        assert whole == epochs[again.epoch]
         got = list(again)
-        assert len(got) == rest
+        assert len(got) == rest <= whole
         while again.epoch < 1:
             got += list(again)
         assert same(got[: len(batches) - number], batches[number:]), f"continued at {number}"
@@ -317,6 +321,48 @@ def test_a_state_of_an_epochs_end_is_the_beginning_of_the_next(photos):
     assert again.epoch == 1
     assert same(list(again), list(loader))
     assert again.epoch == loader.epoch == 1
+
+
+def test_set_epoch_continues_a_state_of_that_epoch_and_begins_any_other(photos):
+    loader = Loader(photos, batch_size=5, shuffle=True)
+    epochs, states = [], []
+    for _ in range(3):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(batch["__key__"])
+            states.append(loader.state_dict())
+
+    def continued(step, epoch):
+        again = Loader(photos, batch_size=5, shuffle=True)
+        again.load_state_dict(through_json(states[step]))
+        again.set_epoch(epoch)
+        return again
+
+    steps = len(epochs[0])
+    assert keys(continued(2, 0)) == epochs[0][3:]
+    assert keys(continued(steps + 2, 1)) == epochs[1][3:]
+    assert keys(continued(steps - 1, 1)) == epochs[1], "the state of an epoch's end"
+    assert keys(continued(steps + 2, 2)) == epochs[2]
+    assert keys(continued(steps + 2, 0)) == epochs[0]
+    again = continued(2, 0)
+    iterator = iter(again)  # Lightning says the epoch when it has the iterator
+    again.set_epoch(2)
+    assert keys(iterator) == epochs[2]
+    again.set_epoch(2)
+    assert keys(again) == epochs[2], "what was iterated begins anew"
+    for _ in again:
+        again.set_epoch(1)
+        break
+    assert keys(again) == epochs[1]
+
+
+def test_the_state_is_that_of_the_last_batch_whatever_epoch_was_set_meanwhile(photos):
+    loader = Loader(photos, batch_size=5, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(7)
+    next(iterator)
+    assert (loader.epoch, loader.state_dict()["samples"]) == (0, 10)
 
 
 def test_an_iteration_that_gives_nothing_is_no_epoch(photos):

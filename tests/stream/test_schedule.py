@@ -98,6 +98,7 @@ def test_an_epoch_continues_anywhere_with_other_ranks_and_other_sizes(
     before = by_rank(lambda r, w: Fixed(order, size, r, w, "pad"), world)
     stop = data.draw(st.integers(0, len(before[0])))
     place = before[0][stop - 1].after if stop else START
+    assert Fixed(order, size, 0, world, "pad").place(0, stop) == place
     new = data.draw(st.integers(1, 9))
     after = by_rank(lambda r, w: Fixed(order, new, r, w, "pad"), other, place=place)
     seen = [n for steps in before for n in real(steps[:stop])]
@@ -190,6 +191,8 @@ def test_planned_batches_continue_anywhere_with_other_ranks(
     stop = data.draw(st.integers(0, len(before[0])))
     place = before[0][stop - 1].after if stop else START
     after = by_rank(make, other, place=place)
+    jumped = steps_of(make(0, other), place=make(0, world).place(0, stop))
+    assert [step.number.tolist() for step in jumped] == [s.number.tolist() for s in after[0]]
     seen = [s for steps in before for s in steps[:stop]] + [s for steps in after for s in steps]
     assert Counter(contents(s) for s in seen if s.valid.all()) == whole
 

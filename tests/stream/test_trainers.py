@@ -1,0 +1,249 @@
+"""Lightning, Accelerate and transformers' Trainer continue inside an epoch, with other ranks too.
+
+Run by torchrun, this file is one rank: it trains with each of them, and writes down what it got.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardkit.torch import Loader
+from tests.stream.data import write_tokens
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("trainers")  # their imports take longer than the tests
+SAMPLES, EPOCHS, STEPS = 37, 3, 5  # 5 steps of 8 samples are an epoch
+
+
+class Seen(list):
+    """What a training loop got: the epoch and the keys of each step, without padding."""
+
+    def add(self, epoch, batch):
+        valid = batch["valid"].tolist()
+        real = [key for key, is_real in zip(batch["__key__"], valid, strict=True) if is_real]
+        self.append((epoch, real))
+
+
+def make_loader(data, **options):
+    return Loader(data, global_batch_size=8, shuffle=True, threads=1, **options)
+
+
+def loss_of(model, batch):
+    return model(batch["tokens"].float()).mean()
+
+
+# --- training, until `stop` steps are done, or from where the last run of the folder stopped -----
+
+
+def lightning(data, folder, stop=-1, **options):
+    import lightning.pytorch as pl
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    seen = Seen()
+
+    class Model(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 1)
+
+        def train_dataloader(self):
+            return make_loader(data)
+
+        def training_step(self, batch, number):
+            seen.add(self.current_epoch, batch)
+            return loss_of(self.layer, batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    saving = pl.callbacks.ModelCheckpoint(folder, filename="last", every_n_train_steps=max(stop, 1))
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS, max_steps=stop, callbacks=[saving] if stop > 0 else [],
+        accelerator="cpu", devices=world, strategy="ddp" if world > 1 else "auto", logger=False,
+        enable_checkpointing=stop > 0, enable_progress_bar=False, enable_model_summary=False,
+        **options,
+    )  # fmt: skip
+    last = folder / "last.ckpt"
+    trainer.fit(Model(), ckpt_path=last if last.exists() else None)
+    return seen
+
+
+def accelerate(data, folder, stop=-1):
+    from accelerate import Accelerator
+
+    seen, accelerator = Seen(), Accelerator(cpu=True)
+    layer = torch.nn.Linear(16, 1)
+    model, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.01))
+    loader = make_loader(data)
+    accelerator.register_for_checkpointing(loader)
+    if folder.exists():
+        accelerator.load_state(folder)
+    while loader.epoch < EPOCHS and len(seen) != stop:
+        for batch in loader:
+            seen.add(loader.epoch, batch)
+            accelerator.backward(loss_of(model, batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(seen) == stop:
+                accelerator.save_state(folder)
+                break
+        else:
+            if loader.epoch == EPOCHS - 1:
+                break
+    return seen
+
+
+def transformers(data, folder, stop=-1):
+    from transformers import Trainer, TrainingArguments
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    seen = Seen()
+
+    class OurTrainer(Trainer):
+        def get_train_dataloader(self):
+            return make_loader(data)
+
+        def compute_loss(self, model, inputs, **_):
+            seen.add(int(self.state.global_step // STEPS), inputs)
+            return loss_of(model, inputs)
+
+    arguments = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=EPOCHS, max_steps=stop, use_cpu=True,
+        save_strategy="steps" if stop > 0 else "no", save_steps=max(stop, 1), report_to=[],
+        logging_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    OurTrainer(torch.nn.Linear(16, 1), arguments).train(
+        resume_from_checkpoint=any(folder.glob("checkpoint-*"))
+    )
+    return seen
+
+
+TRAINING = {train.__name__: train for train in (lightning, accelerate, transformers)}
+
+
+# --- one process ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_tokens(tmp_path_factory.mktemp("trainers") / "tokens", samples=SAMPLES)
+
+
+@pytest.fixture(scope="module")
+def whole(data):
+    """What comes without a stop."""
+    loader, seen = make_loader(data), Seen()
+    for epoch in range(EPOCHS):
+        for batch in loader:
+            seen.add(epoch, batch)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore")  # of theirs
+@pytest.mark.parametrize("train", TRAINING.values(), ids=TRAINING)
+def test_training_continues_with_the_next_sample(train, data, whole, tmp_path):
+    """Inside the first epoch and a later one, and at an epoch's end."""
+    assert train(data, tmp_path / "whole") == whole
+    for stop in (2, STEPS, STEPS + 3):
+        folder = tmp_path / str(stop)
+        assert train(data, folder, stop) == whole[:stop]
+        assert train(data, folder) == whole[stop:], f"stopped behind step {stop}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_may_ask_for_a_loader_anew_in_each_epoch(data, whole, tmp_path):
+    assert lightning(data, tmp_path, reload_dataloaders_every_n_epochs=1) == whole
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_skipping_batches_reads_none_of_them(data, whole, monkeypatch):
+    """Accelerate's skip_first_batches, by which Trainer continues."""
+    from accelerate import PartialState, skip_first_batches
+
+    from shardkit.stream.reading import Samples
+
+    PartialState(cpu=True)
+    loader = make_loader(data)
+    loader.set_epoch(1)
+    read, read_rows = [], Samples.read_rows
+    monkeypatch.setattr(
+        Samples, "read_rows", lambda self, f, n, out: read.append(n) or read_rows(self, f, n, out)
+    )
+    seen = Seen()
+    rest = skip_first_batches(loader, 3)
+    assert len(rest) == 2
+    assert len(rest.dataset) == SAMPLES
+    for batch in rest:
+        seen.add(1, batch)
+    assert seen == whole[STEPS + 3 : 2 * STEPS]
+    assert len(read) == 2
+    assert loader.state_dict()["samples"] == SAMPLES, "it counts as an epoch of the loader"
+    assert next(iter(loader))["__key__"] == whole[2 * STEPS][1]
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+
+def main(data: Path, folder: Path, stop: int) -> None:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    warnings.simplefilter("ignore")
+    got = {name: train(data, folder / name, stop) for name, train in TRAINING.items()}
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(got))
+    dist.barrier()
+    os._exit(0)  # at the end of the interpreter gloo may wait for models that are still there
+
+
+def torchrun(world, data, folder, stop=-1):
+    """What all ranks together got, by the name of the library."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    run = subprocess.run(
+        [sys.executable, *launcher, __file__, data, folder, str(stop)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+    return {
+        name: Counter((epoch, key) for rank in ranks for epoch, keys in rank[name] for key in keys)
+        for name in TRAINING
+    }
+
+
+@pytest.fixture(scope="module")
+def stopped(data, tmp_path_factory):
+    """Two ranks, stopped in the second epoch: what they got, and the folder with checkpoints."""
+    folder = tmp_path_factory.mktemp("stopped")
+    return torchrun(2, data, folder, STEPS + 2), folder
+
+
+@pytest.mark.large
+@pytest.mark.torchrun
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_run_of_two_ranks_continues_with_any_number(world, data, stopped, tmp_path):
+    """S1 and S4 over the epochs of both runs: each sample exactly once in each."""
+    before, folder = stopped
+    after = torchrun(world, data, shutil.copytree(folder, tmp_path / "run"))
+    expected = Counter(
+        (epoch, f"{number:04d}") for epoch in range(EPOCHS) for number in range(SAMPLES)
+    )
+    for name in TRAINING:
+        assert before[name].total() == SAMPLES + 2 * 8, name
+        assert before[name] + after[name] == expected, name
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
