@@ -23,7 +23,7 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.manifest import Manifest
-from shardkit.schema import Array, Bytes, FieldType, Schema
+from shardkit.schema import Array, Bytes, FieldType, Schema, label_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,7 +35,7 @@ _OPEN_SHARDS = 128
 
 
 class Dataset:
-    """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`.
+    """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`, `ds.class_names`.
 
     Works in any thread and any process: at most 128 shards are open at a time, a pickle carries
     paths only, and nothing is read before the first sample. Made by `shardkit.open`.
@@ -71,6 +71,7 @@ class Dataset:
             # Any member of a TAR can be read as bytes; columns cannot.
             names = None if format == "wds" else self._names
             self.schema = _common_schema(self._layouts, counts, names)
+            self._class_names = _common_names(self._layouts, self._names)
             common = self.schema.to_json()
             for layout in self._layouts:
                 layout["schema"] = _own_schema(layout, common)
@@ -83,27 +84,17 @@ class Dataset:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names in the order of their labels; None where they are not known."""
-        if self.manifest is not None:
-            return self.manifest.classes
-        return (
-            tuple(self._names_of_values[self.label])
-            if self.label in self._names_of_values
-            else None
-        )
+        return self.class_names.get(self.label)
+
+    @property
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """By field, the names of the classes that its values number, where they are known."""
+        return self._class_names if self.manifest is None else self.manifest.class_names
 
     @property
     def label(self) -> str:
         """The field whose values `classes` names."""
-        if self.manifest is not None:
-            return self.manifest.label
-        named = list(self._names_of_values)
-        return named[0] if named and "label" not in named else "label"
-
-    @property
-    def _names_of_values(self) -> dict[str, Sequence[str]]:
-        """What shards that others made say of classes, if they agree."""
-        found = [layout.get("classes", {}) for layout in self._layouts if layout]
-        return found[0] if found and all(names == found[0] for names in found) else {}
+        return label_of(self.class_names) if self.manifest is None else self.manifest.label
 
     def __len__(self) -> int:
         return self._length
@@ -439,6 +430,34 @@ def _common_schema(
         )
         fields[name] = dataclasses.replace(kind, optional=optional)
     return Schema(fields)
+
+
+def _common_names(
+    layouts: Sequence[Mapping[str, Any]], shards: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The class names by field of those fields for which all shards that have them name some.
+
+    Raises FormatError where two shards number classes differently.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    first: dict[str, str] = {}
+    for layout, shard in zip(layouts, shards, strict=True):
+        for field, names in layout.get("classes", {}).items():
+            if found.setdefault(field, tuple(names)) != tuple(names):
+                raise FormatError(
+                    f"the classes of the field {field!r} are others in another shard",
+                    expected=f"{list(found[field])!r:.200} as in {first[field]}",
+                    found=f"{list(names)!r:.200} in {shard}",
+                    fix="convert the shards of each kind by themselves",
+                )
+            first.setdefault(field, shard)
+    nameless = {
+        name
+        for layout in layouts
+        for name in layout["schema"]
+        if name not in layout.get("classes", {}) and name not in layout.get("empty", ())
+    }
+    return {field: names for field, names in found.items() if field not in nameless}
 
 
 def _own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
             name: {
                 **kind.to_json(),
                 "optional": kind.optional,
+                "class_names": dataset.class_names.get(name),
                 "stats": asdict(stats[name]) if name in stats else None,
             }
             for name, kind in dataset.schema.items()

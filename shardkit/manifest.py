@@ -64,9 +64,9 @@ class Manifest:
     format: str
     layout: dict[str, Any]  # what the format's reader needs: the schema and, say, a field map
     shards: tuple[Shard, ...]
-    classes: tuple[str, ...] | None = None
-    label_counts: tuple[int, ...] | None = None
-    label: str = "label"  # the field that `classes` names the values of
+    class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by field
+    label: str = "label"  # the field that holds the class of a sample
+    label_counts: tuple[int, ...] | None = None  # samples of each of its classes
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: int = 0  # samples that were dropped, listed in errors.jsonl
     # What was passed over, in words, and how often: files, rows, fields, entries of a database.
@@ -86,6 +86,11 @@ class Manifest:
     @property
     def schema(self) -> Schema:
         return Schema.from_json(self.layout["schema"])
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the label's classes."""
+        return self.class_names.get(self.label)
 
     @property
     def samples(self) -> int:
@@ -210,8 +215,12 @@ def _from_json(data: dict[str, Any]) -> Manifest:
     )
     data["fields"] = {name: _of(FieldStats, stats) for name, stats in data["fields"].items()}
     data["files"] = _files(data["files"])
-    for name in ("classes", "label_counts"):
-        data[name] = None if data[name] is None else tuple(data[name])
+    if data.get("classes") is not None:  # of one field alone, as manifests had it at first
+        data["class_names"] = {data["label"]: data["classes"]}
+    named = data.get("class_names", {})
+    data["class_names"] = {name: tuple(map(str, names)) for name, names in named.items()}
+    if data["label_counts"] is not None:
+        data["label_counts"] = tuple(data["label_counts"])
     return _of(Manifest, data)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -249,6 +249,51 @@ class Schema(Mapping[str, FieldType]):
     def of(cls, sample: Sample) -> Schema:
         """A schema guessed from one sample's values; encoded pictures are told from other bytes."""
         return cls({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
+
+
+# Names of the classes that the field `label` numbers, or those of several fields by their names.
+ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
+    """By field, the names of its classes.
+
+    Raises UsageError for names that are no text, and for fields that are no whole numbers.
+    """
+    named = classes if isinstance(classes, Mapping) else {"label": classes}
+    found = {field: tuple(names) for field, names in named.items() if names is not None}
+    for field, names in found.items():
+        if not isinstance(schema.get(field), Int):
+            raise UsageError(
+                f"there are class names for {field!r}, which is no field of whole numbers",
+                expected=", ".join(n for n, kind in schema.items() if isinstance(kind, Int)),
+                fix="give them by field: classes={'NAME': ['cat', 'dog']}",
+            )
+        if isinstance(named[field], str) or not all(isinstance(name, str) for name in names):
+            raise UsageError(
+                "the names of classes are a list of text",
+                field=field,
+                found=f"{named[field]!r:.100}",
+            )
+    return found
+
+
+def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
+    """Raises SampleError where the field numbers a class that has no name."""
+    label = sample.get(field)
+    if type(label) is int and not -1 <= label < len(names):
+        raise SampleError(
+            "the label is of no class",
+            key=sample["__key__"],
+            field=field,
+            expected=f"0 to {len(names) - 1}, or -1 for none",
+            found=str(label),
+        )
+
+
+def label_of(class_names: Mapping[str, Any]) -> str:
+    """The field that is meant by "the label" where several have names for their values."""
+    return "label" if "label" in class_names else next(iter(class_names), "label")
 
 
 def _is_unicode(text: str) -> bool:

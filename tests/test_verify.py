@@ -385,7 +385,10 @@ def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path)
     shard = out / "shard-000000.tar"
     shard.write_bytes(shard.read_bytes().replace(b'{"n":2}', b'{"n":2x'))
     accept_files(out)
-    rewrite(out, lambda data: data.update(classes=["a", "b", "c"], label_counts=[1, 1, 1]))
+    rewrite(
+        out,
+        lambda data: data.update(class_names={"label": ["a", "b", "c"]}, label_counts=[1, 1, 1]),
+    )
     assert shardkit.verify(out).sound
     bad_json, bad_label = shardkit.verify(out, decode=True).problems
     assert bad_json.where["position"] == 2

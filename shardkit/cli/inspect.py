@@ -82,6 +82,8 @@ def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
     kind = ", ".join(
         [about["type"], *(f"{k} {v}" for k, v in about.items() if k in ("dtype", "shape"))]
     )
+    if about["class_names"] is not None:
+        kind += f", {counted(len(about['class_names']), 'class')}"
     if about["optional"]:
         kind += f", {counted(about['stats']['count'], 'value')}" if about["stats"] else ", optional"
     if not about["stats"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.manifest import LENGTHS
 from shardkit.options import ConvertOptions
-from shardkit.schema import FieldType, Schema
+from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
 
 _JOB = {"create": True}
 
@@ -34,7 +34,7 @@ class DatasetWriter:
         to: str,
         schema: Mapping[str, FieldType],
         *,
-        classes: Sequence[str] | None = None,
+        classes: ClassNames | None = None,
         shard_size: int | str | None = None,
         shard_samples: int | None = None,
         overwrite: bool = False,
@@ -43,9 +43,7 @@ class DatasetWriter:
         self._format = get_format(to)
         self._schema = Schema(schema)
         self._format.layout(self._schema)  # raises for what it cannot hold
-        self._classes = None if classes is None else tuple(classes)
-        if not all(isinstance(name, str) for name in self._classes or ()):
-            raise UsageError("the names of classes are text", found=f"{self._classes!r:.100}")
+        self._class_names = named_classes(classes, self._schema)
         target = storage.local(out, output=True)
         self._single = is_single(target, to)
         bounded = shard_size is not None or shard_samples is not None
@@ -60,7 +58,8 @@ class DatasetWriter:
             self._schema,
             None if one_shard else options.max_bytes(),
             options.shard_samples,
-            classes=self._classes,
+            label=label_of(self._class_names),
+            class_names=self._class_names,
         )
         self._keys: set[str] = set()
         self._open = True
@@ -113,7 +112,7 @@ class DatasetWriter:
             storage.write_file(path, header + rows)
             files.append(path)
         place(
-            Content(self._format, self._schema, self._classes),
+            Content(self._format, self._schema, self._class_names, label_of(self._class_names)),
             [(self._folder, shard) for shard in self._shards.shards],
             self._shards.stats,
             folder,

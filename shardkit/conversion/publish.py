@@ -56,8 +56,9 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         _check_pieces(pieces, {partial.task_folder(number) for number in earlier})
     schema = part.schema
     _check_keys(plan.format, schema, pieces)
-    label = plan.options.rename.get(part.source.label, part.source.label)
-    content = Content(plan.format, schema, part.source.classes, label)
+    rename = plan.options.rename
+    label = rename.get(part.source.label, part.source.label)
+    content = Content(plan.format, schema, part.source.names_in(schema, rename), label)
     problems = [error_line(None, problem) for problem in part.problems]
     lists = (
         *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
@@ -90,11 +91,8 @@ class Content:
 
     format: Format
     schema: Schema
-    classes: tuple[str, ...] | None
+    class_names: dict[str, tuple[str, ...]]
     label: str = "label"
-
-    def names(self) -> dict[str, tuple[str, ...]] | None:
-        return None if self.classes is None else {self.label: self.classes}
 
 
 def place(
@@ -125,13 +123,14 @@ def place(
         ]
     else:
         shards = [_joined(content, pieces, folder, stem or format.shard_stem(0, 1))]
+    classes = content.class_names.get(content.label)
     made = Manifest(
         format=format.name,
         layout=format.layout(content.schema),
         shards=tuple(shards),
-        classes=content.classes,
-        label_counts=None if content.classes is None else stats.label_counts(len(content.classes)),
+        class_names=content.class_names,
         label=content.label,
+        label_counts=None if classes is None else stats.label_counts(len(classes)),
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
         text=stats.text.summary(),
         **cast("dict[str, Any]", stats.summary()),
@@ -156,9 +155,9 @@ def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, st
     if pieces:
         assert isinstance(format, Joins)
         parts = [task / piece.file.name for task, piece in pieces]
-        format.join(path, parts, content.schema, content.names())
+        format.join(path, parts, content.schema, content.class_names)
     else:
-        format.create(path, content.schema, None, content.names()).close()
+        format.create(path, content.schema, None, content.class_names).close()
     shard = finished_shard(folder, stem, format.name)
     return replace(shard, samples=sum(piece.samples for _, piece in pieces))
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -19,7 +20,19 @@ from shardkit.formats.base import Format, ShardWriter
 from shardkit.manifest import File, Shard
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Int,
+    Json,
+    Schema,
+    Text,
+    check_label,
+)
 from shardkit.sizes import FieldSizes
 
 KEYS_REPEAT = (
@@ -46,11 +59,11 @@ class ShardSequence:
         max_samples: int | None,
         *,
         label: str = "label",
-        classes: Sequence[str] | None = None,
+        class_names: Mapping[str, Sequence[str]] = MappingProxyType({}),
         durable: bool = True,
         unique_keys: bool = False,
     ) -> None:
-        """`label` is the field with the class, whose names are `classes`.
+        """`label` is the field with the class; `class_names` are those of all fields with any.
 
         Without `durable` the shards are not synced: whoever reads them compares their checksums.
         With `unique_keys` they are not compared: the source cannot repeat one.
@@ -64,7 +77,7 @@ class ShardSequence:
         self._samples = 0  # in the open shard
         self._keys: set[str] = set()  # in the open shard
         self._label = label
-        self._classes = classes
+        self._class_names = class_names
         self._durable = durable
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
@@ -108,16 +121,8 @@ class ShardSequence:
                 key=key,
                 fix=KEYS_REPEAT,
             )
-        label = sample.get(self._label)
-        classes = self._classes
-        if classes is not None and type(label) is int and not -1 <= label < len(classes):
-            raise SampleError(
-                "the label is of no class",
-                key=key,
-                field=self._label,
-                expected=f"0 to {len(classes) - 1}, or -1 for none",
-                found=str(label),
-            )
+        for field, names in self._class_names.items():
+            check_label(sample, field, names)
 
     def abandon(self) -> None:
         """Let go of the open shard; whoever owns the folder removes what is in it."""
@@ -134,7 +139,7 @@ class ShardSequence:
         return self._writer.write(sample)
 
     def _open_shard(self) -> None:
-        names = None if self._classes is None else {self._label: self._classes}
+        names = self._class_names
         self._writer = self._format.create(self._path, self._schema, self._max_bytes, names)
 
     def _close_shard(self) -> None:

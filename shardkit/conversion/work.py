@@ -94,7 +94,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         work.max_bytes,
         work.max_samples,
         label=work.rename.get(source.label, source.label),
-        classes=source.classes,
+        class_names=source.names_in(work.schema, work.rename),
         durable=work.durable,
         unique_keys=work.reading.unique_keys,
     )

@@ -63,6 +63,7 @@ class PictureFolder(Dataset):
         # What the methods of all datasets go by.
         self._names, self._bytes = ["."], [int(pictures.sizes().sum())]
         self._layouts = [self._reader.layout]
+        self._class_names = {**pictures.class_names}
         self._starts, self._length = [0], len(pictures)
         self._mapped = False
         self._readers = {}
@@ -82,8 +83,7 @@ class _Files(ShardReader):
 
     def __init__(self, pictures: ImageFolder) -> None:
         self.schema = pictures.schema
-        names = {} if pictures.classes is None else {pictures.label: list(pictures.classes)}
-        self.layout: dict[str, Any] = {"schema": self.schema.to_json(), "classes": names}
+        self.layout: dict[str, Any] = {"schema": self.schema.to_json()}
         self._pictures = pictures
         self._json = [name for name, kind in self.schema.items() if isinstance(kind, Json)]
 

@@ -32,6 +32,7 @@ class Kept(Dataset):
         # What the methods of all datasets go by.
         self._names, self._bytes, self._layouts = ["."], [0], [self._reader.layout]
         self._starts, self._length = [0], length
+        self._class_names = {}
         self._mapped = False
         self._readers = {}
 

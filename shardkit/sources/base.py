@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
-from shardkit.schema import Schema
+from shardkit.schema import Schema, label_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,8 +23,8 @@ class Described:
     """What is known of any source before its samples are read."""
 
     schema: Schema
-    classes: tuple[str, ...] | None = None
-    label: str = "label"  # the field whose values `classes` names
+    # By field, the names of the classes that its values number.
+    class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # What was found wrong while planning that belongs to no sample: a loop of links, say.
     problems: Sequence[ShardkitError] = ()
     # What a user may not expect of how the source was understood.
@@ -37,6 +38,21 @@ class Described:
 
     def __init__(self) -> None:
         self.ignored = {}
+
+    @property
+    def label(self) -> str:
+        """The field that holds the class of a sample."""
+        return label_of(self.class_names)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the label's classes."""
+        return self.class_names.get(self.label)
+
+    def names_in(self, schema: Schema, renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """`class_names` as a dataset with another schema has them: by the fields that are left."""
+        found = {renamed.get(field, field): names for field, names in self.class_names.items()}
+        return {field: names for field, names in found.items() if field in schema}
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What made the tokens in the samples, as a manifest has it, and its files by name."""

@@ -38,8 +38,7 @@ class DatasetSource(Source):
         self._dataset = dataset
         self._indices = indices
         self.schema = dataset.schema
-        self.classes = dataset.classes
-        self.label = dataset.label
+        self.class_names = dataset.class_names
         self._originals = dataset.original_paths() if originals is None else originals
 
     def __len__(self) -> int:

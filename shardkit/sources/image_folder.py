@@ -55,7 +55,7 @@ class ImageFolder(Source):
         self._root = os.fspath(root)
         self._files = files
         self.schema = schema
-        self.classes = classes
+        self.class_names = {} if classes is None else {"label": classes}
         self._labelled = classes is not None
         self._rows: list[tuple[int, int, int]] | None = None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
-from shardkit.schema import Schema
+from shardkit.schema import ClassNames, Schema, named_classes
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SequenceSource(Source):
         self,
         sequence: Sequence[Any],
         schema: Schema | None = None,
-        classes: Sequence[str] | None = None,
+        classes: ClassNames | None = None,
         indices: Indices | None = None,
         size: int | None = None,
     ) -> None:
@@ -40,11 +40,11 @@ class SequenceSource(Source):
         self._sequence = sequence
         self._indices = np.arange(len(sequence)) if indices is None else indices
         self._mean_size = size  # of a sample, once a few were read
-        self.classes = None if classes is None else tuple(classes)
         if schema is None:
             own = getattr(sequence, "schema", None)
             schema = own if isinstance(own, Schema) else Schema.of(self._at(0))
         self.schema = schema
+        self.class_names = named_classes(classes, schema)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -61,7 +61,9 @@ class SequenceSource(Source):
 
     def select(self, indices: Indices) -> SequenceSource:
         chosen = self._indices[indices]
-        return SequenceSource(self._sequence, self.schema, self.classes, chosen, self._mean_size)
+        return SequenceSource(
+            self._sequence, self.schema, self.class_names, chosen, self._mean_size
+        )
 
     def fingerprint(self) -> None:
         return None  # nothing says whether a sequence is the same as in an earlier run

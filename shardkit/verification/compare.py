@@ -243,15 +243,19 @@ class _Comparison:
                 found=f"{', '.join(ours)} in the dataset, {', '.join(theirs)} in the source",
             )
             self._findings.add(problem)
-        classes = self._group.parts[0].dataset.classes
-        if None not in (classes, source.classes) and classes != source.classes:
-            problem = DamagedError(
-                "the class names are not those of the source",
-                path=path,
-                expected=f"{list(source.classes or ())!r:.200}",
-                found=f"{list(classes or ())!r:.200}",
-            )
-            self._findings.add(problem)
+        dataset, rename = self._group.parts[0].dataset, self._group.rename
+        named = dataset.class_names
+        for old, expected in source.class_names.items():
+            field = dataset.label if old == source.label else rename.get(old, old)
+            if field in named and named[field] != expected:
+                problem = DamagedError(
+                    "the class names are not those of the source",
+                    path=path,
+                    field=field,
+                    expected=f"{list(expected)!r:.200}",
+                    found=f"{list(named[field])!r:.200}",
+                )
+                self._findings.add(problem)
 
     def compare_item(self, item: Item) -> None:
         """One sample of the source after its steps, or why there is none."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shardkit.codecs import damage as pictures
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
-from shardkit.schema import FieldType, Image, Json
+from shardkit.schema import FieldType, Image, Json, check_label
 from shardkit.verification.shards import Part, unreadable
 from shardkit.verification.work import Meter, counted, in_threads
 
@@ -105,18 +105,13 @@ def _is_of(kind: FieldType, value: Any) -> bool:
 
 
 def _label_problems(part: Part, sample: Sample) -> Iterator[SampleError]:
-    classes, name = part.dataset.classes, part.dataset.label
-    label = sample.get(name)
-    if part.manifest is None or classes is None or type(label) is not int:
+    if part.manifest is None:
         return
-    if not -1 <= label < len(classes):
-        yield SampleError(
-            "the label is of no class",
-            key=sample["__key__"],
-            field=name,
-            expected=f"0 to {len(classes) - 1}, or -1 for none",
-            found=str(label),
-        )
+    for name, classes in part.manifest.class_names.items():
+        try:
+            check_label(sample, name, classes)
+        except SampleError as error:
+            yield error
 
 
 def _decode(part: Part, sample: Sample, position: int, found: _Found) -> None:

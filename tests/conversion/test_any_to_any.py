@@ -127,6 +127,49 @@ def test_class_names_and_counts_travel(tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", NAMES)
+def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
+    """There and back, also without the manifest where the shards themselves have the names."""
+    schema = {"fine": shardkit.Int(), "n": shardkit.Int(), "coarse": shardkit.Int()}
+    names = {"fine": ("cat", "dog", "ant"), "coarse": ("mammal", "insect")}
+    with shardkit.create(tmp_path / "a", format, schema, classes=names) as writer:
+        for n in range(3):
+            writer.write({"fine": n, "n": 7, "coarse": n // 2})
+    shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0, rename={"coarse": "kind"})
+    renamed = {"fine": names["fine"], "kind": names["coarse"]}
+    shardkit.convert(tmp_path / "b", format, tmp_path / "c", workers=0)
+    for folder, expected in {"a": names, "b": renamed, "c": renamed}.items():
+        dataset = shardkit.open(tmp_path / folder)
+        assert dataset.class_names == expected
+        assert (dataset.label, dataset.classes) == ("fine", names["fine"])
+        assert dataset.manifest is not None
+        assert dataset.manifest.label_counts == (1, 1, 1)
+    assert shardkit.verify(tmp_path / "b", against=tmp_path / "a", decode=True).sound
+    assert shardkit.verify(tmp_path / "c", against=tmp_path / "b", decode=True).sound
+    if format != "wds":
+        (tmp_path / "c" / "shardkit.json").unlink()
+        (shard,) = (tmp_path / "c").glob("*-00000*")
+        assert shardkit.open(shard).class_names == renamed
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_a_class_that_no_field_names_is_refused(tmp_path: Path, format: str) -> None:
+    schema = {"fine": shardkit.Int(), "coarse": shardkit.Int()}
+    names = {"fine": ["a", "b", "c"], "coarse": ["x"]}
+    with shardkit.create(tmp_path / "a", format, schema, classes=names) as writer:
+        writer.write({"fine": 2, "coarse": -1})
+        with pytest.raises(shardkit.SampleError, match="of no class") as error:
+            writer.write({"fine": 2, "coarse": 1})
+    assert error.value.where["field"] == "coarse"
+
+
+def test_class_names_of_what_is_no_class_are_refused(tmp_path: Path) -> None:
+    schema = {"text": shardkit.Text(), "n": shardkit.Int()}
+    for classes in (["a"], {"text": ["a"]}, {"other": ["a"]}, {"n": "ab"}, {"n": [1]}):
+        with pytest.raises(shardkit.UsageError, match="class"):
+            shardkit.create(tmp_path / "a", "wds", schema, classes=classes)
+
+
+@pytest.mark.parametrize("format", NAMES)
 def test_a_dataset_without_samples_stays_one(tmp_path: Path, format: str) -> None:
     write(tmp_path / "a", format, [])
     for other in NAMES:

@@ -17,6 +17,7 @@ import shardkit
 from shardkit.errors import SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import Joins
+from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
@@ -54,7 +55,7 @@ def saved(folder: Path, schema: Schema, shards: list[list[dict[str, Any]]]) -> P
             assert writer.write(schema.check(sample))
         writer.close()
         made.append(Shard(File(path.name, path.stat().st_size, str(number)), len(samples)))
-    manifest = Manifest("hf", HF.layout(schema), tuple(made), classes=CLASSES)
+    manifest = Manifest("hf", HF.layout(schema), tuple(made), class_names={"label": CLASSES})
     names = [path.name for path in HF.complete(folder, manifest)]
     assert sorted(names) == ["dataset_info.json", "state.json"]
     return folder
@@ -231,6 +232,47 @@ def test_a_folder_that_datasets_saved_is_read(datasets: Any, tmp_path: Path, sha
             for name, value in expected.items():
                 np.testing.assert_equal(sample[name], value)
         assert len({found[n]["__key__"] for n in range(10)}) == 10
+
+
+@pytest.mark.parametrize("format", ["hf", "arrow", "parquet"])
+def test_several_class_labels_keep_their_names(datasets: Any, tmp_path: Path, format: str) -> None:
+    """As CIFAR-100 has them: from datasets to shards of any format, and back."""
+    features = datasets.Features(
+        {
+            "fine_label": datasets.ClassLabel(names=["cat", "dog", "ant"]),
+            "n": datasets.Value("int64"),
+            "coarse_label": datasets.ClassLabel(names=["mammal", "insect"]),
+        }
+    )
+    rows = {"fine_label": [0, 1, 2], "n": [5, 6, 7], "coarse_label": [0, 0, 1]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "theirs"))
+    names = {"fine_label": ("cat", "dog", "ant"), "coarse_label": ("mammal", "insect")}
+    assert shardkit.open(tmp_path / "theirs").class_names == names
+    shardkit.convert(tmp_path / "theirs", "wds", tmp_path / "tar", workers=0)
+    shardkit.convert(tmp_path / "tar", format, tmp_path / "out", workers=0)
+    about = inspect(tmp_path / "out")
+    assert about["fields"]["coarse_label"]["class_names"] == ("mammal", "insect")
+    assert about["fields"]["n"]["class_names"] is None
+    files = sorted(map(str, (tmp_path / "out").glob("*.[ap]*[wt]")))
+    found = {
+        "hf": lambda: datasets.load_from_disk(str(tmp_path / "out")),
+        "arrow": lambda: datasets.load_dataset("arrow", data_files=files, split="train"),
+        "parquet": lambda: datasets.load_dataset("parquet", data_files=files, split="train"),
+    }[format]()
+    assert {name: found.features[name] for name in features} == features
+    assert {name: found[name][:] for name in rows} == rows
+
+
+def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
+    for name, classes in {"a": ["cat", "dog"], "b": ["dog", "cat"]}.items():
+        writer = get_format("arrow").create(
+            tmp_path / f"{name}.arrow", Schema({"label": Int()}), classes={"label": classes}
+        )
+        writer.write({"__key__": name, "label": 0})
+        writer.close()
+    with pytest.raises(shardkit.FormatError, match="others in another shard") as error:
+        shardkit.open(tmp_path)
+    assert error.value.found == "['dog', 'cat'] in b.arrow"
 
 
 def test_a_cache_file_of_datasets_is_read(datasets: Any, tmp_path: Path) -> None:

@@ -58,11 +58,10 @@ class Hf(Format):
         return f"data-{number:05d}-of-{shards:05d}"
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
-        classes = {} if manifest.classes is None else {manifest.label: manifest.classes}
         info = {
             "citation": "",
             "description": "",
-            "features": features(manifest.schema, classes),
+            "features": features(manifest.schema, manifest.class_names),
             "homepage": "",
             "license": "",
         }
