@@ -218,8 +218,7 @@ class Dataset:
     @property
     def place(self) -> Path:
         """The dataset for people: its folder, or its only file."""
-        name = manifests.NAME if self.manifest_path is None else self.manifest_path.name
-        return self.path if name == manifests.NAME else self.path / name[: -len(manifests.NAME) - 1]
+        return self.path if self.manifest_path is None else manifests.dataset_of(self.manifest_path)
 
     def shard_name(self, shard: int) -> str:
         """A shard's file, relative to `path`."""
@@ -340,7 +339,7 @@ def _open_ours(path: Path) -> Dataset:
     manifest = manifests.load(path)
     place = manifests.manifest_path(path)
     shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
-    return Dataset(place.parent, manifest.format, [*shards], manifest, place)
+    return Dataset(manifests.folder_of(place), manifest.format, [*shards], manifest, place)
 
 
 def _shards_in(folder: Path) -> tuple[list[str], str]:
@@ -379,7 +378,8 @@ def _open_file(path: Path) -> Dataset:
         for shard in shards:
             if shard.file.name == path.name and isinstance(manifest, Manifest):
                 entry = (path.name, shard.samples, shard.file.bytes)
-                return Dataset(folder, manifest.format, [entry], manifest, folder / manifests.NAME)
+                place = manifests.manifest_path(folder)
+                return Dataset(folder, manifest.format, [entry], manifest, place)
     format = format_of(path)
     if format is None:
         raise unknown_format(path)

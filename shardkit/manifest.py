@@ -1,12 +1,19 @@
-"""The manifest, `shardkit.json`: what a dataset holds, so that opening it reads nothing else.
+"""The manifest: what a dataset holds, so that opening it reads nothing else.
 
-A dataset that is a single file has it beside: `train.beton` has `train.beton.shardkit.json`. No
-times, no absolute paths, no worker counts: the same source and options give the same bytes.
+It stands in the folder `__shardkit__`, with all other files that shardkit alone reads. Pyarrow and
+pandas, Spark, Dask and Hugging Face datasets pass over a folder of such a name, so that they find
+nothing but shards in a dataset. A dataset that is a single file, `train.beton`, has its manifest in
+`__shardkit__/train.beton.manifest.json`. No times, no absolute paths, no worker counts: the same
+source and options give the same bytes.
+
+Earlier versions put these files among the shards, the manifest as `shardkit.json` or
+`train.beton.shardkit.json`. Such datasets are read as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +25,9 @@ from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import Schema
 
-NAME = "shardkit.json"
+FOLDER = "__shardkit__"
+NAME = "manifest.json"
+_OLD_NAME = "shardkit.json"
 KEYS = "keys.jsonl"  # the key table: what a sample's file was called, where its key does not say
 ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and why
 LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sample by sample
@@ -30,7 +39,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class File:
-    """A file of a dataset: name inside its folder, bytes, and xxh3-128 in hex."""
+    """A file of a dataset: path relative to its folder, bytes, and xxh3-128 in hex."""
 
     name: str
     bytes: int
@@ -107,11 +116,11 @@ class Manifest:
 
     def list_named(self, name: str) -> File | None:
         """What is called so (KEYS, ERRORS, FILTERED, LENGTHS) beside the manifest, if it is."""
-        return next((f for f in self.files if f.name == name or f.name.endswith("." + name)), None)
+        bases = ((file, file.name.rpartition("/")[2]) for file in self.files)
+        return next((f for f, base in bases if base == name or base.endswith("." + name)), None)
 
     def write(self, path: Path) -> None:
-        data = {"shardkit": VERSION, "checksum": storage.CHECKSUM, **asdict(self)}
-        storage.write_file(path, _dump(data))
+        _write(path, {"shardkit": VERSION, "checksum": storage.CHECKSUM, **asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -126,17 +135,38 @@ class Splits:
     files: tuple[File, ...] = ()  # what the format adds
 
     def write(self, path: Path) -> None:
-        storage.write_file(path, _dump({"shardkit": VERSION, **asdict(self)}))
+        _write(path, {"shardkit": VERSION, **asdict(self)})
 
 
 def beside(path: Path, name: str = NAME) -> Path:
-    """What belongs to a dataset that is a single file: `x.beton.shardkit.json`."""
-    return Path(f"{path}.{name}")
+    """What belongs to a dataset that is a single file: `__shardkit__/x.beton.manifest.json`."""
+    return path.parent / FOLDER / f"{path.name}.{name}"
+
+
+def single_manifest(path: Path) -> Path | None:
+    """The manifest of a dataset that is a single file; None where there is none."""
+    old = path.with_name(f"{path.name}.{_OLD_NAME}") if path.name else path
+    return next((place for place in (beside(path), old) if place.is_file()), None)
 
 
 def manifest_path(dataset: Path) -> Path:
-    """Where the manifest of a dataset stands; names in it are relative to that file's folder."""
-    return beside(dataset) if beside(dataset).is_file() else dataset / NAME
+    """Where the manifest of a dataset stands, or would."""
+    single = single_manifest(dataset)
+    if single is not None:
+        return single
+    new, old = dataset / FOLDER / NAME, dataset / _OLD_NAME
+    return old if old.is_file() and not new.is_file() else new
+
+
+def folder_of(manifest: Path) -> Path:
+    """The folder that the names in the manifest at this path are relative to."""
+    return manifest.parent.parent if manifest.parent.name == FOLDER else manifest.parent
+
+
+def dataset_of(manifest: Path) -> Path:
+    """The dataset whose manifest stands at this path: a folder, or a single file in it."""
+    single = re.fullmatch(rf"(.+)\.({re.escape(NAME)}|{re.escape(_OLD_NAME)})", manifest.name)
+    return folder_of(manifest) / single[1] if single else folder_of(manifest)
 
 
 def has_manifest(dataset: Path) -> bool:
@@ -242,8 +272,10 @@ def _own_checksum(data: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(_text(data))
 
 
-def _dump(data: dict[str, Any]) -> bytes:
-    return _text({**data, _OWN_CHECKSUM: _own_checksum(data)}) + b"\n"
+def _write(path: Path, data: dict[str, Any]) -> None:
+    storage.make_folder(path.parent)
+    storage.write_file(path, _text({**data, _OWN_CHECKSUM: _own_checksum(data)}) + b"\n")
+    storage.sync(path.parent)
 
 
 def _text(data: dict[str, Any]) -> bytes:

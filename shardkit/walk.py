@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shardkit import storage
 from shardkit.errors import ShardkitError, SourceError
+from shardkit.manifest import FOLDER
 
 NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
 
@@ -61,6 +62,8 @@ class Walk:
                 for entry in entries:
                     if entry.name[0] == ".":
                         self.ignored["hidden"] += 1
+                    elif entry.name == FOLDER:
+                        self.ignored[f"{FOLDER} folder"] += 1
                     elif is_folder(entry):
                         below = self._below(folder, entry)
                         folders += [below] if below else []

@@ -79,7 +79,7 @@ def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     samples = [{"label": n} for n in range(200)]
     shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
-    (tmp_path / "out/shardkit.json").unlink()
+    (tmp_path / "out/__shardkit__/manifest.json").unlink()
     calls = []
     real = reader._scan
     monkeypatch.setattr(reader, "_scan", lambda *args: (calls.append(args), real(*args))[1])
@@ -156,7 +156,7 @@ def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
 def test_a_damaged_manifest_is_named(
     out: Path, text: str, error: type[Exception], message: str
 ) -> None:
-    (out / "shardkit.json").write_text(text)
+    (out / "__shardkit__/manifest.json").write_text(text)
     with pytest.raises(error, match=message):
         shardkit.open(out)
 
@@ -201,7 +201,7 @@ def test_a_lost_index_is_built_from_the_headers(out: Path) -> None:
 
 
 def test_an_index_that_lies_is_named(out: Path) -> None:
-    path = out / "shard-000000.index.npy"
+    path = out / "__shardkit__/shard-000000.index.npy"
     index = np.load(path)
     for change in ("fewer", "beyond", "zero", "key"):
         changed = index.copy()
@@ -225,8 +225,11 @@ def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) ->
     manifest = load(out)
     assert isinstance(manifest, Manifest)
     (tmp_path / "copy").mkdir()
-    manifest.write(tmp_path / "copy/shardkit.json")
-    assert files_of(tmp_path / "copy")["shardkit.json"] == files_of(out)["shardkit.json"]
+    manifest.write(tmp_path / "copy/__shardkit__/manifest.json")
+    assert (
+        files_of(tmp_path / "copy")["__shardkit__/manifest.json"]
+        == files_of(out)["__shardkit__/manifest.json"]
+    )
 
 
 def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) -> None:

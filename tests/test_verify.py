@@ -38,7 +38,9 @@ def make(source: Path, format: str, out: Path, **options: Any) -> Path:
 
 def shard_paths(dataset: Path) -> list[Path]:
     manifest = manifests.load(dataset)
-    return [manifests.manifest_path(dataset).parent / s.file.name for s in manifest.shards]
+    return [
+        manifests.folder_of(manifests.manifest_path(dataset)) / s.file.name for s in manifest.shards
+    ]
 
 
 def rewrite(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -47,7 +49,7 @@ def rewrite(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(path.read_bytes())
     change(data)
     del data[manifests._OWN_CHECKSUM]
-    path.write_bytes(manifests._dump(data))
+    manifests._write(path, data)
 
 
 def accept_files(dataset: Path) -> None:
@@ -177,9 +179,9 @@ def test_no_shard_is_opened_before_its_files_are_found_whole(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = make(images, "wds", tmp_path / "out")
-    first, second, third = shard_paths(out)
+    first, _, third = shard_paths(out)
     first.write_bytes(b"")
-    second.with_name("shard-000001.index.npy").unlink()
+    (out / "__shardkit__/shard-000001.index.npy").unlink()
     format = get_format("wds")
     opened = []
     real = format.open
@@ -196,7 +198,7 @@ def test_no_shard_is_opened_before_its_files_are_found_whole(
 
 def test_a_damaged_index_beside_a_tar_is_found(images: Path, tmp_path: Path) -> None:
     out = make(images, "wds", tmp_path / "out")
-    index = out / "shard-000001.index.npy"
+    index = out / "__shardkit__/shard-000001.index.npy"
     data = bytearray(index.read_bytes())
     data[-3] ^= 1
     index.write_bytes(data)
@@ -204,7 +206,7 @@ def test_a_damaged_index_beside_a_tar_is_found(images: Path, tmp_path: Path) -> 
     assert problem.where == {"path": index, "shard": "shard-000001.tar"}
 
 
-@pytest.mark.parametrize("name", ["errors.jsonl", "keys.jsonl"])
+@pytest.mark.parametrize("name", ["__shardkit__/errors.jsonl", "__shardkit__/keys.jsonl"])
 def test_changed_lists_are_found(images: Path, tmp_path: Path, name: str) -> None:
     (images / "class0/bad.jpg").write_text("no picture")
     (images / "class0/a.b.png").write_bytes(picture(9, "PNG"))
@@ -219,7 +221,7 @@ def test_changed_lists_are_found(images: Path, tmp_path: Path, name: str) -> Non
 
 def test_every_flipped_bit_of_a_manifest_is_found(images: Path, tmp_path: Path) -> None:
     out = make(images, "wds", tmp_path / "out")
-    path = out / "shardkit.json"
+    path = out / "__shardkit__/manifest.json"
     whole = path.read_bytes()
     chance = random.Random(1)
     for _ in range(200):

@@ -15,7 +15,7 @@ from shardkit.conversion.publish import Content, described, place
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.manifest import LENGTHS
+from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
 
@@ -103,7 +103,7 @@ class DatasetWriter:
     def _publish(self) -> None:
         self._shards.close()
         folder = self._partial.dataset
-        storage.make_folder(folder)
+        storage.make_folder(folder / FOLDER)
         files = []
         if self._shards.lengths:
             path = self._partial.list_path(folder, LENGTHS)
@@ -119,7 +119,7 @@ class DatasetWriter:
             stem=self._partial.stem(self._format.name),
             manifest=self._partial.manifest(),
             one_shard=False,
-            files=described(files),
+            files=described(folder, files),
         )
         self._partial.publish()
 

@@ -8,8 +8,9 @@ dataset/          what becomes OUT, filled when all tasks are there
 replaced/         the old OUT, between the two renames of --overwrite
 copy              of a file that goes beside a single one
 
-An OUT that is a single file (train.beton) has a few others beside it (train.beton.shardkit.json and
-so on). Those are copied one by one, and then the one called OUT is moved.
+An OUT that is a single file (train.beton) has a few others beside it (train.idx,
+__shardkit__/train.beton.manifest.json and so on). Those are copied one by one, and then the one
+called OUT is moved.
 """
 
 from __future__ import annotations
@@ -87,16 +88,17 @@ class Partial:
 
     def manifest(self) -> Path:
         """Where the manifest of the dataset that becomes a single file or a folder belongs."""
-        name = self.dataset / self.out.name
-        return manifests.beside(name) if self.single else self.dataset / manifests.NAME
+        return self.list_path(self.dataset, manifests.NAME)
 
     def stem(self, format: str) -> str | None:
         """The name of the only shard without its suffix, where the output is that shard."""
         return self.out.name[: -len(FORMATS[format].suffixes[0])] if self.single else None
 
     def list_path(self, folder: Path, name: str) -> Path:
-        """Where a list (errors.jsonl) belongs, in a dataset's `folder` or beside its only file."""
-        return manifests.beside(folder / self.out.name, name) if self.single else folder / name
+        """Where the manifest or a list (errors.jsonl) of the dataset in `folder` belongs."""
+        if self.single:
+            return manifests.beside(folder / self.out.name, name)
+        return folder / manifests.FOLDER / name
 
     def _restore(self) -> None:
         """Give the old dataset its place back, if a run died between the two renames."""
@@ -105,44 +107,56 @@ class Partial:
         if not self.single:
             storage.rename(self._replaced, self.out)
             return
+        storage.make_folder(self.out.parent / manifests.FOLDER)
         for name in self._out_last(self._replaced):
             storage.rename(self._replaced / name, self.out.parent / name)
 
     def _out_last(self, folder: Path) -> list[str]:
-        """What is in a folder, with the entry called OUT at the end."""
+        """What is in a folder and in its __shardkit__, with the entry called OUT at the end."""
         names = {path.name for path in folder.iterdir()}
-        return [*sorted(names - {self.out.name}), self.out.name]
+        if manifests.FOLDER in names:
+            ours = (folder / manifests.FOLDER).iterdir()
+            names |= {f"{manifests.FOLDER}/{path.name}" for path in ours}
+        return [*sorted(names - {self.out.name, manifests.FOLDER}), self.out.name]
 
     def _place_single(self) -> None:
         """The files of `dataset/` go beside each other. Copies of the small ones: the originals are
         there if a run dies in here, and the next has to do it again."""
         *others, out = self._out_last(self.dataset)
+        storage.make_folder(self.out.parent / manifests.FOLDER)
         for name in others:
             original, copy = self.dataset / name, self.path / _COPY
             with storage.create(copy) as file:
                 storage.append(file, original, original.stat().st_size)
             storage.sync(copy)
             storage.rename(copy, self.out.parent / name)
+        storage.sync(self.out.parent / manifests.FOLDER)
         storage.rename(self.dataset / out, self.out)
 
     def _names_of_old(self) -> set[str]:
         """What belongs to the single file that is replaced."""
         if not self.out.exists():
             return set()
-        names = {self.out.name, manifests.beside(self.out).name}
+        manifest = manifests.manifest_path(self.out).relative_to(self.out.parent)
+        names = {self.out.name, manifest.as_posix()}
         try:
             old = manifests.load(self.out)
         except ShardkitError:  # it is damaged, so what the new one has stands for it
-            return names | {path.name for path in self.dataset.iterdir()}
-        return names | {f.name.partition("/")[0] for f in (*old.all_files(), *old.files)}
+            return names | {*self._out_last(self.dataset)}
+        files = [f.name for f in (*old.all_files(), *old.files)]
+        own = manifests.FOLDER + "/"
+        return names | {n if n.startswith(own) else n.partition("/")[0] for n in files}
 
     def _refuse_to_replace(self, old: set[str]) -> None:
         """Raise OutputError where a file that is not ours stands in the place of one of ours."""
-        for path in sorted(self.dataset.iterdir()):
-            place = self.out.parent / path.name
-            if path.name in old | {self.out.name} or not place.exists():
+        for name in self._out_last(self.dataset):
+            place = self.out.parent / name
+            if name in old | {self.out.name} or not place.exists():
                 continue
-            if not place.is_file() or storage.checksum(place) != storage.checksum(path):
+            same = place.is_file() and storage.checksum(place) == storage.checksum(
+                self.dataset / name
+            )
+            if not same:
                 raise OutputError(
                     "a file stands where one that belongs to the output must go",
                     path=place,
@@ -154,7 +168,7 @@ class Partial:
         if not self.single:
             storage.rename(self.out, self._replaced)
             return
-        storage.make_folder(self._replaced)
+        storage.make_folder(self._replaced / manifests.FOLDER)
         for name in [self.out.name, *sorted(old - {self.out.name})]:
             if (self.out.parent / name).exists():
                 storage.rename(self.out.parent / name, self._replaced / name)
@@ -301,11 +315,11 @@ def check_output(out: Path, source: Path | None, *, single: bool = False) -> Non
 def _check_place(out: Path, single: bool) -> None:
     if out.is_symlink() and not out.exists():
         raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
-    if single and out.exists() and not manifests.beside(out).is_file():
+    if single and out.exists() and manifests.single_manifest(out) is None:
         raise OutputError(
             "the output exists and is not known to be ours",
             path=out,
-            expected=f"{manifests.beside(out).name} beside it",
+            expected=f"{manifests.FOLDER}/{manifests.beside(out).name} beside it",
             fix="move it away, or give another name with -o",
         )
     if single and not out.exists() and not Partial(out).exists():
@@ -340,7 +354,7 @@ def is_complete(out: Path, identity: dict[str, Any], *, with_errors: bool) -> bo
             all(identity[name] == value for name, value in made.items())
             and None not in identity["source"].values()
             and (identity["options"]["transform"] or {"digest": ""})["digest"] is not None
-            and _has_all_files(manifests.manifest_path(out).parent, manifest)
+            and _has_all_files(manifests.folder_of(manifests.manifest_path(out)), manifest)
         )
     except ShardkitError:  # whatever is there, it is not that
         return False

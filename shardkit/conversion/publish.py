@@ -5,7 +5,7 @@ Every step can be repeated: a run that was killed in here does it all again with
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,18 @@ from shardkit.conversion.work import HASHES, LENGTH_ROWS, error_line, read_resul
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins
-from shardkit.manifest import ERRORS, FILTERED, KEYS, LENGTHS, NAME, File, Manifest, Shard, Splits
+from shardkit.manifest import (
+    ERRORS,
+    FILTERED,
+    FOLDER,
+    KEYS,
+    LENGTHS,
+    NAME,
+    File,
+    Manifest,
+    Shard,
+    Splits,
+)
 from shardkit.schema import Schema
 
 
@@ -35,14 +46,15 @@ def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str
         splits = {name: manifest.samples for name, manifest in made.items()}
         both = {name: plan.identity[name] for name in ("source", "options")}
         errors = sum(manifest.errors for manifest in made.values())
-        files = described(plan.format.complete_splits(partial.dataset, list(splits)))
+        folder = partial.dataset
+        files = described(folder, plan.format.complete_splits(folder, list(splits)))
         Splits(plan.format.name, splits, errors, files=files, **both).write(partial.manifest())
     return made
 
 
 def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection[int]) -> Manifest:
     folder = partial.dataset / part.name
-    storage.make_folder(folder)
+    storage.make_folder(folder / FOLDER)
     numbers = [task.number for task in plan.tasks if task.part.name == part.name]
     tasks = [partial.task_folder(number) for number in numbers]
     results = [read_result(task) for task in tasks]
@@ -74,10 +86,10 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         stats,
         folder,
         stem=partial.stem(plan.format.name),
-        manifest=partial.manifest() if partial.single else folder / NAME,
+        manifest=partial.list_path(folder, NAME),
         one_shard=plan.one_shard,
         errors=len(part.problems) + sum(result["errors"] for result in results),
-        files=lists,
+        files=described(folder, lists),
         tokenizer=tokenizer,
         source=plan.identity["source"],
         options=plan.identity["options"],
@@ -137,15 +149,18 @@ def place(
         files=files,
         **rest,
     )
-    made = replace(made, files=(*files, *described(format.complete(folder, made))))
+    made = replace(made, files=(*files, *described(folder, format.complete(folder, made))))
     made.write(manifest)
     storage.sync(folder)
     return made
 
 
-def described(paths: list[Path]) -> tuple[File, ...]:
-    """Files beside a manifest, as it lists them."""
-    return tuple(File(p.name, p.stat().st_size, storage.checksum(p)) for p in paths)
+def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
+    """Files of the dataset in `folder`, as its manifest lists them."""
+    return tuple(
+        File(path.relative_to(folder).as_posix(), path.stat().st_size, storage.checksum(path))
+        for path in paths
+    )
 
 
 def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, stem: str) -> Shard:
@@ -236,27 +251,28 @@ def _move_shard(shard: Shard, task: Path, folder: Path, stem: str, format: str) 
     old = shard.file.name.removesuffix(file_name("", format))
     moved = []
     for file in (shard.file, *shard.beside):
-        target = stem + file.name.removeprefix(old)
+        own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
+        target = own + stem + file.name.removeprefix(own).removeprefix(old)
         if (task / file.name).exists():
             if "/" in target:
                 storage.make_folder((folder / target).parent)
             storage.rename(task / file.name, folder / target)
-            if "/" in target:
+            if "/" in target and not own:  # the manifest's folder is synced with it
                 storage.sync((folder / target).parent)
         moved.append(File(target, file.bytes, file.checksum))
     return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 
-def _write_list(path: Path, parts: list[bytes]) -> tuple[File, ...]:
+def _write_list(path: Path, parts: list[bytes]) -> list[Path]:
     """A list beside the manifest, if there is anything to list."""
     data = b"".join(parts)
     if not data:
-        return ()
+        return []
     storage.write_file(path, data)
-    return described([path])
+    return [path]
 
 
-def _write_tokenizer(part: Part, partial: Partial, folder: Path) -> tuple[File, ...]:
+def _write_tokenizer(part: Part, partial: Partial, folder: Path) -> list[Path]:
     """What made the tokens, beside the manifest: a dataset can be understood by itself."""
     _, files = part.tokenizer()
     written = []
@@ -264,14 +280,14 @@ def _write_tokenizer(part: Part, partial: Partial, folder: Path) -> tuple[File, 
         path = partial.list_path(folder, name)
         storage.write_file(path, data)
         written.append(path)
-    return described(written)
+    return written
 
 
-def _write_lengths(path: Path, schema: Schema, tasks: list[Path]) -> tuple[File, ...]:
+def _write_lengths(path: Path, schema: Schema, tasks: list[Path]) -> list[Path]:
     """One array of what tasks kept of their samples' lengths, as `numpy.load` reads it."""
     names = length_fields(schema)
     if not names:
-        return ()
+        return []
     parts = [task / LENGTH_ROWS for task in tasks]
     sizes = [part.stat().st_size for part in parts]
     with storage.create(path) as file:
@@ -279,7 +295,7 @@ def _write_lengths(path: Path, schema: Schema, tasks: list[Path]) -> tuple[File,
         for part, size in zip(parts, sizes, strict=True):
             storage.append(file, part, size)
     storage.sync(path)
-    return described([path])
+    return [path]
 
 
 def _lines(tasks: list[Path], name: str) -> list[bytes]:

@@ -30,6 +30,7 @@ from shardkit.manifest import (
     FieldStats,
     Manifest,
     Splits,
+    folder_of,
     load_any,
     manifest_path,
 )
@@ -340,7 +341,7 @@ def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> Convert
 
 
 def _beside(dataset: Path, name: str) -> Path:
-    return manifest_path(dataset).with_name(name)
+    return folder_of(manifest_path(dataset)) / name
 
 
 def _split_result(folder: Path) -> SplitResult:

@@ -17,7 +17,7 @@ from shardkit.conversion.lengths import Lengths
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardWriter
-from shardkit.manifest import File, Shard
+from shardkit.manifest import FOLDER, File, Shard
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
@@ -152,7 +152,7 @@ class ShardSequence:
             shard = finished_shard(self._folder, stem, self._format.name, durable=self._durable)
             self.shards.append(replace(shard, samples=self._samples))
         else:
-            for path in self._folder.glob(stem + "*"):
+            for path in (*self._folder.glob(stem + "*"), *self._folder.glob(f"{FOLDER}/{stem}*")):
                 storage.remove(path)
         self._samples = 0
         self._keys.clear()
@@ -162,8 +162,12 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
     """The shard whose files in `folder` begin with `stem`, once they are on the disk."""
     own_name = file_name(stem, format)
     lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
-    tops = [top for top in folder.glob(stem + ".*") if not top.name.startswith(lists)]
-    paths = sorted(path for top in tops for path in (top, *top.rglob("*")))
+    tops = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
+    paths = sorted(
+        path for top in tops if not top.name.startswith(lists) for path in (top, *top.rglob("*"))
+    )
+    if any(path.parent.name == FOLDER for path in paths):
+        paths.append(folder / FOLDER)
     files = {}
     for path in paths:
         if durable:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.errors import FormatError, UsageError
+from shardkit.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
     from shardkit.formats.base import Format
@@ -103,6 +104,6 @@ def unknown_format(path: Path) -> FormatError:
     return FormatError(
         "this is no dataset or shard that shardkit knows",
         path=path,
-        expected=f"a folder with shardkit.json, a file or folder of {', '.join(suffixes)}",
+        expected=f"a folder with {FOLDER}/{NAME}, a file or folder of {', '.join(suffixes)}",
         fix="`shardkit formats` lists what can be read",
     )

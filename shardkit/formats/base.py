@@ -12,9 +12,10 @@ only: a value that was given out stays good. Reading a closed reader raises Valu
 
 Writer. It is given a path that does not exist, in a folder that does (a shard that is a folder
 makes its own), and creates that file and, if it likes, others whose names begin with the path's
-stem. `write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for a
-picture that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it
-was before. It returns False, having written nothing, if the sample would take the shard over
+stem, beside it or, for what no other reader looks for, in the folder `manifest.FOLDER` beside it.
+`write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for a picture
+that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it was
+before. It returns False, having written nothing, if the sample would take the shard over
 `max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows
 nothing of final names, syncing, retries, checksums or progress: the engine does all that, and
 removes what a failed writer leaves. The same calls give the same bytes.

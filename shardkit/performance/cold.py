@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardkit import storage
+from shardkit.manifest import FOLDER
 
 
 def drop(paths: Iterable[Path]) -> float:
@@ -53,8 +54,9 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
             for folder, _, names in os.walk(path, followlinks=True):
                 yield from (file for name in names if (file := Path(folder, name)).is_file())
         else:
-            # A dataset that is one file has others beside it: x.beton.shardkit.json, x.idx.
-            beside = path.parent.glob(f"{glob.escape(path.stem)}.*")
+            # A dataset that is one file has others beside it: x.idx, and its manifest.
+            name = f"{glob.escape(path.stem)}.*"
+            beside = (*path.parent.glob(name), *path.parent.glob(f"{FOLDER}/{name}"))
             yield from sorted({path, *(file for file in beside if file.is_file())})
 
 

@@ -11,7 +11,7 @@ from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
 from shardkit.formats import format_of, unknown_format
-from shardkit.manifest import has_manifest, split_names
+from shardkit.manifest import FOLDER, has_manifest, split_names
 from shardkit.options import TextOptions
 from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
@@ -91,7 +91,7 @@ def _holds_shards(folder: Path) -> bool:
     if unfinished or (folder / "state.json").is_file() or split_names(folder):
         return True
     with storage.explained("list", folder), os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
+        visible = [e for e in entries if not e.name.startswith(".") and e.name != FOLDER]
     shards = [e.name for e in visible if format_of(Path(e.name)) and not e.is_dir()]
     others = [
         e.name for e in visible if e.is_dir() or e.name.rpartition(".")[2].lower() in SUFFIXES

@@ -19,7 +19,7 @@ from shardkit.conversion.reading import Reading
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import ERRORS, FILTERED, NAME, has_manifest, load_any
+from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
 from shardkit.options import ConvertOptions, ImageOptions, TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
@@ -113,7 +113,7 @@ def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Ta
         image=ImageOptions(**(options["image"] or {})),
         text=TextOptions(**{**text, "tokenizer": identity["file"]}),
     )
-    single = part.dataset.manifest_path is not None and part.dataset.manifest_path.name != NAME
+    single = part.dataset.place != part.dataset.path
     tokenizer = open_copy(copy, identity, fast=True)
     return make_plan(sources, part.dataset.format, made, single=single, tokenizer=tokenizer).tasks
 

@@ -273,11 +273,10 @@ def listed(part: Part, name: str) -> list[dict[str, object]]:
 
 def _check_strangers(part: Part, manifest: Manifest) -> None:
     """Shards that the manifest does not name, where the folder is the dataset's own."""
-    place = part.dataset.manifest_path
-    if place is None or place.name != manifests.NAME:
+    if part.dataset.place != part.dataset.path:
         return
     try:
-        problems = strangers(place.parent, manifest.format, {f.name for f in part.files})
+        problems = strangers(part.dataset.path, manifest.format, {f.name for f in part.files})
     except ShardkitError as error:
         problems = [error]
     for problem in problems:

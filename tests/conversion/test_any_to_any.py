@@ -146,7 +146,7 @@ def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
     assert shardkit.verify(tmp_path / "b", against=tmp_path / "a", decode=True).sound
     assert shardkit.verify(tmp_path / "c", against=tmp_path / "b", decode=True).sound
     if format != "wds":
-        (tmp_path / "c" / "shardkit.json").unlink()
+        (tmp_path / "c/__shardkit__/manifest.json").unlink()
         (shard,) = (tmp_path / "c").glob("*-00000*")
         assert shardkit.open(shard).class_names == renamed
 

@@ -65,7 +65,7 @@ def test_the_manifest_says_what_the_dataset_is(images: Path, tmp_path: Path) -> 
     stats = manifest.fields["image"]
     assert (stats.count, stats.bytes, stats.min, stats.max) == (12, sum(sizes), sizes[0], sizes[-1])
     assert abs(stats.median - sizes[5]) <= 0.01 * sizes[5]
-    text = (tmp_path / "out" / "shardkit.json").read_text()
+    text = (tmp_path / "out" / "__shardkit__/manifest.json").read_text()
     assert str(tmp_path) not in text
     import xxhash
 
@@ -171,14 +171,14 @@ def test_c3_skipped_samples_are_listed_in_order(many: Path, tmp_path: Path) -> N
         assert (result.samples, result.errors) == (57, 3)
         found.append(files_of(out))
     assert found[0] == found[1]
-    lines = [json.loads(line) for line in found[0]["errors.jsonl"].splitlines()]
+    lines = [json.loads(line) for line in found[0]["__shardkit__/errors.jsonl"].splitlines()]
     assert [(line["source"], line["key"]) for line in lines] == [
         ("class0/000.jpg", "class0/000"),
         ("class1/002.jpg", "class1/002"),
         ("class3/014.jpg", "class3/014"),
     ]
     assert lines[0]["found"] == "an empty file (0 bytes)"
-    assert str(tmp_path) not in found[0]["errors.jsonl"].decode()
+    assert str(tmp_path) not in found[0]["__shardkit__/errors.jsonl"].decode()
 
 
 def test_c3_too_many_bad_samples_stop_the_run(many: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_c3_a_loop_of_links_stops_the_run_or_is_listed(images: Path, tmp_path: P
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     result = shardkit.convert(images, "wds", tmp_path / "out", workers=0, on_error="skip")
     assert (result.samples, result.errors) == (12, 1)
-    (line,) = (tmp_path / "out/errors.jsonl").read_text().splitlines()
+    (line,) = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == "loop"
 
 
@@ -229,7 +229,7 @@ def test_the_key_table_keeps_names_that_keys_do_not_tell(images: Path, tmp_path:
     (images / "class2/000.png").write_bytes(picture(1, "PNG"))
     for source, out in ((images, "one"), (tmp_path / "one", "two")):
         shardkit.convert(source, "wds", tmp_path / out, workers=0)
-        lines = (tmp_path / out / "keys.jsonl").read_text().splitlines()
+        lines = (tmp_path / out / "__shardkit__/keys.jsonl").read_text().splitlines()
         assert list(map(json.loads, lines)) == [
             {"key": "class0/a_b_c", "path": "class0/a.b.c.jpg"},
             {"key": "class2/000~png", "path": "class2/000.png"},
@@ -242,7 +242,7 @@ def test_a_name_that_is_not_unicode_is_a_bad_sample(images: Path, tmp_path: Path
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     result = shardkit.convert(images, "wds", tmp_path / "out", workers=0, on_error="skip")
     assert (result.samples, result.errors) == (11, 1)
-    (line,) = (tmp_path / "out/errors.jsonl").read_text().splitlines()
+    (line,) = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == "class0/\udcff.jpg"
 
 

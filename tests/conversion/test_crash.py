@@ -127,7 +127,9 @@ def died_everywhere(
 def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path, large: bool) -> None:
     convert(source, tmp_path / "reference")
     reference = files_of(tmp_path / "reference")
-    assert {"errors.jsonl", "keys.jsonl", "shard-000002.tar"} <= set(reference)
+    assert {"__shardkit__/errors.jsonl", "__shardkit__/keys.jsonl", "shard-000002.tar"} <= set(
+        reference
+    )
     out = tmp_path / "out"
     for _ in died_everywhere(lambda: storage.remove(out), lambda: convert(source, out), large):
         if out.exists():

@@ -260,7 +260,7 @@ def test_the_same_bytes_for_any_number_of_workers(
         result = shardkit.convert(pictures, format, out, workers=workers, **options)
         assert (result.samples, result.errors) == (24, 1)
         made[workers] = files_of(out)
-    assert {"errors.jsonl", "filtered.jsonl"} <= made[0].keys()
+    assert {"__shardkit__/errors.jsonl", "__shardkit__/filtered.jsonl"} <= made[0].keys()
     assert made[0] == made[1] == made[2] == made[5]
 
 
@@ -304,7 +304,7 @@ def kill_at_random(tmp_path: Path, rounds: int, seed: int) -> dict[str, int]:
     assert finish(process) == (0, "")
     seconds = time.monotonic() - began  # of the work alone: starting takes as long, and varies
     reference = files_of(whole)
-    assert {"errors.jsonl", "filtered.jsonl"} <= reference.keys()
+    assert {"__shardkit__/errors.jsonl", "__shardkit__/filtered.jsonl"} <= reference.keys()
     dice = random.Random(seed)
     seen = {"before work": 0, "in work": 0, "after": 0}
     for _ in range(rounds):
@@ -507,7 +507,7 @@ def test_the_manifest_has_options_versions_counts_and_reasons(
         "changed by the transform": 22, "gif to png": 3, "jpeg to png": 12, "rotated": 3,
         "transparent": 1, "webp to png": 3,
     }  # fmt: skip
-    assert str(tmp_path) not in (tmp_path / "out/shardkit.json").read_text()
+    assert str(tmp_path) not in (tmp_path / "out/__shardkit__/manifest.json").read_text()
 
 
 def test_without_steps_the_manifest_says_nothing_of_them(pictures: Path, tmp_path: Path) -> None:
@@ -538,8 +538,8 @@ def test_what_filters_drop_is_counted_and_listed_and_no_error(tmp_path: Path, fo
         assert split.filtered == {
             "aspect over 2": 1, "more than 10,000 pixels": 1, "smaller than 25": 1
         }  # fmt: skip
-        assert split.filtered_list == str(out / "filtered.jsonl")
-        lines = (out / "filtered.jsonl").read_text().splitlines()
+        assert split.filtered_list == str(out / "__shardkit__/filtered.jsonl")
+        lines = (out / "__shardkit__/filtered.jsonl").read_text().splitlines()
         assert list(map(json.loads, lines)) == [
             {"source": "a/wide.png", "key": "a/wide", "reason": "aspect over 2",
              "found": "90 x 30"},
@@ -557,7 +557,7 @@ def test_what_filters_drop_is_counted_and_listed_and_no_error(tmp_path: Path, fo
 def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
     source = odd_sizes(tmp_path / "in")
     result = make(source, "lmdb", tmp_path / "train.lmdb", image=FILTERS)
-    listed = tmp_path / "train.lmdb.filtered.jsonl"
+    listed = tmp_path / "__shardkit__/train.lmdb.filtered.jsonl"
     assert result.splits[""].filtered_list == str(listed)
     assert len(listed.read_text().splitlines()) == 3
     assert shardkit.verify(tmp_path / "train.lmdb", against=source).sound
@@ -583,7 +583,7 @@ def test_splits_count_for_themselves(tmp_path: Path) -> None:
     assert result.splits["train"].filtered == {"smaller than 25": 1}
     assert result.splits["val"].filtered == {}
     assert result.splits["val"].pictures["resized"] == 1
-    assert not (tmp_path / "out/val/filtered.jsonl").exists()
+    assert not (tmp_path / "out/val/__shardkit__/filtered.jsonl").exists()
     assert shardkit.verify(tmp_path / "out", against=tmp_path / "in").sound
 
 
@@ -632,7 +632,10 @@ def test_every_kind_of_bad_picture_is_dropped_and_listed(tmp_path: Path, format:
             source, format, out, image=image, on_error="skip", workers=workers, shard_samples=4
         )
         assert (result.samples, result.errors) == (3, len(BAD))
-        lines = [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (out / "__shardkit__/errors.jsonl").read_text().splitlines()
+        ]
         assert [line["source"] for line in lines] == [f"bad-{name}" for name in sorted(BAD)]
         for line in lines:
             key, _, suffix = line["source"].partition(".")

@@ -42,7 +42,8 @@ def single(tmp_path: Path, format: str, name: str = "train") -> Path:
 
 
 def beside(folder: Path, name: str = "train") -> dict[str, bytes]:
-    return {file: data for file, data in files_of(folder).items() if file.startswith(name)}
+    ours = (name, f"__shardkit__/{name}")
+    return {file: data for file, data in files_of(folder).items() if file.startswith(ours)}
 
 
 def convert(source: Path, out: Path, format: str, **options: Any) -> None:
@@ -73,10 +74,14 @@ def test_pieces_of_any_workers_make_the_same_file(
         assert_holds(single(folder, format), source)
         made.append(files_of(folder))
     assert made[0] == made[1]
-    names = {name.partition("/")[0] for name in made[0]}
+    names = {name.removesuffix("/data.mdb") for name in made[0]}
     suffix = FORMATS[format].suffixes[0]
-    expected = {f"train{suffix}", f"train{suffix}.shardkit.json", f"train{suffix}.keys.jsonl"}
-    assert names == expected | ({"train.index.npy"} if format == "wds" else set())
+    expected = {
+        f"train{suffix}",
+        f"__shardkit__/train{suffix}.manifest.json",
+        f"__shardkit__/train{suffix}.keys.jsonl",
+    }
+    assert names == expected | ({"__shardkit__/train.index.npy"} if format == "wds" else set())
 
 
 def shardkit_plan(source: Path, format: str, out: Path) -> dict[str, Any]:
@@ -239,26 +244,27 @@ def test_an_unfinished_single_file_is_refused_by_open_and_continued_by_its_comma
         shardkit.open(tmp_path / "train.lmdb.partial")
     convert(source, out, "lmdb", on_error="skip")
     assert set(beside(tmp_path)) == {
-        "train.lmdb/data.mdb", "train.lmdb.shardkit.json", "train.lmdb.errors.jsonl",
-        "train.lmdb.keys.jsonl",
-    }  # fmt: skip
+        "train.lmdb/data.mdb",
+        *(f"__shardkit__/train.lmdb.{n}" for n in ("manifest.json", "errors.jsonl", "keys.jsonl")),
+    }
 
 
 def test_files_of_others_beside_the_output_are_never_replaced(source: Path, tmp_path: Path) -> None:
-    for name in ("train.lmdb.shardkit.json", "train.lmdb.errors.jsonl", "train.lmdb.keys.jsonl"):
-        mine = tmp_path / name
+    (tmp_path / "__shardkit__").mkdir()
+    for name in ("manifest.json", "errors.jsonl", "keys.jsonl"):
+        mine = tmp_path / f"__shardkit__/train.lmdb.{name}"
         mine.write_text("mine")
         with pytest.raises(OutputError, match="a file stands where one") as error:
             convert(source, tmp_path / "train.lmdb", "lmdb")
         assert error.value.where["path"] == mine
         assert mine.read_text() == "mine"
         mine.unlink()
-    (tmp_path / "train.index.npy").write_text("mine")
+    (tmp_path / "__shardkit__/train.index.npy").write_text("mine")
     with pytest.raises(OutputError, match="a file stands where one"):
         convert(source, tmp_path / "train.tar", "wds")
-    assert (tmp_path / "train.index.npy").read_text() == "mine"
+    assert (tmp_path / "__shardkit__/train.index.npy").read_text() == "mine"
     assert not (tmp_path / "train.tar").exists()
-    (tmp_path / "train.index.npy").unlink()
+    (tmp_path / "__shardkit__/train.index.npy").unlink()
     convert(source, tmp_path / "train.tar", "wds")
     assert_holds(tmp_path / "train.tar", source)
 
@@ -272,7 +278,7 @@ def test_what_lies_around_a_single_file_does_not_matter(source: Path, tmp_path: 
 def test_a_single_file_with_a_damaged_manifest_is_replaced(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "train.tar"
     convert(source, out, "wds")
-    (tmp_path / "train.tar.shardkit.json").write_text("{")
+    (tmp_path / "__shardkit__/train.tar.manifest.json").write_text("{")
     convert(source, out, "wds", overwrite=True)
     assert_holds(out, source)
 
@@ -310,7 +316,7 @@ def test_a_key_in_two_shards_stops_the_run(tmp_path: Path, options: dict[str, in
         with shardkit.create(tmp_path / f"in/{name}.tar", "wds", {"label": shardkit.Int()}) as out:
             for number in range(2):
                 out.write({"__key__": f"{number}", "label": number})
-        (tmp_path / f"in/{name}.tar.shardkit.json").unlink()
+        (tmp_path / f"in/__shardkit__/{name}.tar.manifest.json").unlink()
     with pytest.raises(shardkit.SampleError, match="same key") as error:
         shardkit.convert(tmp_path / "in", "lmdb", tmp_path / "out", workers=0, **options)
     assert error.value.where["key"] == "0"

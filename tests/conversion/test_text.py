@@ -237,8 +237,8 @@ def test_the_tokenizer_is_in_the_manifest_and_beside_it(
     digest = xxhash.xxh3_128_hexdigest(gpt2.read_bytes())
     facts = {"file": "tokenizer.json", "digest": digest, "vocab_size": 2000, "eos_id": EOS}
     assert facts.items() <= manifest.tokenizer.items()
-    assert (tmp_path / "out/tokenizer.json").read_bytes() == gpt2.read_bytes()
-    assert str(gpt2.parent) not in (tmp_path / "out/shardkit.json").read_text("utf-8")
+    assert (tmp_path / "out/__shardkit__/tokenizer.json").read_bytes() == gpt2.read_bytes()
+    assert str(gpt2.parent) not in (tmp_path / "out/__shardkit__/manifest.json").read_text("utf-8")
     options = {"tokenizer": wordpiece, "seq_len": 64, "pack": "pad"}
     make(corpus, "arrow", tmp_path / "padded", options)
     pad = json.loads(wordpiece.read_text("utf-8"))["model"]["vocab"]["[PAD]"]
@@ -290,7 +290,7 @@ def test_c1_one_shard_of_pieces_made_by_any_number_of_workers(
         assert shardkit.verify(out, against=corpus).problems == []
         found.append(files_of(out.parent))
     assert found[0] == found[1]
-    assert f"train{suffix}.tokenizer.json" in found[0]
+    assert f"__shardkit__/train{suffix}.tokenizer.json" in found[0]
 
 
 def test_threads_inside_a_task_change_nothing(
@@ -372,7 +372,7 @@ def test_files_named_after_splits_are_tokenized_each(gpt2: Path, tmp_path: Path)
     make(tmp_path / "in", "wds", tmp_path / "out", {"tokenizer": gpt2})
     assert list(tokens_of(tmp_path / "out/train").values()) == ids_of(gpt2, TEXTS[:9])
     assert list(tokens_of(tmp_path / "out/val").values()) == ids_of(gpt2, TEXTS[9:12])
-    assert (tmp_path / "out/val/tokenizer.json").is_file()
+    assert (tmp_path / "out/val/__shardkit__/tokenizer.json").is_file()
     assert shardkit.verify(tmp_path / "out", against=tmp_path / "in").problems == []
 
 
@@ -626,7 +626,7 @@ def test_bad_documents_are_skipped_listed_in_order_and_the_others_packed(
         assert result.errors == len(BAD_LINES)
         found.append(files_of(out))
     assert found[0] == found[1]
-    lines = [json.loads(line) for line in found[0]["errors.jsonl"].splitlines()]
+    lines = [json.loads(line) for line in found[0]["__shardkit__/errors.jsonl"].splitlines()]
     assert [line["source"] for line in lines] == places
     for line, what in zip(lines, BAD_LINES.values(), strict=True):
         assert line["what"].startswith(what)
@@ -897,7 +897,7 @@ def test_the_numbers_of_many_tasks_are_those_of_one(
     many = make(corpus, "arrow", tmp_path / "many", options, shard_size="8kB").splits[""]
     assert many.shards > 4
     assert many.text == whole.text
-    lengths = [np.load(tmp_path / name / "lengths.npy") for name in ("one", "many")]
+    lengths = [np.load(tmp_path / name / "__shardkit__/lengths.npy") for name in ("one", "many")]
     assert lengths[0].tolist() == lengths[1].tolist()
 
 
@@ -1076,7 +1076,7 @@ def test_tokens_go_on_from_format_to_format_with_their_tokenizer(
         out = tmp_path / f"{before}-{format}"
         shardkit.convert(tmp_path / before, format, out, workers=0)
         assert load(out).tokenizer == identity
-        assert (out / "tokenizer.json").read_bytes() == gpt2.read_bytes()
+        assert (out / "__shardkit__/tokenizer.json").read_bytes() == gpt2.read_bytes()
         assert tokens_of(out) == dict(zip(line_keys(corpus), expected, strict=True))
         with shardkit.open(out) as dataset:
             assert dataset.lengths("tokens").tolist() == [len(ids) for ids in expected]
@@ -1090,14 +1090,14 @@ def test_lengths_are_those_of_the_arrays(
 ) -> None:
     make(corpus, format, tmp_path / "out", {"tokenizer": gpt2}, shard_samples=30)
     manifest = load(tmp_path / "out")
-    kept = np.load(tmp_path / "out/lengths.npy", mmap_mode="r")
+    kept = np.load(tmp_path / "out/__shardkit__/lengths.npy", mmap_mode="r")
     assert kept["tokens"].tolist() == [len(ids) for ids in expected]
     with shardkit.open(tmp_path / "out" / manifest.shards[1].file.name) as shard:
         assert shard.lengths("tokens").tolist() == [len(s["tokens"]) for s in shard]
     assert shardkit.verify(tmp_path / "out/" / manifest.shards[1].file.name).problems == []
     with shardkit.open(tmp_path / "out") as dataset, pytest.raises(KeyError):
         dataset.lengths("text")
-    (tmp_path / "out/shardkit.json").unlink()  # as if others had made it
+    (tmp_path / "out/__shardkit__/manifest.json").unlink()  # as if others had made it
     with shardkit.open(tmp_path / "out" / manifest.shards[0].file.name) as shard:
         assert shard.manifest is None
         (name,) = shard.schema
@@ -1178,7 +1178,7 @@ def test_inspect_shows_tokens_as_text(gpt2: Path, tmp_path: Path) -> None:
     make(source, "arrow", tmp_path / "out", {"tokenizer": gpt2})
     (first,) = inspect(tmp_path / "out")["first"]
     assert "'one two three" in first["tokens"]
-    (tmp_path / "out/tokenizer.json").write_text("{}")
+    (tmp_path / "out/__shardkit__/tokenizer.json").write_text("{}")
     (first,) = inspect(tmp_path / "out")["first"]
     ids = shardkit.open(tmp_path / "out")[0]["tokens"]
     assert first["tokens"] == f"uint16 {ids.shape}: {ids[:12].tolist()}"

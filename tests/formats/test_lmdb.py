@@ -121,7 +121,10 @@ def test_a_dataset_is_one_environment_that_opens_by_any_of_its_names(tmp_path: P
     with shardkit.create(tmp_path / "out", "lmdb", EVERYTHING) as writer:
         for number in range(5):
             writer.write(everything(number))
-    assert set(files_of(tmp_path / "out")) == {"shardkit.json", "shard-000000.lmdb/data.mdb"}
+    assert set(files_of(tmp_path / "out")) == {
+        "__shardkit__/manifest.json",
+        "shard-000000.lmdb/data.mdb",
+    }
     for name in ("out", "out/shard-000000.lmdb", "out/shard-000000.lmdb/data.mdb"):
         with shardkit.open(tmp_path / name) as dataset:
             assert dataset[3]["text"] == everything(3)["text"]
@@ -131,7 +134,10 @@ def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None
     out = tmp_path / "train.lmdb"
     with shardkit.create(out, "lmdb", {"text": Text()}, classes=None) as writer:
         writer.write({"text": "a"})
-    assert set(files_of(tmp_path)) == {"train.lmdb/data.mdb", "train.lmdb.shardkit.json"}
+    assert set(files_of(tmp_path)) == {
+        "train.lmdb/data.mdb",
+        "__shardkit__/train.lmdb.manifest.json",
+    }
     assert shardkit.open(out)[0]["text"] == "a"
     assert len(entries(out / "data.mdb")) == 2
 

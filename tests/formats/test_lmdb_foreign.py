@@ -173,4 +173,4 @@ def test_converting_a_foreign_environment_with_workers(tmp_path: Path) -> None:
     dataset = shardkit.open(tmp_path / "out")
     assert [sample["image"] for sample in dataset] == list(values.values())
     assert dataset.shards == 5
-    assert json.loads((tmp_path / "out/shardkit.json").read_text())["format"] == "lmdb"
+    assert json.loads((tmp_path / "out/__shardkit__/manifest.json").read_text())["format"] == "lmdb"

@@ -50,7 +50,7 @@ def test_what_somebody_has_mapped_stays_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_the_files_beside_a_single_one_go_with_it(tmp_path: Path) -> None:
-    beside = written(tmp_path / "x.beton.shardkit.json")
+    beside = written(tmp_path / "__shardkit__/x.beton.manifest.json")
     written(tmp_path / "x.beton")
     with beside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) == 0

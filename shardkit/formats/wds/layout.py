@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardkit.errors import DamagedError, ShardkitWarning
+from shardkit.manifest import FOLDER
 from shardkit.schema import Image, Schema
 from shardkit.storage import Data
 
@@ -267,8 +268,14 @@ def _look_behind(data: Data, path: Path, at: int) -> None:
 
 
 def index_path(shard: Path) -> Path:
-    """Where a shard's index stands: `shard-000000.tar` has `shard-000000.index.npy`."""
-    return shard.with_name(shard.name.removesuffix(".tar") + ".index.npy")
+    """Where the index of `shard-000000.tar` belongs: `__shardkit__/shard-000000.index.npy`."""
+    return shard.parent / FOLDER / (shard.name.removesuffix(".tar") + ".index.npy")
+
+
+def find_index(shard: Path) -> Path | None:
+    """The index of a shard: where it belongs, or beside the shard, where it once did; or None."""
+    place = index_path(shard)
+    return next((path for path in (place, shard.parent / place.name) if path.exists()), None)
 
 
 def column(field: str) -> str:

@@ -27,7 +27,7 @@ from shardkit.codecs.array import load_array, npy_header
 from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
-from shardkit.formats.wds.layout import Member, column, index_dtype, index_path, members, row_struct
+from shardkit.formats.wds.layout import Member, column, find_index, index_dtype, members, row_struct
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 from shardkit.storage import Data
@@ -58,14 +58,16 @@ class WdsReader(ShardReader):
         self._data: Data | None = _opened(path, mapped)
         if layout is None:
             layout = _scan(self._data, path)
-        elif "index" not in layout and not index_path(path).exists():
+        place = None if "index" in layout else find_index(path)
+        if "index" not in layout and place is None:
             layout = _scan(self._data, path, layout)
         self.layout = layout
         self.schema = Schema.from_json(self.layout["schema"])
         self._odd_keys: dict[int, str] = self.layout.get("odd_keys", {})
         index = self.layout.get("index")
         if index is None:
-            index = _load_index(path, self.schema, mapped)
+            assert place is not None
+            index = _load_index(place, self.schema, mapped)
         self._index: _Index = index
         self._length = len(index)
         # One call unpacks a row: numpy would take longer than the read itself.
@@ -204,9 +206,9 @@ def _one_piece(data: Data, row: tuple[int, ...], columns: list[_Column]) -> tupl
     return 0, data
 
 
-def _load_index(path: Path, schema: Schema, mapped: bool) -> _Index:
-    """The index beside a shard of ours, mapped or read."""
-    place, dtype = index_path(path), index_dtype(schema)
+def _load_index(place: Path, schema: Schema, mapped: bool) -> _Index:
+    """The index of a shard of ours, mapped or read."""
+    dtype = index_dtype(schema)
     with storage.explained("read", place), open(place, "rb") as file:
         header = npy_header(file.read(_HEADER))
         if header is None or header.fortran or len(header.shape) != 1:

@@ -120,6 +120,7 @@ def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
 def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
     data = io.BytesIO()
     np.save(data, index)
+    storage.make_folder(index_path(path).parent)
     with storage.create(index_path(path)) as file:
         storage.write(file, [data.getvalue()])
 
