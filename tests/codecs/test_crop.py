@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import resource
 import sys
@@ -278,12 +279,18 @@ def test_a_part_is_what_it_is_in_the_whole_at_smaller_sizes_too(way: str) -> Non
             same(row, full[top : top + 7, left : left + 10])
 
 
+@functools.cache
+def _photo_of_a_megapixel(seed: int) -> bytes:
+    return save(photo_like(seed, 1213, 911))
+
+
+@pytest.mark.xdist_group("megapixels")  # which are made once
 @pytest.mark.parametrize("size", [(182, 120), (90, 60), (45, 30)])
 def test_it_is_near_the_full_picture_all_the_same(size: tuple[int, int]) -> None:
     # As near as conversions come: tests/codecs/test_resize.py.
     found = []
     for seed in range(4):
-        jpeg = save(photo_like(seed, 1213, 911))
+        jpeg = _photo_of_a_megapixel(seed)
         job = whole(1100, 720, x=33, y=50 + seed, full_width=size[0], full_height=size[1])
         (row,) = made(jpeg, job)
         found.append(psnr(row, expected(simplejpeg.decode_jpeg(jpeg), job)))

@@ -117,13 +117,16 @@ TORTURE = [
 
 @pytest.mark.parametrize("special_tokens", MODES)
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_ids_are_those_of_tokenizers(folder: Path, name: str, special_tokens: str) -> None:
-    assert_same_ids(folder / name, zoo.documents(60, seed=1) + TORTURE, special_tokens)
+def test_ids_are_those_of_tokenizers(
+    folder: Path, name: str, special_tokens: str, large: bool
+) -> None:
+    texts = zoo.documents(200 if large else 20, seed=1)
+    assert_same_ids(folder / name, texts + TORTURE, special_tokens)
 
 
 @pytest.mark.parametrize("name", zoo.FAST)
 def test_characters_of_all_planes_are_split_alike(folder: Path, name: str) -> None:
-    some = characters(step=97)[zoo.FAST.index(name) :: len(zoo.FAST)]
+    some = characters(step=389)[zoo.FAST.index(name) :: len(zoo.FAST)]
     blocks = [some[i : i + 1000] for i in range(0, len(some), 1000)]
     assert_same_ids(folder / name, [text for block in blocks for text in in_contexts(block)])
 
@@ -190,8 +193,12 @@ LONG = {
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "gpt4o"])
-def test_a_megabyte_without_a_word_gets_its_ids(folder: Path, name: str, text: str) -> None:
-    assert_same_ids(folder / name, [text])
+def test_a_megabyte_without_a_word_gets_its_ids(
+    folder: Path, name: str, text: str, large: bool
+) -> None:
+    """By default whole for one tokenizer, and the end of it for the others."""
+    whole = large or name == "gpt2"
+    assert_same_ids(folder / name, [text if whole else text[-(len(text) // 10) :]])
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
