@@ -19,8 +19,15 @@ from shardkit.testing import picture
 
 # Time never decides a test: a loaded machine is no failure.
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("default run", max_examples=20, **_quiet)
-settings.register_profile("large", max_examples=500, **_quiet)
+_EXAMPLES, _MORE = 20, 25
+settings.register_profile("default run", max_examples=_EXAMPLES, **_quiet)
+settings.register_profile("large", max_examples=_MORE * _EXAMPLES, **_quiet)
+
+
+def examples(count: int) -> int:
+    """So many examples of a property by default, and as many times more in the large run."""
+    return count * settings.default.max_examples // _EXAMPLES
+
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # bytes free there, so that temporary files may go there

@@ -244,7 +244,7 @@ def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) ->
 
 
 def test_an_open_dataset_can_transform_its_samples(images: Path, tmp_path: Path) -> None:
-    shardkit.convert(images, "wds", tmp_path / "out")
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     crop = {"image": shardkit.Resize((5, 4)), "label": float}
     dataset = shardkit.open(tmp_path / "out", transforms=crop)
     assert dataset[3]["image"].shape == (5, 4, 3)

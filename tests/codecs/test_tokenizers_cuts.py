@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardkit.codecs.tokenizers import cuts, patterns
 from shardkit.codecs.tokenizers.cuts import Cutter, encoded, make_encoding
+from tests.conftest import examples
 
 # What the patterns tell apart, and spaces of all kinds; \x1c is one for Python alone.
 ALPHABET = " \t\n\r\x0b\x0c\x1c\x85\xa0\u2003\u2028\u3000aZé漢1٣.'/-🎉\u0301" + "s"
@@ -33,7 +34,7 @@ def assert_alike(pattern: str, text: str) -> None:
 
 
 @EACH_PATTERN
-@settings(max_examples=500)
+@settings(max_examples=examples(100))
 @given(text=st.text(ALPHABET, max_size=40))
 def test_ids_are_those_of_the_whole_pattern(pattern: str, text: str) -> None:
     assert_alike(pattern, text)

@@ -13,7 +13,7 @@ import shardkit
 from shardkit.sample import JsonText, Sample
 from shardkit.sources.dataset import DatasetSource
 from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, picture
-from tests.conftest import PICTURE_FORMATS
+from tests.conftest import PICTURE_FORMATS, examples
 
 NAMES = PICTURE_FORMATS
 PAIRS = [(one, other) for one in NAMES for other in NAMES]
@@ -66,7 +66,7 @@ def with_picture(sample: Sample, pictures: list[bytes], number: int) -> Sample:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_there_and_back_gives_equal_samples(
     tmp_path_factory: pytest.TempPathFactory, one: str, other: str, data: st.DataObject

@@ -35,7 +35,7 @@ def many(tmp_path: Path) -> Path:
 
 def test_c1_the_same_bytes_for_any_number_of_workers(many: Path, tmp_path: Path) -> None:
     found = {}
-    for workers in (0, 1, 2, 5):
+    for workers in (0, 1, 3):
         out = tmp_path / f"out{workers}"
         result = shardkit.convert(
             many, "wds", out, workers=workers, shard_size="100kB", shuffle=True, seed=3
@@ -43,7 +43,7 @@ def test_c1_the_same_bytes_for_any_number_of_workers(many: Path, tmp_path: Path)
         assert result.samples == 60
         assert result.splits[""].shards >= 4
         found[workers] = files_of(out)
-    assert found[0] == found[1] == found[2] == found[5]
+    assert found[0] == found[1] == found[3]
 
 
 def test_c1_the_same_bytes_wherever_the_source_lies(many: Path, tmp_path: Path) -> None:

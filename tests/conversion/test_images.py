@@ -353,7 +353,7 @@ LINUX = pytest.mark.skipif(
 @LINUX
 @TIMED
 def test_kill_9_at_any_moment_is_continued(tmp_path: Path) -> None:
-    kill_at_random(tmp_path, rounds=5, seed=1)
+    kill_at_random(tmp_path, rounds=2, seed=1)
 
 
 @pytest.mark.usefixtures("my_steps")

@@ -421,7 +421,7 @@ def test_files_beside_a_single_output_are_not_overwritten(tmp_path: Path) -> Non
     assert (tmp_path / "train.idx").read_bytes() == b"something else"
 
 
-@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     data=st.data(),
     dtype=st.sampled_from(["<u2", "<i4"]),

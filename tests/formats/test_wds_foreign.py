@@ -22,6 +22,7 @@ from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWa
 from shardkit.formats import get_format
 from shardkit.formats.wds import names
 from shardkit.testing import picture
+from tests.conftest import examples
 from tests.peers import by_webdataset
 
 WDS = get_format("wds")
@@ -142,7 +143,7 @@ def test_a_name_is_split_as_webdataset_splits_it(tmp_path: Path, name: str) -> N
     assert ours == theirs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.text(st.sampled_from("ab./_~Z é"), min_size=1, max_size=12))
 def test_any_name_is_split_as_webdataset_splits_it(name: str) -> None:
     from webdataset.tariterators import base_plus_ext
@@ -269,7 +270,7 @@ def test_a_damaged_header_is_named_with_its_byte(
     assert "checksum" in str(error.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_no_damage_gives_anything_but_our_errors(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -333,5 +334,5 @@ def test_converted_on_and_back_its_own_names_come_back(
 ) -> None:
     odd = [("z/9.seg.png", picture(9, "PNG")), ("z/9.foo", b"\0\1"), ("z/9.jpeg", picture(3))]
     path = pack(tmp_path / "x.tar", members + odd)
-    shardkit.convert(path, "wds", tmp_path / "out")
+    shardkit.convert(path, "wds", tmp_path / "out", workers=0)
     assert by_webdataset(tmp_path / "out" / "shard-000000.tar") == by_webdataset(path)

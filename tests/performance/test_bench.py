@@ -163,7 +163,7 @@ def test_a_process_that_cannot_be_started_is_told() -> None:
 def test_datasets_of_all_kinds_are_measured_side_by_side(
     images: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    shardkit.convert(images, "wds", tmp_path / "shards")
+    shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
     progress = Counting()
     paths = [images, tmp_path / "shards", tokens]
     report = bench(

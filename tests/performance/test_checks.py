@@ -122,7 +122,7 @@ def test_what_a_smaller_size_saves_is_what_converting_gives(tmp_path):
     path = photos(tmp_path / "large")
     found = stored_size(stream(path, transforms=CROP))
     image = shardkit.ImageOptions(resize=40, format="jpeg", quality=90)
-    shardkit.convert(path, to="wds", out=tmp_path / "small", image=image)
+    shardkit.convert(path, to="wds", out=tmp_path / "small", image=image, workers=0)
     before, after = (
         np.mean([len(sample["image"]) for sample in shardkit.open(tmp_path / name)])
         for name in ("large", "small")

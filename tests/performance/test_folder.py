@@ -21,7 +21,7 @@ CROP = {"image": shardkit.RandomResizedCrop(32)}
 
 
 def test_a_folder_has_the_samples_that_a_conversion_of_it_has(images: Path, tmp_path: Path) -> None:
-    shardkit.convert(images, "wds", tmp_path / "shards")
+    shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
     loose, stored = open_any(images), open_any(tmp_path / "shards")
     assert (loose.format, stored.format) == ("folder", "wds")
     assert list(loose) == list(stored)
@@ -48,7 +48,7 @@ def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Pa
 def test_a_loader_makes_the_same_batches_of_loose_files_as_of_one_shard(
     images: Path, tmp_path: Path
 ) -> None:
-    shardkit.convert(images, "wds", tmp_path / "shards")
+    shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
     options = {"batch_size": 4, "shuffle": True, "transforms": CROP, "threads": 2}
     for path in (images, tmp_path / "shards"):
         batches = list(Loader(open_any(path), **options))

@@ -30,7 +30,7 @@ from shardkit.errors import (
 )
 from shardkit.stream import Loader, StreamingDataset
 from tests.codecs.pictures import encoded, photo_like
-from tests.conftest import PICTURE_FORMATS
+from tests.conftest import PICTURE_FORMATS, examples
 from tests.stream.data import (
     keys,
     real_keys,
@@ -82,7 +82,7 @@ def _open(path):
     return (dataset[n] for n in range(len(dataset)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(10))
 @given(
     format=st.sampled_from(PICTURE_FORMATS),
     world=st.integers(1, 8),

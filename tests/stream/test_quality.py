@@ -24,6 +24,7 @@ from shardkit.stream.quality import (
 )
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
+from tests.conftest import examples
 
 CLASSES, EACH, BATCH = 100, 40, 64
 NAMES = [f"class {n}" for n in range(CLASSES)]
@@ -82,7 +83,7 @@ def test_samples_as_stored_and_fully_shuffled_have_known_measures():
     assert variety(labels[full], BATCH) == pytest.approx(1, abs=0.03)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10))
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=12), st.integers(0, 2**32), st.data())
 def test_measures_are_relative_to_the_mean_of_all_permutations(labels, seed, data):
     """By 1,000 random ones: that of the runs is a ratio of means, and so is that of classes."""
@@ -149,11 +150,11 @@ def test_the_warning_says_how_much_a_window_sees_and_what_is_enough(stored):
 
 
 def test_converting_with_shuffle_is_the_end_of_it(stored, tmp_path):
-    shardkit.convert(stored / "sorted", to="wds", out=tmp_path / "once", shuffle=True)
+    shardkit.convert(stored / "sorted", to="wds", out=tmp_path / "once", shuffle=True, workers=0)
     assert warned(tmp_path / "once", window=64) is None
-    shardkit.convert(tmp_path / "once", to="arrow", out=tmp_path / "again")
+    shardkit.convert(tmp_path / "once", to="arrow", out=tmp_path / "again", workers=0)
     assert warned(tmp_path / "again", window=64) is None
-    shardkit.convert(stored / "sorted", to="wds", out=tmp_path / "as-it-was")
+    shardkit.convert(stored / "sorted", to="wds", out=tmp_path / "as-it-was", workers=0)
     assert warned(tmp_path / "as-it-was", window=64)
 
 
@@ -166,7 +167,7 @@ def test_labels_are_read_only_where_they_can_tell_something(stored, tmp_path, mo
     assert warned(stored / "sorted", window=64, shuffle=False) is None
     assert warned(stored / "sorted", window=4000) is None
     assert warned(stored / "sorted", window=2000, parts=2) is None
-    shardkit.convert(plain, to="arrow", out=tmp_path / "made", shuffle=True)
+    shardkit.convert(plain, to="arrow", out=tmp_path / "made", shuffle=True, workers=0)
     assert warned(tmp_path / "made", window=64) is None
     assert read == []
     assert warned(stored / "sorted", window=64)
