@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardkit.schema import Bytes as Bytes
     from shardkit.schema import Float as Float
     from shardkit.schema import Image as Image
+    from shardkit.schema import Images as Images
     from shardkit.schema import Int as Int
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
@@ -72,7 +73,8 @@ _PLACES = {
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",
     **dict.fromkeys(
-        ("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Image", "Array"), "schema"
+        ("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Image", "Images", "Array"),
+        "schema",
     ),
     **dict.fromkeys(
         (

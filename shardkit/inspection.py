@@ -20,7 +20,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats.base import KnowsSizes, ReadsFields
 from shardkit.manifest import FieldStats, Splits
 from shardkit.preprocess.text import TOKENS
-from shardkit.schema import Array, Bytes, Image, Int
+from shardkit.schema import Array, Bytes, Image, Images, Int, images_in
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -155,15 +155,14 @@ def _pictures(dataset: Dataset) -> dict[str, Any]:
     """Formats, widths and heights of every picture."""
     report = {}
     for field, kind in dataset.schema.items():
-        if not isinstance(kind, Image):
+        if not isinstance(kind, Image | Images):
             continue
         formats: Counter[str] = Counter()
         sizes, damaged = [], 0
-        for value in _values(dataset, field):
-            if value is None:
-                continue
+        values = (value for value in _values(dataset, field) if value is not None)
+        for image in (image for value in values for image in images_in(kind, value)):
             try:
-                info = probe(value)
+                info = probe(image)
             except NotAnImageError:
                 damaged += 1
                 continue
@@ -206,14 +205,20 @@ def _decoded(dataset: Dataset, tokens: npt.NDArray[Any]) -> str:
     return repr(text)
 
 
+def _in_words(image: bytes) -> str:
+    try:
+        info = probe(image)
+    except NotAnImageError as error:
+        return f"no picture: {error}"
+    return f"{info.format} {info.width} x {info.height}, {len(image):,} bytes"
+
+
 def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
     kind = dataset.schema[name]
+    if isinstance(kind, Images):
+        return "; ".join(map(_in_words, value)) or "none"
     if isinstance(kind, Image):
-        try:
-            info = probe(value)
-        except NotAnImageError as error:
-            return f"no picture: {error}"
-        return f"{info.format} {info.width} x {info.height}, {len(value):,} bytes"
+        return _in_words(value)
     if isinstance(kind, Bytes):
         return f"{len(value):,} bytes"
     if isinstance(kind, Array):

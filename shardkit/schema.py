@@ -17,7 +17,7 @@ from shardkit.sample import JsonText, Sample
 
 @dataclass(frozen=True, repr=False)
 class FieldType:
-    """Base of the eight types. `optional` fields may be absent from a sample (never None)."""
+    """Base of the nine types. `optional` fields may be absent from a sample (never None)."""
 
     optional: bool = dataclasses.field(default=False, kw_only=True)
 
@@ -114,6 +114,18 @@ class Image(Bytes):
 
 
 @dataclass(frozen=True, repr=False)
+class Images(FieldType):
+    """A list of encoded pictures, of any length: the files' bytes in their order."""
+
+    python = "list of bytes of encoded pictures"
+
+    def check(self, value: Any) -> list[bytes]:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return [Image().check(image) for image in value]
+
+
+@dataclass(frozen=True, repr=False)
 class Json(FieldType):
     """Any JSON value: dict, list, str, int, float, bool or None."""
 
@@ -162,7 +174,7 @@ class Array(FieldType):
 
 
 TYPES: dict[str, type[FieldType]] = {
-    t.__name__: t for t in (Int, Float, Bool, Text, Bytes, Json, Image, Array)
+    t.__name__: t for t in (Int, Float, Bool, Text, Bytes, Json, Image, Images, Array)
 }
 
 
@@ -278,6 +290,13 @@ def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple
     return found
 
 
+def images_in(kind: FieldType, value: Any) -> Sequence[bytes]:
+    """The encoded images in a value of a field: one, all of a list, or none in other fields."""
+    if isinstance(kind, Image):
+        return (value,)
+    return value if isinstance(kind, Images) else ()
+
+
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
     """Raises SampleError where the field numbers a class that has no name."""
     label = sample.get(field)
@@ -347,6 +366,12 @@ def _type_from_json(name: str, entry: Mapping[str, Any]) -> FieldType:
     return kind(**options)
 
 
+def _is_image(value: Any) -> bool:
+    from shardkit.codecs.image import is_image
+
+    return isinstance(value, bytes) and is_image(value[:64])
+
+
 def _guess(name: str, value: Any) -> FieldType:
     from shardkit.codecs.image import is_image
 
@@ -354,6 +379,8 @@ def _guess(name: str, value: Any) -> FieldType:
         return Image() if is_image(bytes(value[:64])) else Bytes()
     if isinstance(value, np.ndarray):
         return Array(value.dtype.str)
+    if isinstance(value, list) and value and all(map(_is_image, value)):
+        return Images()
     for kind in (Bool(), Int(), Float(), Text(), Json()):
         try:
             kind.check(value)

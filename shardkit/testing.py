@@ -28,7 +28,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import FormatError, SampleError, ShardkitError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import (
     Format,
@@ -42,7 +42,7 @@ from shardkit.formats.base import (
     ShardReader,
 )
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
 
 
 def picture(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
@@ -317,6 +317,35 @@ class FormatContract:
         for number, sample in enumerate(samples):
             assert_same(reader[number], sample)
         assert format.carried(Image(), samples[0]["image"]) == reader[0]["image"]
+
+    def test_a_list_of_images_comes_back_or_is_refused(self, format: Format, path: Path) -> None:
+        schema = Schema({"images": Images(), "more": Images(optional=True), "n": Int()})
+        try:
+            format.layout(schema)
+        except FormatError as error:
+            assert "images" in error.what + (error.found or "")  # noqa: PT017
+            assert error.fix  # noqa: PT017
+            return
+        samples: list[Sample] = [
+            {"__key__": "a", "images": [picture(1), picture(2, "PNG")], "more": [], "n": 1},
+            {"__key__": "b", "images": [], "n": 2},
+            {
+                "__key__": "c",
+                "images": [picture(n) for n in range(40)],
+                "more": [picture(3)],
+                "n": 3,
+            },
+        ]
+        reader = write_shard(format, path, schema, samples)
+        readers = [reader, open_unmapped(format, path, format.layout(schema))]
+        for number, sample in enumerate(samples):
+            for found in readers if isinstance(format, ReadsUnmapped) else [reader]:
+                assert_same(found[number], schema.check(sample))
+        other = format.create(path.with_name("other"), schema)
+        with pytest.raises(SampleError) as raised:
+            other.write({"__key__": "x", "images": [picture(1), b"no image"], "n": 1})
+        other.close()
+        assert raised.value.where["field"] == "images"
 
     def test_an_absent_value_of_any_type_is_absent(self, format: Format, path: Path) -> None:
         kinds = (Image, Int, Float, Bool, Text, Bytes, Json)

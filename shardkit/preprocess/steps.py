@@ -12,7 +12,7 @@ from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
 from shardkit.preprocess.transform import Transform, same
 from shardkit.sample import Sample
-from shardkit.schema import Array, FieldType, Image, Schema
+from shardkit.schema import Array, FieldType, Image, Images, Schema
 from shardkit.sources.base import Source, Stream, some_of
 
 _MASK = "mask"
@@ -34,6 +34,12 @@ def steps_for(
     # Masks must not become JPEGs, even where nothing else is to be done.
     if not options.active and transform is None and not (masks and raw == "ppm"):
         return None
+    lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
+    if lists and options.active:
+        raise UsageError(
+            f"there are options for pictures, which are not for lists of them: {lists[0]!r}",
+            fix="leave the options out; a function of --transform gets them as a list of bytes",
+        )
     if not images and options.active:
         fields = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
         raise UsageError("there are options for pictures, and no pictures", found=fields or None)

@@ -110,4 +110,6 @@ def _stored_size(value: Any) -> int:
         return value.nbytes
     if isinstance(value, bytes | str):
         return len(value)
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        return sum(map(len, value))
     return len(str(value))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shardkit.codecs import damage as pictures
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
-from shardkit.schema import FieldType, Image, Json, check_label
+from shardkit.schema import FieldType, Json, check_label, images_in
 from shardkit.verification.shards import Part, unreadable
 from shardkit.verification.work import Meter, counted, in_threads
 
@@ -116,22 +116,21 @@ def _label_problems(part: Part, sample: Sample) -> Iterator[SampleError]:
 
 def _decode(part: Part, sample: Sample, position: int, found: _Found) -> None:
     for name, kind in part.dataset.schema.items():
-        if not isinstance(kind, Image) or not isinstance(sample.get(name), bytes):
-            continue
-        try:
-            damage = pictures.damage(sample[name])
-        except pictures.TooLargeError:
-            found.too_large += 1
-            continue
-        if damage is not None:
-            problem = DamagedError(
-                "a picture cannot be decoded to its end",
-                path=part.dataset.shard_path(found.shard),
-                position=position,
-                key=sample["__key__"],
-                field=name,
-                expected=f"a whole picture in {len(sample[name]):,} bytes",
-                found=damage,
-                fix="repair it in the source and convert again",
-            )
-            found.problems.append((position, problem))
+        for image in images_in(kind, sample.get(name, ())):
+            try:
+                damage = isinstance(image, bytes) and pictures.damage(image)
+            except pictures.TooLargeError:
+                found.too_large += 1
+                continue
+            if damage:
+                problem = DamagedError(
+                    "a picture cannot be decoded to its end",
+                    path=part.dataset.shard_path(found.shard),
+                    position=position,
+                    key=sample["__key__"],
+                    field=name,
+                    expected=f"a whole picture in {len(image):,} bytes",
+                    found=damage,
+                    fix="repair it in the source and convert again",
+                )
+                found.problems.append((position, problem))

@@ -28,8 +28,21 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
         return _described(expected), _described(found)
     if isinstance(found, bytes):
         return None if found == expected else _unequal_bytes(found, expected)
+    if isinstance(found, list) and any(isinstance(value, bytes) for value in [*found, *expected]):
+        return _unequal_lists(found, expected)
     same = _equal_arrays if isinstance(found, np.ndarray) else _equal
     return None if same(found, expected) else (_described(expected), _described(found))
+
+
+def _unequal_lists(found: list[Any], expected: list[Any]) -> tuple[str, str] | None:
+    """Of images: how many there are, or the first that differs."""
+    if len(found) != len(expected):
+        return f"{len(expected):,} images", f"{len(found):,}"
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        words = difference(one, other)
+        if words is not None:
+            return f"{words[0]} as image {number}", words[1]
+    return None
 
 
 def _equal(found: Any, expected: Any) -> bool:

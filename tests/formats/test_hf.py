@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import PIL.Image
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import shardkit
+import shardkit.stream
 from shardkit.errors import SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import Joins
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
-from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+from shardkit.transforms import Decode
 
 HF = get_format("hf")
 CLASSES = ("cat", "dog", "a name\nwith Ä")
@@ -261,6 +265,102 @@ def test_several_class_labels_keep_their_names(datasets: Any, tmp_path: Path, fo
     }[format]()
     assert {name: found.features[name] for name in features} == features
     assert {name: found[name][:] for name in rows} == rows
+
+
+@pytest.mark.parametrize("format", ["hf", "arrow", "parquet", "lmdb"])
+def test_lists_of_images_go_there_and_back(datasets: Any, tmp_path: Path, format: str) -> None:
+    features = datasets.Features(
+        {"images": datasets.Sequence(datasets.Image()), "maybe": datasets.List(datasets.Image())}
+    )
+    lists = [[picture(1), picture(2, "PNG")], [], [picture(3)]]
+    stored = [[{"bytes": image, "path": None} for image in images] for images in lists]
+    rows = {"images": stored, "maybe": [None, stored[0], []]}
+    source = datasets.Dataset.from_dict(rows, features=features)
+    source.save_to_disk(str(tmp_path / "theirs"))
+    shardkit.convert(tmp_path / "theirs", format, tmp_path / "ours", workers=0)
+    shardkit.convert(tmp_path / "ours", "hf", tmp_path / "back", workers=0)
+    for folder in ("theirs", "ours", "back"):
+        with shardkit.open(tmp_path / folder) as found:
+            assert dict(found.schema) == {"images": Images(), "maybe": Images(optional=True)}
+            assert [found[n]["images"] for n in range(3)] == lists
+            assert [found[n].get("maybe") for n in range(3)] == [None, lists[0], []]
+    assert shardkit.verify(tmp_path / "back", against=tmp_path / "theirs", decode=True).sound
+    back = datasets.load_from_disk(str(tmp_path / "back"))
+    assert {name: back.features[name] for name in features} == features
+    for row, images in zip(back, lists, strict=True):
+        decoded = [np.asarray(image) for image in row["images"]]
+        np.testing.assert_equal(
+            decoded, [np.asarray(PIL.Image.open(io.BytesIO(i))) for i in images]
+        )
+    undecoded = datasets.Features(
+        {"__key__": datasets.Value("string"), "images": datasets.List(datasets.Image(decode=False)),
+         "maybe": datasets.List(datasets.Image(decode=False))}
+    )  # fmt: skip
+    assert back.cast(undecoded)["images"][:] == stored
+
+
+def test_lists_of_images_in_parquet_of_datasets_and_others(datasets: Any, tmp_path: Path) -> None:
+    """With Hugging Face's metadata, or by their form and first image without."""
+    images = [[picture(1), picture(2)], [picture(3)]]
+    stored = [[{"bytes": data, "path": "x.jpg"} for data in images_] for images_ in images]
+    features = datasets.Features({"x": datasets.Sequence(datasets.Image())})
+    source = datasets.Dataset.from_dict({"x": stored}, features=features)
+    source.to_parquet(str(tmp_path / "a.parquet"))
+    pq.write_table(source.data.table.replace_schema_metadata(None), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"x": images}), tmp_path / "c.parquet")
+    pandas.DataFrame({"x": images}).to_feather(tmp_path / "d.feather")
+    polars.DataFrame({"x": images}).write_ipc(tmp_path / "e.arrow")
+    for path in sorted(tmp_path.glob("*.*")):
+        with shardkit.open(path) as found:
+            assert dict(found.schema) == {"x": Images()}, path
+            for rows in (found, found.unmapped()):
+                assert [rows[n]["x"] for n in range(2)] == images
+    pq.write_table(pa.table({"x": [[b"no image"]]}), tmp_path / "f.parquet")
+    with pytest.raises(shardkit.FormatError, match="no field can hold"):
+        shardkit.open(tmp_path / "f.parquet")
+
+
+def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
+    lists = [
+        [{"bytes": picture(1), "path": None}],
+        None,
+        [{"bytes": None, "path": "a.jpg"}],
+        [None],
+    ]
+    pq.write_table(pa.table({"x": lists}), tmp_path / "a.parquet")
+    with shardkit.open(tmp_path / "a.parquet") as found:
+        assert (found[0]["x"], "x" in found[1]) == ([picture(1)], False)
+        for position, message in {2: "lies elsewhere", 3: "null among its images"}.items():
+            with pytest.raises(SampleError, match=message) as error:
+                found[position]
+            assert error.value.where["position"] == position
+
+
+def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
+    """What is not for them says so; the rest looks at each."""
+    samples = [{"pages": [picture(1), picture(2)]}, {"pages": [picture(3)[:-9]]}, {"pages": []}]
+    for format in ("wds", "beton", "megatron"):
+        with pytest.raises(shardkit.FormatError):
+            shardkit.convert(samples, format, tmp_path / format, workers=0)
+    image = shardkit.ImageOptions(resize=8)
+    with pytest.raises(shardkit.UsageError, match="not for lists of them"):
+        shardkit.convert(samples, "hf", tmp_path / "resized", workers=0, image=image)
+    result = shardkit.convert(samples, "hf", tmp_path / "out", workers=0, on_error="skip")
+    assert (result.samples, result.errors) == (2, 1)
+    about = inspect(tmp_path / "out", full=True, samples=1)
+    assert about["pictures"]["pages"]["formats"] == {"jpeg": 2}
+    assert about["fields"]["pages"]["stats"]["max"] == sum(map(len, samples[0]["pages"]))
+    assert about["first"][0]["pages"].count("jpeg 8 x 6") == 2
+    decode = {"pages": [Decode()]}
+    with pytest.raises(shardkit.UsageError, match="for pictures"):
+        shardkit.open(tmp_path / "out", transforms=decode)
+    (batch,) = shardkit.stream.Loader(tmp_path / "out", batch_size=2, shuffle=False)
+    assert batch["pages"] == [samples[0]["pages"], []]
+    other = [samples[0] | {"__key__": "000000000"}, {"pages": [], "__key__": "000000002"}]
+    other[0] = {**other[0], "pages": [picture(1), picture(3)]}
+    report = shardkit.verify(tmp_path / "out", against=other)
+    assert [problem.what for problem in report.problems] == ["a value is not that of the source"]
+    assert "image 1" in (report.problems[0].expected or "")
 
 
 def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:

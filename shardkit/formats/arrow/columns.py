@@ -1,6 +1,7 @@
 """Which Arrow column holds which field, what stands beside the columns, and values into arrays.
 
-A picture is a struct of bytes and path, as Hugging Face's Image feature stores it; an array of
+A picture is a struct of bytes and path, as Hugging Face's Image feature stores it, and several are
+a list of such; an array of
 plain numbers is a list, nested once per dimension; any other array is the bytes of a `.npy` file.
 """
 
@@ -18,7 +19,19 @@ from shardkit.codecs.array import dump_array
 from shardkit.errors import DamagedError
 from shardkit.formats.arrow.values import fits
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,6 +50,7 @@ _SIMPLE: dict[type[FieldType], pa.DataType] = {
     Bytes: pa.binary(),
     Json: pa.string(),
     Image: IMAGE,
+    Images: pa.list_(IMAGE),
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
 if int(pa.__version__.partition(".")[0]) < 15:
@@ -87,6 +101,8 @@ def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, 
         names = classes.get(name)
         if isinstance(kind, Image):
             found[name] = {"_type": "Image"}
+        elif isinstance(kind, Images):
+            found[name] = {"feature": {"_type": "Image"}, "_type": "Sequence"}
         elif isinstance(kind, Int) and names and len(set(names)) == len(names):
             found[name] = {"names": list(names), "_type": "ClassLabel"}
         else:
@@ -170,6 +186,8 @@ def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]],
     stored = arrow_type(kind)
     if isinstance(kind, Image):
         return Column(name, None, len, 18, _images)
+    if isinstance(kind, Images):
+        return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)
     if isinstance(kind, Array) and is_nested(kind):
         return Column(name, np.ascontiguousarray, weigh_list, 18, lambda v: _lists(v, kind))
     if isinstance(kind, Int | Float | Bool):
@@ -198,6 +216,15 @@ def _images(values: Sequence[bytes | None]) -> pa.Array:
     validity, missing = _validity(values)
     children = [_binary(values, pa.binary()), pa.nulls(len(values), pa.string())]
     return pa.Array.from_buffers(IMAGE, len(values), [validity], missing, children=children)
+
+
+def _image_lists(values: Sequence[Sequence[bytes] | None]) -> pa.Array:
+    validity, missing = _validity(values)
+    lists = [value or () for value in values]
+    buffers = [validity, _offsets(map(len, lists), len(lists))]
+    images = _images([image for value in lists for image in value])
+    stored = _SIMPLE[Images]
+    return pa.Array.from_buffers(stored, len(lists), buffers, missing, children=[images])
 
 
 def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:

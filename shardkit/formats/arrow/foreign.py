@@ -25,6 +25,7 @@ from shardkit.schema import (
     FieldType,
     Float,
     Image,
+    Images,
     Int,
     Json,
     Schema,
@@ -91,9 +92,11 @@ def _guess(
     counted = _count_nulls(columns, fields, nulls, scan)
     fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
     for name, kind in fields.items():
-        if isinstance(kind, Bytes) and features.get(name, {}).get("_type") != "Image":
-            first = _first(name, scan)
-            if first is not None and is_image(first):
+        if isinstance(kind, Bytes | Images) and not _says_image(features.get(name, {})):
+            first = _first(name, kind, scan)
+            if isinstance(kind, Images) and first is not None and not is_image(first):
+                raise _holds_no_field(columns.field(name))
+            if isinstance(kind, Bytes) and first is not None and is_image(first):
                 fields[name] = Image(optional=kind.optional)
     classes = {}
     for name, kind in fields.items():
@@ -132,15 +135,27 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     ]
     if feature.get("_type") == "Image":
         kinds.insert(0, Image())
+    elif is_list(stored):
+        kinds.insert(0, Images())
     elif not pa.types.is_struct(stored) or {f.name for f in _children(stored)} == _LINKED:
         kinds.insert(4, Bytes())
     for kind in kinds:
         if kind is not None and fits(kind, stored):
             return kind
-    raise FormatError(
+    raise _holds_no_field(column)
+
+
+def _says_image(feature: Mapping[str, Any]) -> bool:
+    """Whether a feature of Hugging Face is that of images, or of lists of them."""
+    inner = feature.get("feature")
+    return "Image" in (feature.get("_type"), inner.get("_type") if isinstance(inner, dict) else "")
+
+
+def _holds_no_field(column: pa.Field) -> FormatError:
+    return FormatError(
         "a column is of a type that no field can hold",
         field=column.name,
-        expected="numbers, text, bytes, pictures, lists of numbers, or what JSON can hold",
+        expected="numbers, text, bytes, images, lists of numbers or images, or what JSON can hold",
         found=str(column.type),
         fix="cast the column to one of these, or drop it, where the file was made",
     )
@@ -218,13 +233,15 @@ def _nulls_inside(array: pa.Array) -> bool:
     return False
 
 
-def _first(name: str, scan: Scan) -> bytes | None:
-    """The first value of a column of bytes."""
+def _first(name: str, kind: FieldType, scan: Scan) -> bytes | None:
+    """The first value of a column of bytes, or of lists of such."""
     for arrays in scan([name]):
         array = arrays[name]
-        get = getter(name, Bytes(), array)
+        get = getter(name, kind, array)
         for row in range(len(array)):
             value = get(row)
+            if value is not ABSENT and isinstance(kind, Images):
+                value = value[0] if value else ABSENT
             if value is not ABSENT:
                 return bytes(value)
     return None

@@ -67,8 +67,9 @@ class ParquetOutput:
 
 def _codecs(field: pa.Field) -> list[tuple[str, str]]:
     """The codec of each leaf of a column, by the leaf's path."""
-    if field.type == IMAGE:
-        return [(f"{field.name}.bytes", "none"), (f"{field.name}.path", "none")]
+    if field.type in (IMAGE, pa.list_(IMAGE)):
+        path = field.name if field.type == IMAGE else f"{field.name}.list.element"
+        return [(f"{path}.bytes", "none"), (f"{path}.path", "none")]
     if field.type == pa.binary():
         return [(field.name, "none")]
     path, stored = field.name, field.type

@@ -22,7 +22,7 @@ import pyarrow as pa
 from shardkit.codecs.array import load_array
 from shardkit.errors import FormatError, SampleError
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -90,8 +90,8 @@ def is_sliced(kind: FieldType, stored: pa.DataType) -> bool:
         stored = stored.storage_type
     if pa.types.is_struct(stored) and isinstance(kind, Bytes):
         return all(is_sliced(kind, stored.field(n).type) for n in range(stored.num_fields))
-    if is_list(stored) and isinstance(kind, Array):
-        return is_sliced(kind, stored.value_type)
+    if is_list(stored) and isinstance(kind, Array | Images):
+        return is_sliced(Image() if isinstance(kind, Images) else kind, stored.value_type)
     simple = pa.types.is_primitive(stored) or pa.types.is_null(stored) or _is_bytes(stored)
     return is_text(stored) or (simple and not isinstance(kind, Json))
 
@@ -141,6 +141,28 @@ def _make_bytes(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | 
     return _bytes(array, buffers) if text or _is_bytes(array.type) else None
 
 
+def _make_images(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
+    """Lists of what holds images."""
+    if not is_list(array.type):
+        return None
+    images = plain(array.values)
+    found = None if pa.types.is_null(images.type) else _make_bytes(images, Image(), buffers)
+    if found is None:
+        return None
+    linked = pa.types.is_struct(images.type)
+    get = found if linked else _optional(found, images, buffers)
+    level = _Level(array, buffers)
+
+    def get_all(row: int) -> list[bytes]:
+        start, stop, _ = level.below(row, row + 1, None)
+        values = [get(position) for position in range(start, stop)]
+        if any(value is ABSENT for value in values):
+            raise ValueError("a list has a null among its images")
+        return values
+
+    return get_all
+
+
 def _make_text(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
     return _text(array, buffers) if is_text(array.type) else None
 
@@ -181,6 +203,7 @@ def _make_permuted(array: pa.Array, kind: Array, tensor: Tensor, buffers: Buffer
 _MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType, Buffers], Getter | None]] = {
     Bytes: _make_bytes,
     Image: _make_bytes,
+    Images: _make_images,
     Text: _make_text,
     Json: _make_json,
     Bool: _make_bool,
@@ -681,12 +704,14 @@ def sizes(name: str, kind: FieldType, array: pa.Array) -> npt.NDArray[np.int64]:
     if _is_bytes(array.type) or is_text(array.type):
         return _lengths(array)[_mask(array)]
     values = map(getter(name, kind, array), range(len(array)))
-    found = [
-        value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
-        for value in values
-        if value is not ABSENT
-    ]
+    found = [_size(value) for value in values if value is not ABSENT]
     return np.array(found, np.int64)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(len, value))
+    return value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
 
 
 def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:

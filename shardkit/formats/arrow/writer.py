@@ -19,7 +19,7 @@ from shardkit.formats.arrow.columns import IMAGE, Column, arrow_schema, arrow_ty
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.base import ShardWriter
 from shardkit.sample import Sample
-from shardkit.schema import Image, Schema
+from shardkit.schema import Image, Images, Schema, images_in
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -119,9 +119,12 @@ class BatchWriter(ShardWriter):
     ) -> None:
         self._arrow_schema = arrow_schema(schema, classes)
         self._columns = columns(schema, weigh_list)
-        self._images = frozenset(n for n, kind in schema.items() if isinstance(kind, Image))
+        self._images = {n: k for n, k in schema.items() if isinstance(k, Image | Images)}
         self._fixed = sum(column.fixed for column in self._columns)
-        large = any(arrow_type(kind) in (pa.binary(), IMAGE) for kind in schema.values())
+        large = any(
+            isinstance(kind, Images) or arrow_type(kind) in (pa.binary(), IMAGE)
+            for kind in schema.values()
+        )
         self._most_rows = _LARGE_ROWS if large else _ROWS
         self._max_bytes = max_bytes
         self._rows: list[list[Any]] = []
@@ -178,7 +181,8 @@ class BatchWriter(ShardWriter):
                 continue
             value = sample[name]
             if name in self._images:
-                checked(value, sample["__key__"], name)
+                for image in images_in(self._images[name], value):
+                    checked(image, sample["__key__"], name)
             elif encode is not None:
                 try:
                     value = encode(value)

@@ -23,7 +23,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -154,6 +166,11 @@ def _field_of(name: str, kind: FieldType) -> Field:
         assert kind.shape is not None
         shape = tuple(n for n in kind.shape if n is not None)
         return Field(name, TypeId.NDARRAY, np.dtype(kind.dtype), shape)
+    if isinstance(kind, Images):
+        raise FormatError(
+            f"a .beton cannot hold the list of images in the field {name!r}: FFCV has no such type",
+            fix="write arrow, parquet, hf or lmdb, or give each image a field of its own",
+        )
     return Field(name, _TYPE_IDS[type(kind)])
 
 

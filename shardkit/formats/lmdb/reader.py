@@ -17,7 +17,19 @@ from shardkit.formats.base import ShardReader
 from shardkit.formats.lmdb import foreign
 from shardkit.formats.lmdb.layout import Tree
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 ABOUT = b"__shardkit__"  # the entry that says what the others are; it sorts behind all digits
 VERSION = 1
@@ -267,6 +279,12 @@ def _json_text(text: str) -> JsonText:
     return JsonText(text)
 
 
+def _all_bytes(values: list[Any]) -> list[bytes]:
+    if not all(type(value) is bytes for value in values):
+        raise TypeError("a list of images holds something else")
+    return values
+
+
 _DECODERS: dict[type[FieldType], tuple[type, _Decoder | None]] = {
     Int: (int, None),
     Float: (float, None),
@@ -274,6 +292,7 @@ _DECODERS: dict[type[FieldType], tuple[type, _Decoder | None]] = {
     Text: (str, None),
     Bytes: (bytes, None),
     Image: (bytes, None),
+    Images: (list, _all_bytes),
     Json: (str, json.loads),
     Array: (bytes, load_array),
 }

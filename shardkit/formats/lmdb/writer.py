@@ -39,7 +39,20 @@ from shardkit.formats.lmdb.layout import (
 )
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+    images_in,
+)
 from shardkit.storage import Chunk
 
 _BUFFER = 1 << 18  # bytes gathered before a write
@@ -59,8 +72,7 @@ class LmdbWriter(ShardWriter):
         self._classes = classes
         self._max_bytes = max_bytes
         self._fields = [
-            (name, _packed(name), isinstance(kind, Image), _ENCODERS[type(kind)])
-            for name, kind in schema.items()
+            (name, _packed(name), kind, _ENCODERS[type(kind)]) for name, kind in schema.items()
         ]
         self._samples = 0
         self._closed = False
@@ -126,12 +138,12 @@ class LmdbWriter(ShardWriter):
             raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
         small = bytearray(_map_header(len(sample)) + _KEY + _packed_text(text))
         chunks: list[Chunk] = []
-        for name, packed_name, is_picture, encode in self._fields:
+        for name, packed_name, kind, encode in self._fields:
             if name not in sample:
                 continue
             value = sample[name]
-            if is_picture:
-                checked(value, key, name)
+            for image in images_in(kind, value):
+                checked(image, key, name)
             small += packed_name
             head, body = encode(value)
             small += head
@@ -309,6 +321,7 @@ _ENCODERS: dict[type[FieldType], _Encoder] = {
     Bool: _plain,
     Bytes: _bytes,
     Image: _bytes,
+    Images: lambda value: (b"", _packed(value)),
     Text: _text,
     Json: lambda value: _text(JsonText.of(value)),
     Array: lambda value: _bytes(dump_array(value)),

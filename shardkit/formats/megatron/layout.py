@@ -16,7 +16,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import FormatError
-from shardkit.schema import Array, Image, Schema, Text
+from shardkit.schema import Array, Image, Images, Schema, Text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -80,7 +80,7 @@ def _is_flat(kind: Array) -> bool:
 def _fix(schema: Schema) -> str:
     if "doc_ends" in schema:
         return "tokenize without --seq-len: Megatron packs documents into sequences by itself"
-    if any(isinstance(kind, Image) for kind in schema.values()):
+    if any(isinstance(kind, Image | Images) for kind in schema.values()):
         return "store pictures as wds, lmdb, arrow, parquet, hf or beton"
     if any(isinstance(kind, Text) for kind in schema.values()):
         return "give --tokenizer, which makes tokens of text"

@@ -14,7 +14,19 @@ import re
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 _SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -73,6 +85,11 @@ def extensions(schema: Schema) -> dict[str, list[str]]:
 
 def _extensions(field: str, kind: FieldType) -> list[str]:
     stored = type(kind)
+    if stored is Images:
+        raise FormatError(
+            f"a TAR cannot hold the list of images in the field {field!r}: a member is one file",
+            fix="write arrow, parquet, hf or lmdb, or give each image a field of its own",
+        )
     expected_type, extension = _EXPECTED.get(field, (None, ""))
     if expected_type is stored:
         return [extension]
