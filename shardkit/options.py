@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shardkit.errors import UsageError
+from shardkit.processors import processors
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
@@ -51,6 +52,7 @@ class ImageOptions:
     max_aspect: float | None = None  # drop those whose longer side is so many times the shorter
     max_pixels: int | None = None  # drop those with more pixels
     check: str = "header"  # of pictures that pass as they are; or "decode": decode them all
+    masks: str | None = None  # fields, with commas between; or "none". None: find out
 
     def __post_init__(self) -> None:
         check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
@@ -72,6 +74,13 @@ class ImageOptions:
             raise UsageError("raw pixels have no place for a colour profile", fix="use icc='srgb'")
         if self.background is not None:
             object.__setattr__(self, "background", _colour(self.background))
+
+    @property
+    def mask_fields(self) -> tuple[str, ...] | None:
+        """The fields that are masks; None where nobody said."""
+        if self.masks is None:
+            return None
+        return () if self.masks == "none" else tuple(self.masks.split(","))
 
     @property
     def pixels(self) -> bool:
@@ -175,13 +184,13 @@ class ConvertOptions:
         return cls(**options)
 
     def processes(self, source: object) -> int:
-        """How many work on a source: on a path all cores, unless told otherwise.
+        """How many work on a source: on a path all processors, unless told otherwise.
 
         A Python sequence is the user's own code, which stays in this process.
         """
         if self.workers is not None:
             return self.workers
-        return (os.cpu_count() or 1) if isinstance(source, str | os.PathLike) else 0
+        return processors() if isinstance(source, str | os.PathLike) else 0
 
     def max_bytes(self) -> int | None:
         """The bound on a shard's bytes; None where samples bound it."""

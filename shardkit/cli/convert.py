@@ -109,6 +109,11 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     help="How pictures are checked that pass as they are: by header and end, or wholly.",
 )
 @click.option(
+    "--masks",
+    metavar="FIELDS",
+    help="Fields of masks, commas between; none: all are images.  [default: by name]",
+)
+@click.option(
     "--text-field", metavar="NAME", help="The field with the text.  [default: text, or the only]"
 )
 @click.option("--keep-fields", is_flag=True, help="Keep the other fields of documents, too.")

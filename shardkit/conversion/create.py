@@ -16,7 +16,7 @@ from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.manifest import FOLDER, LENGTHS
-from shardkit.options import ConvertOptions
+from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
 
 _JOB = {"create": True}
@@ -44,6 +44,11 @@ class DatasetWriter:
         self._schema = Schema(schema)
         self._format.layout(self._schema)  # raises for what it cannot hold
         self._class_names = named_classes(classes, self._schema)
+        self._steps = None
+        if self._format.raw_pictures != "array":  # masks must not become JPEGs
+            from shardkit.preprocess.steps import steps_for
+
+            self._steps = steps_for(self._schema, ImageOptions(), None, self._format.raw_pictures)
         target = storage.local(out, output=True)
         self._single = is_single(target, to)
         bounded = shard_size is not None or shard_samples is not None
@@ -82,7 +87,7 @@ class DatasetWriter:
                 "two samples have the same key", key=key, fix="give every sample a key of its own"
             )
         try:
-            self._shards.write(checked)
+            self._shards.write(self._steps(checked).sample if self._steps else checked)
         except SampleError:
             raise  # the sample is not in, all else is as it was
         except BaseException:

@@ -15,8 +15,10 @@ called OUT is moved.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,14 @@ from typing import Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.conversion.work import UNFINISHED, is_finished
-from shardkit.errors import OutputError, ShardkitError, UsageError
+from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.options import ImageOptions, TextOptions
 
 JOB = "job.json"
 _LOCK = "lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _COPY = "copy"
 _OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced", _COPY}
 
@@ -234,7 +237,8 @@ class Partial:
 def _locked(folder: Path) -> int | None:
     """Keep other runs out of a folder until the handle is closed or the process ends.
 
-    None if the folder was removed by its last run meanwhile; -1 on systems without such locks.
+    None if the folder was removed by its last run meanwhile; -1 on systems without such locks, and
+    with a warning on file systems without them, as Lustre and NFS may be.
     """
     try:
         import fcntl
@@ -252,13 +256,24 @@ def _locked(folder: Path) -> int | None:
             return handle
     except FileNotFoundError:
         pass
-    except OSError:
+    except BlockingIOError:
         os.close(handle)
         raise OutputError(
             "another run is working on this output",
             path=folder,
             fix="wait for it, or give another output with -o",
         ) from None
+    except OSError as error:
+        os.close(handle)
+        if error.errno not in _NO_LOCKS:
+            raise storage.explain(error, "lock", folder / _LOCK) from error
+        warnings.warn(
+            f"the file system of {folder} has no locks ({os.strerror(error.errno)}): make sure that"
+            " no other run writes to the same output",
+            ShardkitWarning,
+            stacklevel=2,
+        )
+        return -1
     os.close(handle)
     return None
 

@@ -340,7 +340,8 @@ def _steps(
     if options.image.active or transform is not None or format.raw_pictures != "array":
         from shardkit.preprocess.steps import schema_after, steps_for
 
-        images = steps_for(source.schema, options.image, transform, format.raw_pictures)
+        raw = format.raw_pictures
+        images = steps_for(source.schema, options.image, transform, raw, source)
         schema = schema_after(images, source)
     text = fields = None
     if tokenizer is None and options.text.field is not None and not options.text.keep_fields:

@@ -26,6 +26,7 @@ from shardkit.conversion.convert import convert
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
 from shardkit.performance.recipe import picture_field
+from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Int
 
@@ -264,7 +265,7 @@ class _Stores:
         """Samples of a TAR: at least two TARs a worker, as workers do not share one."""
         some = [len(self.data.read(number)[0]) for number in range(min(len(self.data), 100))]
         size = sum(some) * len(self.data) // len(some)
-        tars = max(size // _TAR, 2 * (os.cpu_count() or 1))
+        tars = max(size // _TAR, 2 * processors())
         return max(len(self.data) // tars, 1)
 
     def _write_files(self, out: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
+from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.preprocess.transform import load_transform
 from shardkit.schema import Array, FieldType, Image
 from shardkit.stream.collate import pad_collate
@@ -51,11 +52,14 @@ def usual_options(
 
 
 def picture_field(dataset: Dataset) -> str | None:
-    """The first field of encoded pictures, or else of pixels; None where there is none."""
+    """The first field of encoded images, or else of pixels; None where there is none.
+
+    A mask only where there is nothing else.
+    """
     for is_picture in (_is_encoded, _is_pixels):
-        for name, kind in dataset.schema.items():
-            if is_picture(kind):
-                return name
+        found = [name for name, kind in dataset.schema.items() if is_picture(kind)]
+        if found:
+            return min(found, key=is_mask_name)
     return None
 
 

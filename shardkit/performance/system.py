@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardkit.processors import processors
+
 if TYPE_CHECKING:
     import psutil
 
@@ -65,11 +67,6 @@ class Usage:
             "gpu": None if self.gpu is None else self.gpu / self.gpu_seen,
             "gpu_memory": self.gpu_memory,
         }
-
-
-def processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Sums(NamedTuple):

@@ -46,6 +46,7 @@ class ImageSteps:
     masks: dict[str, str]
     transform: Transform | None = None
     raw: str = "array"  # what raw pixels are stored as: "array"; or "ppm", as masks are then too
+    arrays: tuple[str, ...] = ()  # called as masks are: they stay as they are
 
     @functools.cached_property
     def _steps(self) -> PictureSteps:
@@ -73,11 +74,14 @@ class ImageSteps:
 
     def notes(self) -> list[str]:
         """What a user may not expect."""
-        return [
+        notes = [
             f"{mask!r} is taken for the mask of {of!r}: same geometry, nearest pixels, no loss"
             for mask, of in self.masks.items()
             if self._steps.pixels or self.raw == "ppm"
         ]
+        if self.options.resize is not None:
+            notes += [f"{name!r} is an array, and is not resized" for name in self.arrays]
+        return notes
 
     def versions(self) -> dict[str, str]:
         """Of the libraries that decide the bytes."""

@@ -29,6 +29,14 @@ class MaskError(NotAnImageError):
     fix = "make it of the picture's size"
 
 
+class TooDeepError(NotAnImageError):
+    """A mask of values that a format has no room for."""
+
+    what = "the format cannot hold the values of the mask"
+    expected = "8 bits"
+    fix = "convert to another format, or make an array of it by a --transform of your own"
+
+
 def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
     """A mask as a Pillow image that lies on its resized picture.
 
@@ -81,11 +89,11 @@ def encode_mask(mask: Any) -> bytes:
 def ppm_mask(mask: Any) -> bytes:
     """A mask as a PPM with its values in all channels, for formats that make JPEGs of PNGs.
 
-    Raises ValueError for values over 8 bits.
+    Raises TooDeepError for values over 8 bits.
     """
     values = values_of(mask)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
-        raise ValueError(
+        raise TooDeepError(
             f"a mask of {values.dtype} {values.shape}, where 8-bit RGB is all there is"
         )
     return to_ppm(values if values.ndim == 3 else np.repeat(values[:, :, None], 3, axis=2))

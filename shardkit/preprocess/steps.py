@@ -10,30 +10,27 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
+from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
 from shardkit.preprocess.transform import Transform, same
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Images, Schema
 from shardkit.sources.base import Source, Stream, some_of
 
-_MASK = "mask"
-
 
 def steps_for(
-    schema: Schema, options: ImageOptions, transform: Transform | None, raw: str
+    schema: Schema,
+    options: ImageOptions,
+    transform: Transform | None,
+    raw: str,
+    source: Source | Stream | None = None,
 ) -> ImageSteps | None:
     """The steps for samples with these fields; None if there is nothing to do.
 
-    A field called `mask`, or `..._mask`, is the mask of the picture of that name, or of the first.
-    `raw` says what raw pixels are stored as, "array" or "ppm". Raises UsageError for options of
-    pictures where there are none.
+    Which fields are masks, `mask_fields` says of them and of a few samples of `source`. `raw` says
+    what raw pixels are stored as, "array" or "ppm". Raises UsageError for options of images where
+    there are none, and where images may be masks.
     """
     images = [name for name, kind in schema.items() if isinstance(kind, Image)]
-    pictures = [name for name in images if name != _MASK and not name.endswith("_" + _MASK)]
-    # Where all are called masks, they are pictures whatever they are called.
-    masks = {n: _picture_of(n, pictures) for n in images if pictures and n not in pictures}
-    # Masks must not become JPEGs, even where nothing else is to be done.
-    if not options.active and transform is None and not (masks and raw == "ppm"):
-        return None
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
     if lists and options.active:
         raise UsageError(
@@ -43,14 +40,16 @@ def steps_for(
     if not images and options.active:
         fields = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
         raise UsageError("there are options for pictures, and no pictures", found=fields or None)
+    changes = options.pixels or transform is not None or raw == "ppm"
+    masks = mask_fields(images, options.mask_fields, source if changes else None)
+    # Masks must not become JPEGs, even where nothing else is to be done.
+    if not options.active and transform is None and not (masks and raw == "ppm"):
+        return None
     if raw == "ppm" and options.format in ("png", "webp"):
         raise UsageError(f"this format cannot hold {options.format}", expected="keep, jpeg or raw")
-    return ImageSteps(options, tuple(pictures or images), masks, transform, raw)
-
-
-def _picture_of(mask: str, pictures: list[str]) -> str:
-    name = mask.removesuffix("_" + _MASK)
-    return name if name in pictures else "image" if "image" in pictures else pictures[0]
+    pictures = tuple(name for name in images if name not in masks)
+    arrays = tuple(n for n, k in schema.items() if isinstance(k, Array) and is_mask_name(n))
+    return ImageSteps(options, pictures, masks, transform, raw, arrays)
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:

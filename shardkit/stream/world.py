@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple
 
 from shardkit.errors import UsageError
+from shardkit.processors import processors
 
 
 class World(NamedTuple):
@@ -52,9 +53,5 @@ def _found() -> tuple[World, str]:
 
 def default_threads() -> int:
     """The processors that this process may use, shared with the other ranks on the machine."""
-    if hasattr(os, "sched_getaffinity"):
-        processors = len(os.sched_getaffinity(0))
-    else:
-        processors = os.cpu_count() or 1
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, processors // int(local) if local.isdigit() and int(local) else processors)
+    return max(1, processors() // (int(local) or 1 if local.isdigit() else 1))

@@ -23,6 +23,7 @@ from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
 from shardkit.options import ConvertOptions, ImageOptions, TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
+from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Image
 from shardkit.sources import WHOLE, open_sources
@@ -152,7 +153,7 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
         comparison.begin_made()
     for reading in group.readings(comparison.begin):
         try:
-            for item in reading.items(os.cpu_count() or 1):
+            for item in reading.items(processors()):
                 meter.add(1 if unit == "samples" else item.size)
                 meter.report()
                 comparison.compare_item(item)
@@ -218,7 +219,7 @@ class _Comparison:
         from shardkit.preprocess.steps import steps_for
 
         options = ImageOptions(**(self._options.get("image") or {}))
-        steps = steps_for(source.schema, options, None, self._format.raw_pictures)
+        steps = steps_for(source.schema, options, None, self._format.raw_pictures, source)
         made_with = self._manifest.versions
         if steps is not None and not steps.versions().items() <= made_with.items():
             self._note("made with other versions of the codecs: pictures are not compared")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from shardkit.errors import ShardkitError
+from shardkit.processors import processors
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -97,8 +97,8 @@ class Meter:
 def in_threads(
     work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter
 ) -> Iterator[_Result]:
-    """The results of all jobs, in their order; as many threads as there are cores."""
-    workers = os.cpu_count() or 1
+    """The results of all jobs, in their order; as many threads as processors."""
+    workers = processors()
     left = iter(jobs)
     pending: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(workers) as threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -14,7 +15,15 @@ import pytest
 
 import shardkit
 from shardkit.conversion import run
-from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
+from shardkit.errors import (
+    OutputError,
+    SampleError,
+    ShardkitWarning,
+    SourceError,
+    StorageError,
+    UsageError,
+    WorkerError,
+)
 from shardkit.manifest import load
 from shardkit.schema import Image
 from shardkit.testing import EVERYTHING, assert_same, everything, picture
@@ -417,6 +426,32 @@ def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> Non
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     first.release()
     shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+
+
+def _fails_to_lock(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def flock(handle: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_without_locks_a_run_goes_on_and_says_so(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As on NFS without lockd, or Lustre mounted without flock."""
+    _fails_to_lock(monkeypatch, number)
+    with pytest.warns(ShardkitWarning, match="has no locks .*no other run writes"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert keys(tmp_path / "out")
+
+
+def test_a_disk_that_fails_is_no_other_run(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fails_to_lock(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError, match="cannot lock: Input/output error"):
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 
 import shardkit
 from shardkit.errors import FormatError, OutputError, SampleError, UsageError
 from shardkit.testing import EVERYTHING, assert_same, everything, picture
+from tests.codecs.pictures import encoded, opened, photo
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 
@@ -130,3 +132,14 @@ def test_fields_that_are_none_are_refused(tmp_path: Path) -> None:
         shardkit.create(tmp_path / "out", "wds", {"label": int})  # type: ignore[dict-item]
     with pytest.raises(UsageError, match="cannot be the name of a field"):
         shardkit.create(tmp_path / "out", "wds", {"__key__": shardkit.Int()})
+
+
+def test_a_mask_keeps_its_values_where_others_become_jpegs(tmp_path: Path) -> None:
+    values = (np.mgrid[:16, :24][1] // 4 * 40).astype(np.uint8)
+    schema = {"image": shardkit.Image(), "seg.png": shardkit.Image()}
+    with shardkit.create(tmp_path / "a.beton", "beton", schema) as writer:
+        mask = encoded(PIL.Image.fromarray(values), "PNG")
+        writer.write({"image": encoded(photo(), "JPEG"), "seg.png": mask})
+    with shardkit.open(tmp_path / "a.beton") as dataset:
+        stored = np.asarray(opened(dataset[0]["seg.png"]))
+    np.testing.assert_array_equal(stored, np.repeat(values[:, :, None], 3, axis=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -106,6 +108,18 @@ def make(source: Path, format: str, out: Path, **options: Any) -> shardkit.Conve
 def samples_of(path: Path) -> list[dict[str, Any]]:
     with shardkit.open(path) as dataset:
         return list(dataset)
+
+
+def tar_of(path: Path, mask: str, samples: int = 3) -> Path:
+    """A TAR as WebDataset's users make them: `n.jpg` beside the mask, `n.seg.png`."""
+    with tarfile.open(path, "w") as file:
+        for number in range(samples):
+            image = encoded(photo(size=(120, 80), seed=number), "JPEG")
+            for name, data in (("jpg", image), (mask, encoded(numbers(), "PNG"))):
+                member = tarfile.TarInfo(f"{number}.{name}")
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    return path
 
 
 def original(source: Path, sample: dict[str, Any]) -> PIL.Image.Image:
@@ -1011,3 +1025,39 @@ def test_a_progressive_picture_of_100_megapixels_needs_what_its_coefficients_nee
     """libjpeg keeps them all: two bytes for each of 1.5 samples a pixel are 303 MB."""
     huge(tmp_path / "in/huge.jpg", progressive=True)
     assert peak(tmp_path, 256) < 700 * 10**6
+
+
+# --- masks in datasets of others -----------------------------------------------------------------
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("resize", [40, None])
+def test_members_of_a_tar_that_are_masks_keep_their_values(
+    tmp_path: Path, format: str, resize: int | None
+) -> None:
+    source = tar_of(tmp_path / "a.tar", "seg.png")
+    out = tmp_path / "out"
+    result = make(source, format, out, image=ImageOptions(resize=resize))
+    size = (60, 40) if resize else (120, 80)
+    expected = np.asarray(numbers().resize(size, PIL.Image.Resampling.NEAREST))
+    for sample in samples_of(out):
+        values = np.asarray(opened(sample["seg.png"]))
+        values = values if values.ndim == 2 else values[:, :, 0]  # .beton has three channels
+        np.testing.assert_array_equal(values, expected)
+    taken = "'seg.png' is taken for the mask of 'jpg'" in " ".join(result.notes)
+    assert taken is (resize is not None or format == "beton")
+    assert shardkit.verify(out, against=source).sound
+
+
+def test_an_image_that_may_be_a_mask_is_refused_by_the_command(tmp_path: Path) -> None:
+    source = tar_of(tmp_path / "a.tar", "second.png")
+    convert = ("convert", str(source), "--to", "wds", "--workers", "0", "--resize", "40")
+    refused = run(*convert, "-o", str(tmp_path / "no"), check=2)
+    assert "--masks second.png" in refused.stderr
+    assert not (tmp_path / "no").exists()
+    run(*convert, "-o", str(tmp_path / "mask"), "--masks", "second.png")
+    run(*convert, "-o", str(tmp_path / "image"), "--masks", "none")
+    modes = [
+        opened(samples_of(tmp_path / name)[0]["second.png"]).mode for name in ("mask", "image")
+    ]
+    assert modes == ["L", "RGB"]

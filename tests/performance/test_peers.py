@@ -24,6 +24,7 @@ from shardkit.errors import UsageError
 from shardkit.performance import peer
 from shardkit.performance.folder import open_any
 from shardkit.performance.peers import PEERS, PeerContender, contenders, interpreters_in
+from shardkit.processors import processors
 from shardkit.testing import picture
 from tests.conftest import write_pictures
 
@@ -186,7 +187,7 @@ def test_stores_are_of_these_samples_alone(pictures: Path, tmp_path: Path) -> No
 
 def test_workers_do_not_have_to_share_a_tar(ready: dict[str, PeerContender]) -> None:
     tars = list(ready["webdataset"].store.glob("*.tar"))
-    assert len(tars) >= min(2 * (os.cpu_count() or 1), SAMPLES)
+    assert len(tars) >= min(2 * processors(), SAMPLES)
 
 
 def write_pixels(out: Path, to: str) -> Path:

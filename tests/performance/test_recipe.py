@@ -69,6 +69,9 @@ def test_stored_pixels_are_pictures_where_nothing_is_encoded(tmp_path: Path) -> 
     schema["encoded"] = shardkit.Image()
     both = stored(tmp_path / "both", schema, [sample | {"encoded": picture(0)}] * 4)
     assert picture_field(both) == "encoded"
+    fields = {"depth": shardkit.Image(), "image": shardkit.Image()}
+    masked = stored(tmp_path / "m", fields, [dict.fromkeys(fields, picture())])
+    assert picture_field(masked) == "image"
 
 
 def test_arrays_of_unlike_lengths_are_padded_and_others_left_alone(tmp_path: Path) -> None:

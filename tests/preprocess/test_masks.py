@@ -9,11 +9,14 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.images import Shaped
+from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
 from shardkit.preprocess.steps import steps_for
 from shardkit.schema import Array, Image, Schema
+from shardkit.sources.base import Source
+from tests.codecs.pictures import photo_like
 from tests.preprocess.test_images import SWAPPED, encoded, exif, opened, photo, pixels_of
 
 BOTH = Schema({"image": Image(), "mask": Image()})
@@ -277,12 +280,12 @@ def test_a_damaged_mask_is_an_error_of_its_sample() -> None:
 
 
 def test_every_mask_follows_the_picture_of_its_name() -> None:
-    schema = Schema({"depth": Image(), "depth_mask": Image(), "image": Image(), "mask": Image()})
+    schema = Schema({"cat": Image(), "cat_mask": Image(), "image": Image(), "mask": Image()})
     wide, tall = scene(), scene().transpose(PIL.Image.Transpose.ROTATE_90)
     sample = {
         "__key__": "a",
-        "depth": encoded(tall, "PNG"),
-        "depth_mask": encoded(drawn().transpose(PIL.Image.Transpose.ROTATE_90), "PNG"),
+        "cat": encoded(tall, "PNG"),
+        "cat_mask": encoded(drawn().transpose(PIL.Image.Transpose.ROTATE_90), "PNG"),
         "image": encoded(wide, "PNG"),
         "mask": encoded(drawn(), "PNG"),
     }
@@ -291,11 +294,11 @@ def test_every_mask_follows_the_picture_of_its_name() -> None:
     found = steps(sample)
     assert list(found.sample) == list(sample)
     assert found.pictures["resized"] == 2  # masks are not counted
-    for picture, mask in (("depth", "depth_mask"), ("image", "mask")):
+    for picture, mask in (("cat", "cat_mask"), ("image", "mask")):
         assert_lies_on(pixels_of(found.sample[picture]), values_of(found.sample[mask]))
-    assert opened(found.sample["depth_mask"]).size == (40, 60)
+    assert opened(found.sample["cat_mask"]).size == (40, 60)
     assert len(steps.notes()) == 2
-    assert "'depth_mask' is taken for the mask of 'depth'" in steps.notes()[0]
+    assert "'cat_mask' is taken for the mask of 'cat'" in steps.notes()[0]
 
 
 def test_a_mask_of_no_picture_of_its_name_follows_the_first_and_a_name_alone_is_a_picture() -> None:
@@ -324,3 +327,168 @@ def test_masks_are_not_pictures_to_filters() -> None:
     mask = encoded(PIL.Image.new("L", (3, 2)), "PNG")
     found = shaped(encoded(photo(), "PNG"), mask, min_size=50)
     assert found.sample["mask"] == mask
+
+
+# --- which fields are masks ----------------------------------------------------------------------
+
+MASK_NAMES = [
+    "mask",
+    "image_mask",
+    "mask.png",
+    "seg.png",
+    "cat.seg.png",
+    "seg.jpg",
+    "segm",
+    "segmentation.png",
+    "semantic_map",
+    "semseg.png",
+    "panoptic.png",
+    "labels",
+    "annotation",
+    "annotation.png",
+    "label.png",
+    "depth",
+    "depth.png",
+    "depth_map",
+    "disparity.tiff",
+    "labelIds",
+    "instanceIds",
+    "segmentation_mask",
+    "trimap.png",
+]
+OTHER_NAMES = [
+    "image",
+    "jpg",
+    "png",
+    "masked_image",
+    "unlabeled.jpg",
+    "instance_image",
+    "target",
+    "gt",
+    "input.png",
+    "edges.png",
+    "segment7",
+]
+
+
+@pytest.mark.parametrize("name", MASK_NAMES)
+def test_names_of_masks(name: str) -> None:
+    assert is_mask_name(name)
+    assert is_mask_name(name.upper() if "." in name else name)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_names_of_others(name: str) -> None:
+    assert not is_mask_name(name)
+
+
+@pytest.mark.parametrize("name", ["seg.png", "label.png", "depth.png", "annotation"])
+@pytest.mark.parametrize("mode", ["L", "P", "I;16"])
+def test_a_mask_of_any_usual_name_keeps_its_values(name: str, mode: str) -> None:
+    picture, mask = encoded(scene(), "JPEG"), encoded(drawn(mode), "PNG")
+    schema = Schema({"jpg": Image(), name: Image()})
+    small = shaped(picture, mask, schema, resize=40).sample[name]
+    assert opened(small).size == (60, 40)
+    np.testing.assert_array_equal(np.unique(values_of(small)), np.unique(np.asarray(drawn(mode))))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "mask", "expected"),
+    [
+        (["left.jpg", "right.jpg"], "right.seg.png", "right.jpg"),
+        (["left_image", "right_image"], "right_depth", "right_image"),
+        (["photo", "image"], "seg", "image"),
+        (["photo", "other"], "seg", "photo"),
+        (["seal.jpg", "cat.jpg"], "seg.png", "seal.jpg"),  # the first, and not a part of a word
+        (["cat.jpg", "seal.jpg"], "seg.png", "cat.jpg"),
+    ],
+)
+def test_which_image_a_mask_lies_on(pictures: list[str], mask: str, expected: str) -> None:
+    assert mask_fields([*pictures, mask], None, None) == {mask: expected}
+
+
+class Samples(Source):
+    """Samples of two fields, `one` and `other`."""
+
+    def __init__(self, one: bytes, other: bytes, names: tuple[str, str] = ("one", "other")) -> None:
+        super().__init__()
+        self.schema = Schema(dict.fromkeys(names, Image()))
+        self._values = (one, other)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"__key__": str(index), **dict(zip(self.schema, self._values, strict=True))}
+
+    def sizes(self) -> np.ndarray[Any, Any]:
+        return np.ones(3, np.int64)
+
+    def select(self, indices: Any) -> Samples:
+        return self
+
+    def fingerprint(self) -> None:
+        return None
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+PHOTO_PNG = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)), "PNG")
+PHOTO_JPEG = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)), "JPEG")
+GREY_PHOTO = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)).convert("L"), "PNG")
+
+
+@pytest.mark.parametrize(
+    "map", [encoded(drawn(mode), "PNG") for mode in ("L", "P", "I;16")] + [encoded(scene(), "PNG")]
+)
+def test_an_image_that_may_be_a_mask_is_a_question(map: bytes) -> None:
+    """What is not called one: palettes, 16 bits, and large even areas, in colour too."""
+    for other in (PHOTO_JPEG, PHOTO_PNG, encoded(drawn("I;16"), "PNG")):
+        source = Samples(other, map)
+        for options, raw in (({"resize": 40}, "array"), ({}, "ppm"), ({"format": "raw"}, "array")):
+            with pytest.raises(UsageError, match="--masks other keeps the values"):
+                steps_for(source.schema, ImageOptions(**options), None, raw, source)
+        # Where nothing is done to pixels, and once there is an answer, there is no question.
+        assert steps_for(source.schema, ImageOptions(), None, "array", source) is None
+        assert steps_for(source.schema, ImageOptions(min_size=3), None, "array", source)
+        said = ImageOptions(resize=40, masks="other")
+        steps = steps_for(source.schema, said, None, "array", source)
+        assert steps is not None
+        assert steps.masks == {"other": "one"}
+        steps = steps_for(
+            source.schema, ImageOptions(resize=40, masks="none"), None, "array", source
+        )
+        assert steps is not None
+        assert (steps.masks, steps.pictures) == ({}, ("one", "other"))
+
+
+@pytest.mark.parametrize("other", [PHOTO_JPEG, PHOTO_PNG, GREY_PHOTO, encoded(scene(), "JPEG")])
+def test_two_photos_are_images(other: bytes) -> None:
+    source = Samples(PHOTO_JPEG, other)
+    steps = steps_for(source.schema, ImageOptions(resize=40), None, "array", source)
+    assert steps is not None
+    assert not steps.masks
+
+
+def test_masks_without_images_are_refused_and_images_of_such_names_are_not() -> None:
+    alone = Samples(encoded(drawn(), "PNG"), encoded(drawn(), "PNG"), ("mask", "seg.png"))
+    with pytest.raises(UsageError, match="no image that they lie on"):
+        steps_for(alone.schema, ImageOptions(resize=40), None, "array", alone)
+    photos = Samples(PHOTO_JPEG, PHOTO_PNG, ("mask", "seg.png"))
+    steps = steps_for(photos.schema, ImageOptions(resize=40), None, "array", photos)
+    assert steps is not None
+    assert steps.pictures == ("mask", "seg.png")
+
+
+@pytest.mark.parametrize("said", ["nothing", "image,mask", ""])
+def test_fields_that_cannot_be_masks_are_refused(said: str) -> None:
+    with pytest.raises(UsageError, match="masks"):
+        steps_for(BOTH, ImageOptions(resize=40, masks=said), None, "array")
+
+
+def test_an_array_that_is_called_a_mask_and_stays_as_it_is_is_named() -> None:
+    schema = Schema({"image": Image(), "seg.npy": Array("|u1", (80, 120)), "box": Array()})
+    steps = steps_for(schema, ImageOptions(resize=40), None, "array")
+    assert steps is not None
+    assert steps.notes() == ["'seg.npy' is an array, and is not resized"]

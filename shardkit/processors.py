@@ -1,0 +1,66 @@
+"""How many processors this process may use: by its affinity, and by its control groups.
+
+Slurm and `taskset` set the affinity; Docker and Kubernetes limit the time of a control group, which
+`os.cpu_count()` does not see. Layouts: Linux's cgroup-v1/cpusets, cgroup-v2, and proc(5).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def processors() -> int:
+    """Those that this process may use, at least 1; a part of one counts as one."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, quota())))
+
+
+def quota(root: Path = Path("/")) -> float:
+    """The processors whose time the control groups of this process may use; inf without a limit."""
+    try:
+        return min(_limits(root), default=math.inf)
+    except (OSError, ValueError, IndexError):  # no Linux, or one that hides them
+        return math.inf
+
+
+def _limits(root: Path) -> Iterator[float]:
+    """The limits of the groups that this process is in, and of all above them."""
+    paths = {}
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        mounted, place = before.split()[3:5]
+        kind, _, options = after.split(" ", 2)
+        version = {"cgroup2": "", "cgroup": "cpu"}.get(kind)
+        if version in paths and (kind == "cgroup2" or "cpu" in options.split(",")):
+            top = root / place.lstrip("/")
+            group = top / os.path.relpath(paths[version], mounted)
+            # In a container, the path may be one that only the host has: what is mounted is ours.
+            group = Path(os.path.normpath(group))
+            if not group.is_dir() or not group.is_relative_to(top):
+                group = top
+            for each in (group, *group.parents):
+                yield _limit(each)
+                if each == top:
+                    break
+
+
+def _limit(group: Path) -> float:
+    try:
+        words = (group / "cpu.max").read_text().split()  # version 2: "max 100000"
+    except OSError:
+        try:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")  # version 1: -1 is no limit
+            words = [(group / name).read_text() for name in names]
+        except OSError:
+            return math.inf
+    time, period = (math.inf if word == "max" else int(word) for word in words)
+    return time / period if time > 0 and period > 0 else math.inf
