@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import shardkit
-from shardkit.cli import COMMANDS
+from shardkit.cli import COMMANDS, group
+from shardkit.codecs import extension
 from shardkit.testing import picture
 from tests.conftest import files_of, write_pictures
 
@@ -34,6 +36,33 @@ def test_help_names_every_command_and_every_command_has_help() -> None:
         assert summary in text
         assert "Usage: shardkit" in run(name, "--help").stdout.replace("python -m ", "")
     assert shardkit.__version__ in run("--version").stdout
+
+
+def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing, words in (
+        (None, ["JPEGs: yes"]),
+        ("not built", ["JPEGs: no", "not built", "gcc"]),
+    ):
+        monkeypatch.setattr(extension, "MISSING", missing)
+        shown = CliRunner().invoke(group, ["--version"])
+        assert shown.exit_code == 0
+        assert f"shardkit {shardkit.__version__}\n" in shown.output
+        assert all(word in shown.output for word in words)
+        assert ("fix:" in shown.output) is (missing is not None)
+
+
+def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
+    """And is no failure: setuptools goes on."""
+    root = Path(shardkit.__file__).parents[1]
+    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
+    built = subprocess.run(
+        [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", *folders],
+        cwd=root, env={**os.environ, "CC": "false"}, capture_output=True, text=True, check=True,
+        start_new_session=True,  # without a terminal, on which the notice is shown too
+    )  # fmt: skip
+    assert "installed WITHOUT its extension for fast loading of JPEGs" in built.stderr
+    assert "libjpeg-dev" in built.stderr
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:

@@ -43,8 +43,21 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Show the version, and exit."""
+    if not wanted:
+        return
+    from shardkit.codecs import extension
+
+    click.echo(f"shardkit {__version__}")
+    click.echo(f"fast loading of JPEGs: {'no' if extension.MISSING else 'yes'}")
+    if extension.MISSING:
+        click.echo(f"  found: {extension.MISSING}\n  fix: {extension.FIX}")
+    ctx.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="shardkit")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version)
 def group() -> None:
     """Convert datasets for machine learning into fast shards, and read them."""
 

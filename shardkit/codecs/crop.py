@@ -8,12 +8,12 @@ pictures; where it was not built, simplejpeg and Pillow give the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shardkit.codecs.color import ProfileError, to_srgb
+from shardkit.codecs.extension import _crop
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError
 from shardkit.codecs.pixels import LEFT
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     Rows = Pixels | Sequence[Pixels]
 
 _T = TypeVar("_T")
-
-_crop: ModuleType | None
-try:
-    from shardkit.codecs import _crop
-except ImportError:
-    _crop = None
 
 # The columns of a job: a crop in pixels of the stored picture, the size that it is resized to, the
 # top left corner of the window of that which is wanted (as large as the row that it is written

@@ -143,6 +143,10 @@ def doctor(
             then = None if finding.rate is None else finding.gain * rate
             found.append(replace(finding, rate=then))
     findings = ranked(found, rate, need)
+    slow = advice.extension(case)
+    if slow is not None:  # it is of everything that is measured: first, however little it gives
+        slow = replace(slow, rate=slow.gain * rate)
+        findings = (ranked([slow], rate, need) or [replace(slow, rate=None, gain=1.0)]) + findings
     tuned = tune_settings(loader, findings, seconds) if tune else None
     return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
 

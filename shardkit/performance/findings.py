@@ -16,10 +16,10 @@ LEAST = 1.1  # times as fast: less is not worth a change, and may be chance
 class Finding:
     """What was seen, what to do, and what that gives.
 
-    `cause` is one word: "storage", "decode", "transform", "copy", "threads", "workers", "padding",
-    "format", "shards", "order". `stage` is the stage of loading (`shardkit.clock.STAGES`) that it
-    makes cheaper, to `share` of what it costs now, from 0 to 1; where there is none, `rate` alone
-    says what is expected.
+    `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
+    "workers", "padding", "format", "shards", "order". `stage` is the stage of loading
+    (`shardkit.clock.STAGES`) that it makes cheaper, to `share` of what it costs now, from 0 to 1;
+    where there is none, `rate` alone says what is expected.
     """
 
     cause: str

@@ -19,6 +19,7 @@ from shardkit.performance.probes import Run
 from shardkit.performance.tune import Tuned, code_line
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
+from tests.codecs.pictures import encoded, photo
 from tests.stream.data import write_photos
 
 BUSY = {"read": (0.1, 0.1), "decode": (0.8, 0.8), "collate": (0.1, 0.1)}
@@ -233,3 +234,23 @@ def test_the_line_of_code_can_be_run(path: Path) -> None:
     assert "batching=shardkit.Bucket(" in code_line(
         loader, {"batching": bucket, "batch_size": None}
     )
+
+
+def test_crops_of_jpegs_without_the_extension_are_told_what_it_gives(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = {"read": (0.4, 0.4), "decode": (0.6, 0.6)}
+    made = case(path, run(100, 1, stages), run(100, 0, stages))
+    assert advice.extension(made) is None
+    monkeypatch.setattr(advice, "MISSING", "it was not built")
+    found = advice.extension(made)
+    assert found is not None
+    assert found.rate == pytest.approx(100 / 0.6)  # a third of the time for what took 0.6
+    assert "it was not built" in found.seen
+    assert "gcc" in found.do
+    plain = {"transforms": None}
+    assert advice.extension(case(path, run(100), run(100, 0), plain)) is None
+    with shardkit.create(tmp_path / "png", "wds", {"image": shardkit.Image()}) as writer:
+        for _ in range(8):
+            writer.write({"image": encoded(photo(size=(24, 24)), "PNG")})
+    assert advice.extension(case(tmp_path / "png", run(100), run(100, 0))) is None

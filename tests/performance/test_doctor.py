@@ -20,8 +20,8 @@ from shardkit.cli import group
 from shardkit.cli.doctor import command
 from shardkit.clock import Spent
 from shardkit.errors import SampleError, UsageError
+from shardkit.performance import advice, probes, workers
 from shardkit.performance import doctor as doctoring
-from shardkit.performance import probes, workers
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.kept import first_samples, kept
@@ -115,6 +115,19 @@ def test_late_storage_is_named_first(
     assert found.findings[1].gain == pytest.approx(16, rel=0.1)
     assert loader.epoch == 0  # its own place stays
     assert len(list(loader.with_options(**found.findings[0].settings))) == 8
+
+
+def test_a_missing_extension_is_named_first(
+    photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "MISSING", "it was not built")
+    for need in (None, 1.0):  # however little training needs
+        found = doctor(photos, batch_size=8, transforms=CROP, need=need, seconds=0.02).findings[0]
+        assert found.cause == "extension"
+        assert "about 3 times as fast: it was not built" in found.seen
+        assert (found.gain > 1) is (need is None)
+    decoded = doctor(photos, batch_size=8, transforms={"image": shardkit.Decode()}, seconds=0.02)
+    assert "extension" not in [one.cause for one in decoded.findings]
 
 
 def test_large_pictures_are_named_first(tmp_path: Path, machine: Machine) -> None:

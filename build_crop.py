@@ -1,0 +1,34 @@
+"""Builds the extension for fast loading of JPEGs, and says so where it cannot be built.
+
+pyproject.toml names `BuildCrop`. The extension is optional, so that a failure is no error of pip,
+and pip shows what a build prints only with -v: the notice goes to the terminal itself, too.
+"""
+
+import contextlib
+import sys
+
+from setuptools.command.build_ext import build_ext
+
+NOTICE = """
+shardkit: WARNING: installed WITHOUT its extension for fast loading of JPEGs
+  found: {error:.120}
+  Everything works, and JPEGs are cropped and resized about 3 times slower while loading.
+  fix: install a C compiler and libjpeg-turbo's jpeglib.h (Debian: gcc libjpeg-dev python3-dev;
+       conda: c-compiler libjpeg-turbo), then again: pip install --force-reinstall --no-deps
+  `shardkit --version` says whether it is there.
+"""
+
+
+class BuildCrop(build_ext):
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            _say(NOTICE.format(error=str(error)))
+            raise  # setuptools goes on without an extension that is optional
+
+
+def _say(text):
+    sys.stderr.write(text)
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+        terminal.write(text)
