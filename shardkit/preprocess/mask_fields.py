@@ -92,7 +92,8 @@ def _image_of(mask: str, pictures: Sequence[str]) -> str:
 def _maps(fields: Sequence[str], source: Source | Stream) -> list[str]:
     """The fields of which all samples that are looked at could be masks."""
     seen: dict[str, bool] = {}
-    for _, sample, _ in some_of(source):
+    for document in some_of(source):
+        sample = document.sample
         if isinstance(sample, SampleError):
             continue
         for name in fields:
