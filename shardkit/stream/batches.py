@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ from shardkit.transforms.transforms import Transforms
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from shardkit.stream.order import Numbers
 
     Arrays = dict[str, npt.NDArray[Any]]
 
@@ -70,14 +73,20 @@ class BatchMaker:
         seed: int,
         collate: Collate | None = None,
         packing: tuple[Pack, str] | None = None,
-        skip_errors: bool = False,
+        lengths: Numbers | None = None,
+        max_errors: int | None = None,
         memory: Take = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> None:
-        """`packing` names the packed field; `dtype` says in which type arrays are delivered."""
+        """`packing` names the packed field; `dtype` says in which type arrays are delivered.
+
+        lengths: of all samples, where batches are planned by them.
+        max_errors: how many bad samples are passed over for a good one; None: the first is raised.
+        """
         self._samples, self._transforms, self._seed = samples, transforms, seed
         self._collate, self._packing = collate, packing
-        self._skip_errors = skip_errors
+        self._lengths, self._max_errors = lengths, max_errors
+        self._bad: set[tuple[int, int]] = set()  # number and turn of samples that were tried
         self._take = memory
         self._shown = {
             # numpy has no such type: their bits
@@ -109,10 +118,11 @@ class BatchMaker:
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
         if self.light:
             [(field, rows)] = out.items()
-            keys = self._samples.read_rows(field, numbers, rows)
-            if keys is not None:
-                batch.keys[start:stop] = keys
-                return
+            with suppress(ShardkitError):  # one by one it is known which samples are bad
+                keys = self._samples.read_rows(field, numbers, rows)
+                if keys is not None:
+                    batch.keys[start:stop] = keys
+                    return
         samples: list[Sample | None] = []
         for row, number in enumerate(numbers.tolist(), start):
             try:
@@ -155,13 +165,14 @@ class BatchMaker:
         """The batch, when all rows are filled. Raises the error of its first bad sample."""
         enter("collate")
         bad = sorted(batch.errors)
-        if bad and (not self._skip_errors or len(bad) == len(batch.samples)):
+        if bad and self._max_errors is None:
             raise batch.errors[bad[0]]
         valid = batch.step.valid
         if bad:
             if self._packing is None:  # what is repeated as padding is counted where it first came
                 bad = [row for row in bad if valid[row]]
             valid = self._replace(batch)
+            enter("collate")
         errors = [batch.errors[row] for row in bad]
         samples = [sample for sample in batch.samples if sample is not None]
         made = self._columns(batch, samples)
@@ -192,22 +203,51 @@ class BatchMaker:
         return made
 
     def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:
-        """Put the next good sample in the place of each bad one, so that ranks stay equal."""
-        valid, rows, pieces = batch.step.valid.copy(), len(batch.samples), batch.step.pieces
-        for row in batch.errors:
-            if self._packing is not None and pieces is not None:
-                mine = pieces[pieces[:, 1] == row]
-                nothing = np.zeros(mine[:, 3].max(), np.uint8)  # as long as was planned
-                batch.samples[row] = {"__key__": "", self._packing[1]: nothing}
+        """Put a good sample in the place of each bad one, so that ranks stay equal."""
+        step, valid = batch.step, batch.step.valid.copy()
+        for row in sorted(batch.errors):
+            good = self._next_good(batch, row)
+            sample = good.samples[0]
+            if self._packing is not None and step.pieces is not None and sample is not None:
+                field, mine = self._packing[1], step.pieces[step.pieces[:, 1] == row]
+                nothing = np.zeros(mine[:, 3].max(), sample[field].dtype)  # as long as was planned
+                batch.samples[row] = {"__key__": "", field: nothing}
                 valid[mine[:, 0]] = False
                 continue
-            others = (n % rows for n in range(row + 1, row + rows))
-            good = next(n for n in others if n not in batch.errors)
-            batch.samples[row], batch.keys[row] = batch.samples[good], batch.keys[good]
-            for array in batch.arrays.values():
-                array[row] = array[good]
+            batch.samples[row], batch.keys[row] = sample, good.keys[0]
+            for name, array in batch.arrays.items():
+                array[row] = good.arrays[name][0]
             valid[row] = False
         return valid
+
+    def _next_good(self, batch: Making, row: int) -> Making:
+        """The next good sample behind a bad one, as they are stored; made alone.
+
+        It depends on nothing but the bad one, so that it is the same for any ranks and threads.
+        Where batches are planned by lengths, it is none that is longer than what was planned.
+        """
+        step, tried = batch.step, 0
+        first, turn = int(step.number[row]), int(step.turn[row])
+        self._bad.add((first, turn))
+        samples, lengths = len(self._samples), self._lengths
+        longest = None if lengths is None else lengths[step.number].max()
+        for number in (n % samples for n in range(first + 1, first + samples)):
+            if lengths is not None and lengths[number] > longest:
+                continue
+            if (number, turn) not in self._bad:
+                alone = Step(np.array([number]), np.array([turn]), step.valid[:1], None, step.after)
+                made = self.begin(alone)
+                self.fill(made, 0, 1)
+                if not made.errors:
+                    return made
+                self._bad.add((number, turn))
+            tried += 1
+            if tried > (self._max_errors or 0):
+                break
+        raise SampleError(
+            f"no good sample follows a bad one, of {tried:,} that were tried: {batch.errors[row]}",
+            fix="mend the dataset (`shardkit verify`), or raise max_errors",
+        ) from batch.errors[row]
 
     def make(self, step: Step) -> Made:
         """A whole batch, by the calling thread."""

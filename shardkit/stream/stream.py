@@ -101,7 +101,8 @@ class Stream:
             seed=options.seed,
             collate=collate,
             packing=(batching, self._field) if isinstance(batching, Pack) else None,
-            skip_errors=options.on_error == "skip",
+            lengths=None if isinstance(batching, Pack) else self._lengths,
+            max_errors=options.max_errors if options.on_error == "skip" else None,
             memory=memory,
             dtype=dtype,
         )

@@ -560,6 +560,107 @@ def test_bad_samples_can_be_replaced_marked_counted_and_bounded(tmp_path):
         list(Loader(path, batch_size=4, transforms=CROP, on_error="skip", max_errors=1))
 
 
+def refuse(*bad):
+    """A transform that raises for some labels, or some documents by number."""
+
+    def check(value):
+        number = int(value[0]) // 1000 if np.ndim(value) else value
+        if number in bad:
+            raise ValueError(number)
+        return value
+
+    return check
+
+
+def test_a_bad_sample_is_replaced_by_the_next_good_one_on_any_rank(photos):
+    """S2 and S3: also where it is the whole batch of its rank, and where the next is bad too."""
+
+    def batches(world, threads):
+        ranks = [
+            list(
+                Loader(
+                    photos, global_batch_size=4, shuffle=True, rank=rank, world_size=world,
+                    threads=threads, on_error="skip",
+                    transforms={"label": refuse(7, 8, 9, 20, 36), **CROP},
+                )
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        return [
+            [
+                (key, label, image.tobytes(), bool(valid))
+                for batch in step
+                for key, label, image, valid in zip(
+                    *(batch[name] for name in ("__key__", "label", "image", "valid")), strict=True
+                )
+            ]
+            for step in zip(*ranks, strict=True)
+        ]
+
+    alone = batches(1, 0)
+    assert batches(2, 2) == batches(4, 1) == alone
+    replaced = Counter(key for step in alone for key, _, _, valid in step if not valid)
+    assert replaced >= Counter({"0010": 3, "0021": 1, "0000": 1})
+    plain = Loader(photos, batch_size=1, fields=["label"], transforms={"label": refuse(7, 8)})
+    ones = list(plain.with_options(on_error="skip"))
+    assert [batch["label"].item() for batch in ones[6:10]] == [6, 9, 9, 9]
+    assert [batch["valid"].item() for batch in ones[6:10]] == [True, False, False, True]
+    single = StreamingDataset(
+        photos, fields=["label"], transforms={"label": refuse(*range(4, 30))}, on_error="skip"
+    )
+    assert [sample["label"] for sample in single] == [*range(4), *[30] * 26, *range(30, 37)]
+
+
+def test_where_no_good_sample_follows_the_bad_ones_are_not_passed_over_for_ever(photos):
+    def load(bad, **options):
+        transforms = {"label": refuse(*bad)}
+        return list(
+            Loader(photos, batch_size=4, transforms=transforms, on_error="skip", threads=0, **options)
+        )  # fmt: skip
+
+    with pytest.raises(SampleError, match="of 36 that were tried") as caught:
+        load(range(37))
+    assert caught.value.__cause__.where["key"] == "0000"
+    with pytest.raises(SampleError, match="of 6 that were tried"):
+        load(range(8, 20), max_errors=5)
+    assert len(load(range(8, 20), max_errors=12)) == 10
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [shardkit.Dynamic(8), shardkit.Bucket(1, [5, 9]), shardkit.Pack(8, 1), shardkit.Pack(16, 2)],
+    ids=str,
+)
+def test_bad_documents_are_replaced_in_batches_by_length_too(tmp_path, batching):
+    """By ones that are no longer than planned, or by as many zeros in packed rows."""
+    path = write_documents(tmp_path / "docs", [5, 2, 8, 3, 7, 4, 6] * 4)
+    options = {"batching": batching, "window": 7}
+    whole = list(Loader(path, **options))
+    loader = Loader(path, transforms={"tokens": refuse(3, 4)}, on_error="skip", **options)
+    batches = list(loader)
+    assert sorted(error["key"] for error in loader.errors) == ["0003", "0004"]
+    assert len(batches) == len(whole)
+    for batch, planned in zip(batches, whole, strict=True):
+        assert batch["tokens"].dtype == planned["tokens"].dtype
+        assert batch["tokens"].shape[1] <= planned["tokens"].shape[1]
+        good = batch["tokens"][batch["valid"]]
+        assert not np.isin(good // 1000, [3, 4])[good > 0].any()
+    assert sum(int((~batch["valid"]).sum()) for batch in batches) >= 2
+
+
+def test_damaged_blocks_of_tokens_are_replaced_one_by_one(tmp_path):
+    path = write_tokens(tmp_path / "t", samples=40, shard=10)
+    os.truncate(shardkit.open(path).shard_path(1), 100)
+    loader = Loader(path, batch_size=4, on_error="skip")
+    batches = list(loader)
+    assert len(loader.errors) == 10
+    assert batches[4]["__key__"] == ["0020"] * 4
+    assert real_keys(batches).total() == 30
+    with pytest.raises(ShardkitError, match="shard-000001") as caught:
+        list(Loader(path, batch_size=4))
+    assert caught.value.where["position"] == 0
+
+
 def test_a_transform_that_raises_is_named_with_the_sample(photos):
     def odd(label):
         if label == 9:
