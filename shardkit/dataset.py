@@ -19,7 +19,7 @@ import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import storage
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.manifest import Manifest
@@ -119,13 +119,27 @@ class Dataset:
 
     def locate(self, index: int) -> tuple[int, int]:
         """Number of the shard that holds a sample, and the sample's position in it."""
-        index = operator.index(index)
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise self._not_one(index) from None
         if index < 0:
             index += len(self)
         shard = bisect_right(self._starts, index) - 1
         if shard < 0 or index >= len(self):
             raise IndexError(f"{self.place} has {len(self)} samples")
         return shard, index - self._starts[shard]
+
+    def _not_one(self, index: object) -> UsageError:
+        asked = slice(3) if not isinstance(index, slice) else index
+        start, stop, step = asked.indices(len(self))
+        numbers = f"{start}, {stop}" + (f", {step}" if step != 1 else "")
+        return UsageError(
+            "samples are read one by one, by a whole number",
+            path=self.place,
+            found=f"[{index!r}]",
+            fix=f"[dataset[n] for n in range({numbers})]",
+        )
 
     def part(self, shards: list[int]) -> Dataset:
         """A dataset of these shards alone: what a task needs of a large one."""
@@ -178,12 +192,19 @@ class Dataset:
     def lengths(self, field: str) -> npt.NDArray[np.int64]:
         """How many elements the field's array has in each sample, in order; 0 where it is absent.
 
-        Of what shardkit wrote nothing else is read for it. Raises KeyError for a field that is no
-        array of one dimension.
+        Of what shardkit wrote nothing else is read for it. Raises UsageError for a field that is
+        no array of one dimension.
         """
-        kind = self.schema[field]
-        if not isinstance(kind, Array) or (kind.shape is not None and len(kind.shape) != 1):
-            raise KeyError(field)
+        kind = self.schema.get(field)
+        if not isinstance(kind, Array) or not _in_a_row(kind):
+            fields = [n for n, k in self.schema.items() if isinstance(k, Array) and _in_a_row(k)]
+            raise UsageError(
+                "lengths are those of arrays of one dimension",
+                path=self.place,
+                field=field,
+                expected="one of " + ", ".join(map(repr, fields)) if fields else "such a field",
+                found="no such field" if kind is None else str(kind),
+            )
         if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
             return np.full(len(self), kind.shape[0], np.int64)
         rows = self.kept_lengths()
@@ -290,6 +311,11 @@ class Dataset:
         self._layouts[shard] = reader.layout
         self._bytes[shard] = self.shard_path(shard).stat().st_size
         return len(reader)
+
+
+def _in_a_row(kind: Array) -> bool:
+    """Whether arrays have one dimension, as far as is known."""
+    return kind.shape is None or len(kind.shape) == 1
 
 
 def open_dataset(

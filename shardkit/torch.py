@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Loader", "Monitor", "StreamingDataset"]
 
 
+_FETCHING = "torch.utils.data._utils.fetch"  # what a DataLoader asks a dataset by
+
+
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
     """A dataset for `torch.utils.data.DataLoader`, whose workers share the work.
 
@@ -55,30 +58,36 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         self._epochs.restart(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse_twice_split()
+        self._refuse_twice()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         epoch = self._epochs.begin(worker.seed - worker.id if worker else None)
         return _Position(self, epoch, number, workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_twice_split()  # a worker that is spawned does not see who starts it
+        self._refuse_twice()  # a worker that is spawned does not see who starts it
         return super().__getstate__()
 
-    def _refuse_twice_split(self) -> None:
-        """Raise UsageError where Accelerate is about to split what is split over ranks already."""
-        if self.world().size == 1:
-            return
+    def _refuse_twice(self) -> None:
+        """Raise UsageError where others are about to split, or to batch, once more."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_globals.get("__name__"), frame.f_code.co_name
-            if code == ("accelerate.data_loader", "__iter__"):
+            if code == ("accelerate.data_loader", "__iter__") and self.world().size > 1:
                 raise UsageError(
                     "Accelerate would split over the ranks what is split over them already",
                     expected="one of the two to do it",
                     fix="iterate a shardkit.torch.Loader, or the DataLoader itself, without"
                     " accelerator.prepare; or let Accelerate do it:"
                     " StreamingDataset(..., rank=0, world_size=1)",
+                )
+            fetcher = frame.f_locals.get("self") if code[0] == _FETCHING else None
+            if getattr(fetcher, "auto_collation", False) and self.options.batched:
+                raise UsageError(
+                    "the DataLoader would make batches of what are batches already",
+                    expected="one of the two to make them",
+                    fix="DataLoader(dataset, batch_size=None, ...), which is best; or no"
+                    " batch_size, global_batch_size or batching in StreamingDataset",
                 )
             frame = frame.f_back  # type: ignore[assignment]
 
@@ -178,7 +187,7 @@ class Loader(loading.Loader):
         pin_memory: make batches in page-locked memory, from which a copy to a GPU runs beside work.
         device: copy batches there; to a GPU from page-locked memory, while earlier ones are used.
         """
-        self.to, self.device = to, None if device is None else torch.device(device)
+        self.to, self.device = to, None if device is None else _found(device)
         check_choice(self, "to", ("torch", "numpy"))
         if to == "numpy" and (pin_memory or device is not None):
             raise UsageError('arrays stay where they are: no pin_memory or device with to="numpy"')
@@ -316,6 +325,18 @@ class _Copies:
         while self._sources and self._sources[0][0].query():  # type: ignore[no-untyped-call]
             self._sources.popleft()
         return batch
+
+
+def _found(device: str | torch.device) -> torch.device:
+    """The device. Raises UsageError where there is none such."""
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:  # of whatever kind, by device and build of torch
+        raise UsageError(
+            f"there is no device {str(device)!r}: {str(error).splitlines()[0]}",
+            found=f"torch {torch.__version__}, {torch.cuda.device_count()} CUDA devices",
+            fix='leave device= out, or say device="cpu"',
+        ) from error
 
 
 def _moved(value: Any, device: torch.device) -> Any:

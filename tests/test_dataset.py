@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.manifest import Manifest
 from shardkit.testing import picture
 from tests.conftest import files_of, write_pictures
@@ -44,8 +44,10 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
         for index in (30, -31):
             with pytest.raises(IndexError):
                 ds[index]
-        with pytest.raises(TypeError):
-            ds["0"]  # type: ignore[index]
+        for asked, how in ((slice(0, 3), "0, 3"), (slice(None, -9, 7), "0, 21, 7"), ("0", "0, 3")):
+            with pytest.raises(UsageError, match="one by one") as caught:
+                ds[asked]  # type: ignore[index]
+            assert caught.value.fix == f"[dataset[n] for n in range({how})]"
 
 
 def test_opening_reads_the_manifest_alone(out: Path) -> None:

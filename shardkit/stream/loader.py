@@ -7,11 +7,11 @@ import time
 import weakref
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
-from shardkit.options import parse_size
+from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Take
 from shardkit.stream.dataset import Bad, StreamingDataset
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # for 5 ms beside a loop in Python, so that small pieces would leave it idle.
 _ROWS = (8, 64)
 _SLOW = 0.005  # seconds for a batch: then threads are worth what it takes to wake them
+_PATIENCE = 5.0  # seconds for threads to end: one that hangs must not hold up who presses Ctrl-C
 
 
 class Loader:
@@ -69,14 +70,10 @@ class Loader:
                 "it is not said how large batches are",
                 expected="batch_size=, global_batch_size= or batching=",
             )
-        if prefetch < 1 or (threads is not None and threads < 0):
-            raise UsageError(
-                "prefetch must be 1 or more, threads 0 or more",
-                found=f"prefetch={prefetch}, threads={threads}",
-            )
         self.dataset = source
         self.threads = threads
         self.prefetch = prefetch
+        check_numbers(self, threads=0, prefetch=1)
         self.prefetch_bytes = parse_size(prefetch_bytes)
         self.epoch = source.epoch  # of the last iteration that began, or else of the next one
         self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
@@ -99,6 +96,15 @@ class Loader:
     def remaining(self) -> int:
         """How many batches are left of the epoch that is iterated, else of the next."""
         return self._schedule().steps(*self._standing())
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raises UsageError: a DataLoader would ask for samples by index."""
+        raise UsageError(
+            "a Loader has no samples by index",
+            found=f"loader[{index!r}]",
+            fix="iterate the Loader itself, without a DataLoader around it; for single samples"
+            " take shardkit.open(path)",
+        )
 
     def __iter__(self) -> Iteration:
         if self._next() == (0, START) and self.dataset.world().rank == 0:
@@ -385,9 +391,10 @@ class _Crew:
         self._stopped.set()
         for _ in self._threads:
             self._tasks.put(None)
+        deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
             if thread is not threading.current_thread():  # garbage may be collected in any of them
-                thread.join()
+                thread.join(max(deadline - time.monotonic(), 0))
 
 
 def _work(tasks: SimpleQueue[Any], stopped: threading.Event, profile: Profile | None) -> None:

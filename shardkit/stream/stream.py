@@ -109,8 +109,14 @@ class Stream:
 
 
 def _opened(source: Source) -> list[Dataset]:
-    one = isinstance(source, str | os.PathLike | Dataset)
-    every: Sequence[Any] = [source] if one else list(source)  # type: ignore[arg-type]
+    every: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
+    for each in every:
+        if not isinstance(each, str | os.PathLike | Dataset):
+            raise UsageError(
+                "this is no dataset to stream from",
+                expected="a path, a dataset of shardkit.open, or a list of them",
+                found=repr(each)[:200],
+            )
     found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
     for dataset in found:
         if dataset.transforms is not None:

@@ -1095,8 +1095,10 @@ def test_lengths_are_those_of_the_arrays(
     with shardkit.open(tmp_path / "out" / manifest.shards[1].file.name) as shard:
         assert shard.lengths("tokens").tolist() == [len(s["tokens"]) for s in shard]
     assert shardkit.verify(tmp_path / "out/" / manifest.shards[1].file.name).problems == []
-    with shardkit.open(tmp_path / "out") as dataset, pytest.raises(KeyError):
-        dataset.lengths("text")
+    with shardkit.open(tmp_path / "out") as dataset:
+        for field in ("__key__", "text"):
+            with pytest.raises(UsageError, match="arrays of one dimension"):
+                dataset.lengths(field)
     (tmp_path / "out/__shardkit__/manifest.json").unlink()  # as if others had made it
     with shardkit.open(tmp_path / "out" / manifest.shards[0].file.name) as shard:
         assert shard.manifest is None

@@ -464,13 +464,17 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
         ({"batch_size": 4, "cache": "disk"}, "cache must be one of"),
         ({"batch_size": 4, "lasst": "pad"}, "no option 'lasst'"),
         ({"batching": shardkit.Bucket(4, 2)}, "array of one dimension"),
-        ({"batch_size": 4, "prefetch": 0}, "prefetch must be 1"),
+        ({"batch_size": 4, "prefetch": 0}, "prefetch must be a whole number from 1"),
+        ({"batch_size": 4, "threads": "2"}, "threads must be a whole number from 0"),
         ({"batching": shardkit.Pack(8, 2), "collate": dict}, "Pack makes rows by itself"),
     ]:
         with pytest.raises(UsageError, match=message):
             Loader(photos, **options)
     with pytest.raises(NotFoundError):
         Loader(tmp_path / "nothing", batch_size=2)
+    for source in ((path for path in [photos]), None, 3, [photos, b"photos"], {"train": photos}):
+        with pytest.raises(UsageError, match="no dataset to stream from"):
+            Loader(source, batch_size=2)
 
 
 def test_a_dataset_smaller_than_a_batch_is_repeated_with_a_warning(tmp_path):
@@ -614,9 +618,7 @@ def test_a_bad_sample_is_replaced_by_the_next_good_one_on_any_rank(photos):
 def test_where_no_good_sample_follows_the_bad_ones_are_not_passed_over_for_ever(photos):
     def load(bad, **options):
         transforms = {"label": refuse(*bad)}
-        return list(
-            Loader(photos, batch_size=4, transforms=transforms, on_error="skip", threads=0, **options)
-        )  # fmt: skip
+        return list(Loader(photos, batch_size=4, transforms=transforms, on_error="skip", **options))
 
     with pytest.raises(SampleError, match="of 36 that were tried") as caught:
         load(range(37))
@@ -723,6 +725,27 @@ def test_threads_end_with_the_iteration_however_it_ends(photos):
 
 def _raise(value):
     raise ValueError(value)
+
+
+def test_a_transform_that_hangs_does_not_hold_up_the_end(photos, monkeypatch):
+    """As at Ctrl-C. Its thread ends by itself when it can."""
+    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 0.01)
+    before, go_on = _threads(), threading.Event()
+
+    def hang(label):
+        assert label < 4 or go_on.wait(60)
+        return label
+
+    iterator = iter(Loader(photos, batch_size=4, threads=2, transforms={"label": hang}))
+    next(iterator)
+    iterator.close()
+    assert not go_on.is_set()
+    assert _threads() > before
+    go_on.set()
+    deadline = time.monotonic() + 60
+    while _threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _threads() == before
 
 
 ENDS = """

@@ -97,6 +97,9 @@ def test_a_device_and_page_locked_memory_are_for_tensors(photos):
         Loader(photos, batch_size=4, to="numpy", device="cpu")
     with pytest.raises(UsageError, match="to must be one of"):
         Loader(photos, batch_size=4, to="jax")
+    for device in ("cuda:99", "gpu", "mps:3"):
+        with pytest.raises(UsageError, match=f"there is no device '{device}'"):
+            Loader(photos, batch_size=4, device=device)
     if not torch.cuda.is_available():
         with pytest.warns(ShardkitWarning, match="no GPU"):
             assert len(list(Loader(photos, batch_size=4, pin_memory=True))) == 10
@@ -235,6 +238,22 @@ def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world)
         assert batches[0]["label"].dtype == torch.int64
     assert len(set(counts)) == 1
     assert came == Counter({f"{n:04d}": 1 for n in range(37)})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_not_batched_again(photos, workers):
+    for batches in ({"batch_size": 4}, {"global_batch_size": 4}):
+        dataset = StreamingDataset(photos, fields=["label"], **batches)
+        with pytest.raises(UsageError, match=r"batches already[\s\S]*batch_size=None"):
+            next(iter(DataLoader(dataset, batch_size=2, num_workers=workers)))
+        assert len(list(DataLoader(dataset, batch_size=None, num_workers=workers))) == 10
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
+    with pytest.raises(UsageError, match="batches already"):
+        next(iter(stateful.StatefulDataLoader(dataset, num_workers=workers)))
+    with pytest.raises(UsageError, match="iterate the Loader itself"):
+        next(iter(DataLoader(Loader(photos, batch_size=4), batch_size=2, num_workers=workers)))
+    with pytest.raises(UsageError, match="iterate the Loader itself"):
+        next(iter(DataLoader(Loader(photos, batch_size=4), batch_size=None, num_workers=workers)))
 
 
 def test_a_dataset_can_be_pickled_and_counts_on(photos):
