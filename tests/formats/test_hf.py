@@ -19,6 +19,7 @@ import shardkit
 import shardkit.stream
 from shardkit.errors import SampleError
 from shardkit.formats import get_format
+from shardkit.formats.arrow.columns import features
 from shardkit.formats.base import Joins
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
@@ -126,9 +127,30 @@ def test_features_are_of_the_types_that_every_version_of_datasets_knows(
     opener: Any = {"arrow": pa.ipc.open_file, "parquet": pq.ParquetFile, "hf": pa.ipc.open_stream}
     with opener[name](path) as file:
         columns = file.schema_arrow if name == "parquet" else file.schema
-    features = json.loads(columns.metadata[b"huggingface"])["info"]["features"]
-    assert list(features) == ["__key__", *schema]
-    assert types_of(features) == {"Value", "Sequence", "ClassLabel", "Image"}
+    found = json.loads(columns.metadata[b"huggingface"])["info"]["features"]
+    assert list(found) == ["__key__", *schema]
+    assert types_of(found) == {"Value", "Sequence", "ClassLabel", "Image"}
+
+
+def test_the_features_are_those_that_three_versions_of_datasets_were_tried_with(
+    datasets: Any,
+) -> None:
+    """`read` is what datasets 2.21, 3.6 and 5.2 made of `written`; the installed one is asked."""
+    stored = json.loads((Path(__file__).parent / "bytes/arrow/features.json").read_text())
+    kinds = {"box": Array("<f4", (4,)), "images": Images(), "fine": Int()}
+    classes = {"label": ["cat", "dog"], "fine": ["a", "b", "c"]}
+    assert features(Schema({**EVERYTHING, **kinds}), classes) == stored["written"]
+    assert [version[:3] for version in stored["read"]] == ["2.2", "3.6", "5.2"]
+    for version, read in stored["read"].items():
+        assert list(read) == list(stored["written"]), version
+        for name, kind in {"label": "ClassLabel", "fine": "ClassLabel", "image": "Image"}.items():
+            assert read[name].startswith(kind), version
+        for name in ("images", "box", "points"):
+            assert read[name].startswith(("Sequence(", "List(")), version
+        assert "Image(" in read["images"]
+    installed = datasets.Features.from_dict(stored["written"])
+    assert installed["images"] == datasets.Sequence(datasets.Image())
+    assert installed["fine"].names == ["a", "b", "c"]
 
 
 def types_of(feature: Any) -> set[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xxhash
 
+import shardkit
 from shardkit.formats import get_format
 from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, assert_same, everything
@@ -46,6 +47,13 @@ def test_those_of_others(format: str, name: str, fields: set[str]) -> None:
         assert found.get("json", {"n": number}) == {"n": number}
         picture = found.get("jpg", found.get("image"))
         assert xxhash.xxh3_64_hexdigest(picture) == PICTURES[number]
+
+
+@pytest.mark.parametrize("name", ["folder", "train.tar"])
+def test_class_names_of_one_field_as_manifests_had_them(name: str) -> None:
+    with shardkit.open(BYTES / "dataset" / name) as found:
+        assert (found.label, found.classes) == ("label", ("cat", "dog"))
+        assert found.class_names == {"label": ("cat", "dog")}
 
 
 def test_tokens_of_our_own() -> None:
