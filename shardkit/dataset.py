@@ -9,7 +9,7 @@ import operator
 import os
 import stat
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import storage
-from shardkit.errors import DamagedError, FormatError, UsageError
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.manifest import Manifest
@@ -62,6 +62,7 @@ class Dataset:
         self._format = get_format(format)
         self._mapped = True
         self.transforms: Transforms | None = None  # of `ds[i]`
+        self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self._readers: dict[int, ShardReader] = {}
         self._opened: deque[int] = deque()  # oldest first
         self._starts: list[int] = []
@@ -70,8 +71,12 @@ class Dataset:
             counts = [self._look_into(shard) for shard in range(len(shards))]
             # Any member of a TAR can be read as bytes; columns cannot.
             names = None if format == "wds" else self._names
-            self.schema = _common_schema(self._layouts, counts, names)
+            self.schema, other_types = _common_schema(self._layouts, counts, names)
             self._class_names = _common_names(self._layouts, self._names)
+            self.unusable = other_types
+            for shard, layout in enumerate(self._layouts):
+                for field, error in layout.get("unusable", {}).items():
+                    self.unusable[field] = error.located(path=self.shard_path(shard))
             common = self.schema.to_json()
             for layout in self._layouts:
                 layout["schema"] = _own_schema(layout, common)
@@ -95,6 +100,14 @@ class Dataset:
     def label(self) -> str:
         """The field whose values `classes` names."""
         return label_of(self.class_names) if self.manifest is None else self.manifest.label
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """What is passed over in shards that others made, and how often."""
+        total: Counter[str] = Counter()
+        for layout in self._layouts:
+            total.update((layout or {}).get("ignored", {}))
+        return dict(total)
 
     def __len__(self) -> int:
         return self._length
@@ -329,7 +342,9 @@ def open_dataset(
     Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
     and UsageError for transforms that do not fit it.
     """
-    dataset = _open(storage.local(path))
+    dataset = open_partly(path)
+    for error in dataset.unusable.values():
+        raise error
     if transforms is not None:
         from shardkit.transforms.transforms import Transforms
 
@@ -337,7 +352,9 @@ def open_dataset(
     return dataset
 
 
-def _open(path: Path) -> Dataset:
+def open_partly(given: str | os.PathLike[str]) -> Dataset:
+    """The dataset, also if some of its fields cannot be read: `unusable` says which, and why."""
+    path = storage.local(given)
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -429,13 +446,14 @@ def _check_size(path: Path, expected: int | None) -> None:
 
 def _common_schema(
     layouts: Sequence[Mapping[str, Any]], counts: Sequence[int], names: list[str] | None
-) -> Schema:
+) -> tuple[Schema, dict[str, ShardkitError]]:
     """One schema for shards that nobody promised to be alike.
 
-    What some samples lack is optional; a field that is of one type here and another there is bytes.
-    A column without values is of any type. Raises FormatError for a field of two types if `names`
-    are given, those of the shards.
+    What some samples lack is optional; a field that is of one type here and another there is bytes,
+    or if `names` are given, those of the shards, it comes with an error. A column without values is
+    of any type.
     """
+    errors: dict[str, ShardkitError] = {}
     fields: dict[str, FieldType] = {}
     schemas = [Schema.from_json(layout["schema"]) for layout in layouts]
     for name in dict.fromkeys(name for schema in schemas for name in schema):
@@ -448,14 +466,15 @@ def _common_schema(
         kinds = set(typed.values()) or {next(iter(found.values()))}
         alike = all(isinstance(kind, Bytes) for kind in kinds)  # pictures are bytes, too
         if len(kinds) > 1 and not alike and names is not None:
-            raise _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
+            errors[name] = _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
+            continue
         kind = kinds.pop() if len(kinds) == 1 else Bytes()
         optional = any(
             count and (name not in schema or schema[name].optional)
             for schema, count in zip(schemas, counts, strict=True)
         )
         fields[name] = dataclasses.replace(kind, optional=optional)
-    return Schema(fields)
+    return Schema(fields), errors
 
 
 def _common_names(
@@ -495,7 +514,8 @@ def _own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[st
     return {
         name: common[name]
         for name, own in layout["schema"].items()
-        if name not in empty or {**own, "optional": True} == {**common[name], "optional": True}
+        if name in common
+        and (name not in empty or {**own, "optional": True} == {**common[name], "optional": True})
     }
 
 
@@ -505,5 +525,5 @@ def _other_type(field: str, typed: Mapping[str, FieldType]) -> FormatError:
     return FormatError(
         f"the field {field!r} is of another type in another shard",
         found=", ".join(list(kinds.values())[:3]),
-        fix="convert the shards one by one, or make their types alike",
+        fix=f"make their types alike, or convert without it: {drop_option(field)}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 # The places an error can name, in the order they are printed.
@@ -86,6 +87,12 @@ def _place(name: str, value: Any) -> str:
     if name == "path":
         return str(value)
     return f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+
+
+def drop_option(field: str) -> str:
+    """What takes a field out of a conversion, as it is typed."""
+    name = '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n\r') else field
+    return f"--drop {shlex.quote(name)}"
 
 
 class UsageError(ShardkitError):

@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from shardkit.errors import UsageError
@@ -145,6 +145,20 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Which fields of a source are stored: all, those of `fields`, or all but those of `drop`."""
+
+    fields: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        return name not in self.drop if self.fields is None else name in self.fields
+
+
+ALL_FIELDS = Selection()
+
+
+@dataclass(frozen=True)
 class ConvertOptions:
     """What shapes a conversion. Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30)."""
 
@@ -155,6 +169,8 @@ class ConvertOptions:
     limit: int | None = None  # the first so many samples, after shuffling, of each split
     split: str = "auto"  # "auto", "none", or "train=0.9,val=0.1"
     classes: Sequence[str] | None = None  # class names in the order of their labels
+    fields: Sequence[str] | None = None  # of the source: store these and no others
+    drop: Sequence[str] = ()  # of the source: store all but these
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
     image: ImageOptions = field(default_factory=ImageOptions)
     text: TextOptions = field(default_factory=TextOptions)
@@ -173,9 +189,37 @@ class ConvertOptions:
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         if not isinstance(self.text, TextOptions):
             raise UsageError("text must be shardkit.TextOptions(...)", found=repr(self.text))
+        self._check_selection()
         parse_split(self.split)
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
+
+    def _check_selection(self) -> None:
+        for name in ("fields", "drop"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(n, str) for n in value or ()):
+                raise UsageError(f"{name} must be a list of names", found=repr(value))
+            object.__setattr__(self, name, None if value is None else tuple(value))
+        asked = {
+            "fields": self.fields is not None,
+            "drop": bool(self.drop),
+            "keep_fields": self.text.keep_fields,
+        }
+        if asked["fields"] and (asked["drop"] or asked["keep_fields"]):
+            raise UsageError(
+                "fields says which fields are stored: no others are",
+                found=" and ".join(name for name, given in asked.items() if given),
+                fix="give fields alone, or keep all but those of drop",
+            )
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(None if self.fields is None else tuple(self.fields), tuple(self.drop))
+
+    @property
+    def documents(self) -> TextOptions:
+        """The options for text; where `fields` says which fields are stored, they are kept."""
+        return self.text if self.fields is None else replace(self.text, keep_fields=True)
 
     @classmethod
     def of(cls, **options: Any) -> ConvertOptions:
@@ -206,6 +250,7 @@ class ConvertOptions:
             "shuffle": self.seed if self.shuffle else None,
             "limit": self.limit,
             "split": self.split,
+            **{name: sorted(set(n)) for name, n in asdict(self.selection).items() if n},
             "rename": dict(self.rename),
             "image": asdict(self.image) if self.image.active else None,
             "image_defaults": IMAGE_DEFAULTS if self.image.active or self.transform else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     if not all(old and new for old, _, new in pairs):
         raise click.BadParameter("expected OLD=NEW")
     return {old: new for old, _, new in pairs}
+
+
+def _fields(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    """Names with commas between; one with a comma in it stands in quotes, as in CSV."""
+    return [name for row in csv.reader(values) for name in row or [""]]
 
 
 def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:
@@ -68,6 +74,20 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     callback=_names,
     metavar="FILE",
     help="Class names, one a line, in the order of their labels.",
+)
+@click.option(
+    "--fields",
+    multiple=True,
+    callback=_fields,
+    metavar="A,B",
+    help="Store these fields of the source and no others. Repeatable.",
+)
+@click.option(
+    "--drop",
+    multiple=True,
+    callback=_fields,
+    metavar="A,B",
+    help="Store all fields but these. Repeatable.",
 )
 @click.option(
     "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
@@ -190,6 +210,7 @@ def command(
     from shardkit.cli.progress import ConvertMonitor, show_plan, show_result
     from shardkit.conversion.convert import convert
 
+    options["fields"] = options["fields"] or None
     options["image"] = ImageOptions(**{f.name: options.pop(f.name) for f in fields(ImageOptions)})
     options["field"] = options.pop("text_field")
     options["text"] = TextOptions(**{f.name: options.pop(f.name) for f in fields(TextOptions)})

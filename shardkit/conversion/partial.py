@@ -64,6 +64,10 @@ class Partial:
             return None
         return job if isinstance(job, dict) else None
 
+    def has_work(self) -> bool:
+        """Whether the unfinished run has done anything that would be lost."""
+        return any(is_finished(entry) for entry in self.tasks.glob("*"))
+
     def begin(self, identity: dict[str, Any], *, go_on: bool) -> None:
         """Make and lock the folder; what is finished in it counts if we `go_on`."""
         if self.path.exists():

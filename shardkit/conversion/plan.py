@@ -344,12 +344,14 @@ def _steps(
         images = steps_for(source.schema, options.image, transform, raw, source)
         schema = schema_after(images, source)
     text = fields = None
-    if tokenizer is None and options.text.field is not None and not options.text.keep_fields:
-        name = text_field(options.text, schema)
-        if set(schema) != {name}:  # a dataset: sources of text have left out the others
-            fields, schema = (name,), Schema({name: schema[name]})
+    documents = options.documents
+    if tokenizer is None and documents.field is not None and not documents.keep_fields:
+        name = text_field(documents, schema)
+        others = source.schema.keys() - {name}
+        if others:  # a dataset: sources of text have left them out
+            fields, schema = (name,), Schema({n: schema[n] for n in schema if n not in others})
     if tokenizer is not None:
-        text = text_steps(tokenizer, options.text, schema)
+        text = text_steps(tokenizer, documents, schema)
         schema = text.schema_after(schema)
     return Steps(images, text, fields), schema.renamed(options.rename)
 

@@ -38,6 +38,7 @@ from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
 from shardkit.sources.text.names import parse_name
 
+_OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
 _MAX_THREADS = 16  # of one task: more would wait for the interpreter
 
 
@@ -115,7 +116,12 @@ def prepare(
     checked = ConvertOptions.of(**options)
     split = "none" if checked.split not in ("auto", "none") else checked.split
     sources = open_sources(
-        source, split=split, classes=checked.classes, schema=schema, text=checked.text
+        source,
+        split=split,
+        classes=checked.classes,
+        schema=schema,
+        text=checked.documents,
+        selection=checked.selection,
     )
     if any(checked.text.reads and not source.reads_text for source in sources.values()):
         raise UsageError(
@@ -152,9 +158,15 @@ def run(
         _work(plan, partial, finished, monitor, processes)
         assemble(plan, partial, finished)
         partial.publish()
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # what other workers were at when one failed
+            if (
+                isinstance(error, ShardkitError)
+                and "--" in (error.fix or "")
+                and partial.has_work()
+            ):
+                error.fix = f"{error.fix} ({_OTHER_OPTIONS})"
         raise
     finally:
         partial.release()
@@ -192,7 +204,7 @@ def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
             partial.begin(plan.identity, go_on=True)  # the last run was killed while cleaning up
             partial.discard()
         return True
-    if job is not None and job != plan.identity and not overwrite:
+    if job is not None and job != plan.identity and not overwrite and partial.has_work():
         raise OutputError(
             "there is an unfinished conversion to this output, of other options or another source,"
             " or with other versions",

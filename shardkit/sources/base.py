@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema, label_of
 
@@ -23,6 +24,11 @@ class Described:
     """What is known of any source before its samples are read."""
 
     schema: Schema
+    selection: Selection = ALL_FIELDS  # that the schema was narrowed to
+    # What else the source has for each of its samples: fields that are not asked for (None), and
+    # those that no field can hold, with the error that says so.
+    others: Mapping[str, ShardkitError | None] = MappingProxyType({})
+    all_known: bool = True  # whether no sample has a field that is neither in `schema` nor here
     # By field, the names of the classes that its values number.
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # What was found wrong while planning that belongs to no sample: a loop of links, say.
@@ -53,6 +59,17 @@ class Described:
         """`class_names` as a dataset with another schema has them: by the fields that are left."""
         found = {renamed.get(field, field): names for field, names in self.class_names.items()}
         return {field: names for field, names in found.items() if field in schema}
+
+    def narrow(self, selection: Selection) -> None:
+        """Leave out what is not selected, best without reading it."""
+        self.selection = selection
+        kept = {name: kind for name, kind in self.schema.items() if selection.has(name)}
+        self.schema = Schema(kept)
+        self.class_names = self.names_in(self.schema, {})
+
+    def selected(self, sample: Sample) -> Sample:
+        """The sample without the fields that are not selected."""
+        return {n: v for n, v in sample.items() if n == "__key__" or self.selection.has(n)}
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What made the tokens in the samples, as a manifest has it, and its files by name."""

@@ -10,8 +10,10 @@ import xxhash
 
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.formats.base import KeepsJsonText, ShardReader
+from shardkit.formats.base import KeepsJsonText, ReadsFields, ShardReader
+from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
+from shardkit.schema import Json
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class DatasetSource(Source):
         self._dataset = dataset
         self._indices = indices
         self.schema = dataset.schema
+        self.others = dataset.unusable
+        self.ignored = dict(dataset.ignored)
         self.class_names = dataset.class_names
         self._originals = dataset.original_paths() if originals is None else originals
 
@@ -47,6 +51,18 @@ class DatasetSource(Source):
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
         reader = self._dataset.reader(shard)
+        if self.selection == ALL_FIELDS:
+            return self._stored(reader, position)
+        if isinstance(reader, ReadsFields) and not self._has_json:
+            return reader.read_fields(position, self.schema)
+        return self.selected(self._stored(reader, position))
+
+    def narrow(self, selection: Selection) -> None:
+        super().narrow(selection)
+        self._has_json = any(isinstance(kind, Json) for kind in self.schema.values())
+
+    @staticmethod
+    def _stored(reader: ShardReader, position: int) -> Sample:
         if _keeps_json_text(type(reader)):
             return cast(KeepsJsonText, reader).stored(position)
         return reader[position]
@@ -70,7 +86,10 @@ class DatasetSource(Source):
         starts = ends - extents
         part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
         moved = indices - starts[shard_of] + part_starts[number]
-        return DatasetSource(part, moved, self._originals)
+        source = DatasetSource(part, moved, self._originals)
+        if self.selection != ALL_FIELDS:
+            source.narrow(self.selection)
+        return source
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset

@@ -161,6 +161,10 @@ class _Scan:
             source.notes = (f"no labels from folders: {first!r} lies beside them",)
         source.problems = self.problems
         source.ignored = dict(self.ignored)
+        if files.metadata is not None:
+            source.others = files.metadata.unusable
+            if files.metadata.lacking:
+                source.ignored["images without a row of metadata"] = files.metadata.lacking
         return source
 
     def _add_columns(self, fields: dict[str, FieldType], columns: Schema) -> None:

@@ -19,6 +19,7 @@ import xxhash
 
 from shardkit.codecs.array import load_array
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.base import Source
@@ -71,19 +72,26 @@ class ImageFolder(Source):
         path = f"{self._root}/{files.relative(index)}"
         key = self.key(index)
         try:
-            sample: Sample = {"__key__": key, "image": read_file(path, size)}
+            sample: Sample = {"__key__": key}
+            if "image" in self.schema:
+                sample["image"] = read_file(path, size)
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
                 stem = path[: path.rindex(".")]
                 for bit, sidecar in enumerate(SIDECARS):
-                    if sidecars >> bit & 1:
+                    if sidecars >> bit & 1 and sidecar.field in self.schema:
                         sample[sidecar.field] = _read_sidecar(stem + sidecar.ending, sidecar)
         except ShardkitError as error:
             raise error.located(key=key) from None
         if files.metadata is not None:
-            sample.update(files.metadata.row(index))
+            row = files.metadata.row(index)
+            sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
+
+    def narrow(self, selection: Selection) -> None:
+        super().narrow(selection)
+        self._labelled = self.classes is not None
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.maximum(self._files.sizes, 0) + self._files.sidecar_sizes

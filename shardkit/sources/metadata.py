@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.errors import SampleError, ShardkitError, SourceError, drop_option
 from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
 
 if TYPE_CHECKING:
@@ -38,8 +38,14 @@ class Metadata:
         self, schema: Schema, columns: dict[str, list[Any]], rows: npt.NDArray[np.int64]
     ) -> None:
         self.schema = schema
+        self.unusable: dict[str, SourceError] = {}  # columns that cannot be fields
         self._columns = columns
         self._rows = rows
+
+    @property
+    def lacking(self) -> int:
+        """How many pictures have no row."""
+        return int(np.count_nonzero(self._rows < 0))
 
     def row(self, picture: int) -> dict[str, Any]:
         """The fields of one picture; those without a value are left out."""
@@ -97,16 +103,24 @@ def read_metadata(
                 row_of[picture] = len(rows)
                 rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    for name in names:
-        if name in RESERVED or not name:
-            raise SourceError(f"the metadata have a column {name!r}", path=root / files[0])
-    columns = {name: [row.get(name, _MISSING) for row in rows] for name in names}
+    unusable = [name for name in names if name in RESERVED or not name]
+    columns = {n: [row.get(n, _MISSING) for row in rows] for n in names if n not in unusable}
     typed = {name: typed_column(column) for name, column in columns.items()}
     complete = len(rows) == len(index)
     schema = {}
     for name, (kind, values) in typed.items():
         schema[name] = type(kind)(optional=not complete or _MISSING in values)
-    return Metadata(Schema(schema), {name: values for name, (_, values) in typed.items()}, row_of)
+    metadata = Metadata(Schema(schema), {n: values for n, (_, values) in typed.items()}, row_of)
+    metadata.unusable = {name: _unusable(name, root / files[0]) for name in unusable}
+    return metadata
+
+
+def _unusable(name: str, path: Path) -> SourceError:
+    return SourceError(
+        f"the metadata have a column {name!r}, which cannot be the name of a field",
+        path=path,
+        fix=f"convert without it: {drop_option(name)}, or rename the column",
+    )
 
 
 def _no_such_picture(path: Path, line: int, name: str) -> SampleError:
@@ -158,7 +172,11 @@ def _decoded(path: Path) -> str:
         return storage.read(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(
-            "the metadata are not UTF-8", path=path, offset=error.start, found=error.reason
+            "the metadata are not UTF-8",
+            path=path,
+            offset=error.start,
+            found=error.reason,
+            fix="save the file as UTF-8",
         ) from None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
-from shardkit.schema import ClassNames, Schema, named_classes
+from shardkit.schema import ClassNames, FieldType, Schema, named_classes
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SequenceSource(Source):
         self._mean_size = size  # of a sample, once a few were read
         if schema is None:
             own = getattr(sequence, "schema", None)
-            schema = own if isinstance(own, Schema) else Schema.of(self._at(0))
+            schema = own if isinstance(own, Schema) else self._guess(self._at(0))
         self.schema = schema
         self.class_names = named_classes(classes, schema)
 
@@ -50,7 +50,7 @@ class SequenceSource(Source):
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.schema.check(self._at(int(self._indices[index])))
+        return self.schema.check(self.selected(self._at(int(self._indices[index]))))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         if self._mean_size is None:
@@ -61,15 +61,29 @@ class SequenceSource(Source):
 
     def select(self, indices: Indices) -> SequenceSource:
         chosen = self._indices[indices]
-        return SequenceSource(
-            self._sequence, self.schema, self.class_names, chosen, self._mean_size
-        )
+        names = self.class_names
+        source = SequenceSource(self._sequence, self.schema, names, chosen, self._mean_size)
+        source.selection = self.selection
+        return source
 
     def fingerprint(self) -> None:
         return None  # nothing says whether a sequence is the same as in an earlier run
 
     def name(self, index: int) -> str:
         return f"sample {self._indices[index]}"
+
+    def _guess(self, first: Sample) -> Schema:
+        """The fields of the first sample; those of a type that none can hold are `others`."""
+        fields: dict[str, FieldType] = {}
+        others: dict[str, ShardkitError | None] = {}
+        for name, value in first.items():
+            try:
+                fields.update(Schema.of({name: value}))
+            except SampleError as error:
+                error.fix = f"convert without it: drop=[{name!r}], or make it one of these types"
+                others[name] = error
+        self.others = others
+        return Schema(fields)
 
     def _at(self, number: int) -> Sample:
         try:

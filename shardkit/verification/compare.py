@@ -72,7 +72,7 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
     """
     options = next((part.manifest.options for part in parts if part.manifest), {})
     sources = _open(against, options, parts)
-    rename = {} if _was_renamed_too(against, options) else options.get("rename", {})
+    rename = {} if _was_made_so_too(against, options, "rename") else options.get("rename", {})
     splits = {part.name: part for part in parts}
     tasks = _tasks(sources, parts)
     if WHOLE in splits or WHOLE in sources:
@@ -111,6 +111,7 @@ def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Ta
         shuffle=options["shuffle"] is not None,
         seed=options["shuffle"] or 0,
         rename=options["rename"],
+        **_selected(options),
         image=ImageOptions(**(options["image"] or {})),
         text=TextOptions(**{**text, "tokenizer": identity["file"]}),
     )
@@ -127,22 +128,34 @@ def _open(
     ours = path and has_manifest(Path(str(against)))
     made = options.get("split", "auto")
     split = "auto" if ours or made == "auto" else "none"
-    text = TextOptions(**(options.get("text") or {}))
-    sources = open_sources(against, split=split, text=text)
+    chosen = {} if _was_made_so_too(against, options, "fields", "drop") else _selected(options)
+    made_with = ConvertOptions(text=TextOptions(**(options.get("text") or {})), **chosen)
+    given: dict[str, Any] = {
+        "split": split,
+        "text": made_with.documents,
+        "selection": made_with.selection,
+    }
+    sources = open_sources(against, strict=False, **given)
     table = next((part.dataset.classes for part in parts), None)
     for source in sources.values():
         found = source.classes
         own = table and found and table != found and set(found) <= set(table)
         if own and isinstance(source, ImageFolder):  # the order of --classes
-            return open_sources(against, split=split, classes=table)
+            return open_sources(against, strict=False, classes=table, **given)
     return sources
 
 
-def _was_renamed_too(against: Against, options: dict[str, Any]) -> bool:
-    """Whether the source is a dataset that was made with the same new names for fields."""
+def _selected(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a dataset was made with."""
+    return {name: options[name] for name in ("fields", "drop") if options.get(name)}
+
+
+def _was_made_so_too(against: Against, options: dict[str, Any], *names: str) -> bool:
+    """Whether the source is a dataset that was made with the same options of these names."""
     if not isinstance(against, str | os.PathLike) or not has_manifest(Path(against)):
         return False
-    return bool(load_any(Path(against)).options.get("rename", {}) == options.get("rename", {}))
+    theirs = load_any(Path(against)).options
+    return all((theirs.get(name) or None) == (options.get(name) or None) for name in names)
 
 
 def compare(group: Group, findings: Findings, meter: Meter) -> None:

@@ -633,3 +633,16 @@ def test_an_output_is_not_called_like_a_file_of_another_format(
     with pytest.raises(UsageError, match="called like a file of another kind"):
         shardkit.create(tmp_path / name, to, {"image": Image()})
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("source", [({"n": n} for n in range(3)), iter([{"n": 1}]), {1}, 7])
+def test_a_source_without_length_is_refused_with_what_to_give_instead(
+    source: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="a path, or a sequence") as caught:
+        shardkit.convert(source, "wds", tmp_path / "out")
+    assert "make a list of it" in str(caught.value.fix)
+    assert "shardkit.create" in str(caught.value.fix)
+    shardkit.convert([{"n": 1}], "wds", tmp_path / "out")
+    with pytest.raises(UsageError, match="a path, or a sequence"):
+        shardkit.verify(tmp_path / "out", against=source)

@@ -14,21 +14,12 @@ from shardkit.manifest import load
 from shardkit.schema import Int, Text
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
+from tests.sources.test_text import put, put_lines
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
-
-
-def put(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def put_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    return put(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def ignored(source: Any, out: Path, **options: Any) -> dict[str, int]:
@@ -77,6 +68,14 @@ def test_fields_that_a_transform_adds_to_what_becomes_tokens(gpt2: Path, tmp_pat
     text = shardkit.TextOptions(tokenizer=gpt2)
     found = ignored(source, tmp_path / "out", text=text, transform=with_length)
     assert found == {"values of 'length'": 3}
+
+
+def test_fields_that_a_transform_adds_to_text_are_stored(tmp_path: Path) -> None:
+    source = [{"text": "some words", "label": 1}] * 3
+    text = shardkit.TextOptions(field="text")
+    found = ignored(source, tmp_path / "out", text=text, transform=with_length)
+    assert found == {"values of 'label'": 3}
+    assert list(load(tmp_path / "out").schema) == ["text", "length"]
 
 
 def test_each_split_has_its_own(tmp_path: Path) -> None:
@@ -128,7 +127,7 @@ def test_a_manifest_may_gain_entries_and_lack_new_ones(tmp_path: Path) -> None:
     """Of a later version, and of an earlier one."""
     source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
     ignored(source, tmp_path / "out")
-    path = tmp_path / "out" / manifests.NAME
+    path = manifests.manifest_path(tmp_path / "out")
     data = json.loads(path.read_text())
     data["later"] = 1
     data["shards"][0]["file"]["blocks"] = ["ab"]

@@ -200,7 +200,7 @@ def test_columns_that_no_field_can_hold_are_named(
 ) -> None:
     path = write(table, tmp_path, way)
     with pytest.raises(FormatError, match=message) as error:
-        read(path)
+        shardkit.open(path)
     assert error.value.where == {"path": path, "field": table.column_names[0]}
     assert error.value.fix
 

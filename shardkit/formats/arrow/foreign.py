@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardkit.codecs.image import is_image
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, drop_option
 from shardkit.formats.arrow.columns import KEY, foreign_features, own_metadata
 from shardkit.formats.arrow.values import ABSENT, fits, getter, is_list, is_text, plain, tensor_of
 from shardkit.schema import (
@@ -44,8 +44,6 @@ def check_names(columns: pa.Schema) -> None:
     for name in names:
         if names.count(name) > 1:
             raise _unusable(name, "two columns have the same name", "rename one of them")
-        if name in RESERVED and name != KEY:
-            raise _unusable(name, "a column has a name that samples keep", "rename the column")
     if KEY in names and not _is_text(columns.field(KEY).type):
         raise _unusable(KEY, "the column of keys does not hold text", "rename it, or cast it")
 
@@ -69,11 +67,14 @@ def layout_of(
     """
     ours = own_metadata(columns)
     empty: list[str] = []
+    unusable: dict[str, FormatError] = {}
     if ours is not None:
         schema, classes = ours
     else:
-        schema, classes, empty = _guess(columns, rows, nulls, scan)
+        schema, classes, empty = _guess(columns, rows, nulls, scan, unusable)
     layout: dict[str, Any] = {"schema": schema.to_json()}
+    if unusable:
+        layout["unusable"] = unusable
     if classes:
         layout["classes"] = classes
     if empty:
@@ -82,13 +83,33 @@ def layout_of(
 
 
 def _guess(
-    columns: pa.Schema, rows: int, nulls: Mapping[str, int], scan: Scan
+    columns: pa.Schema,
+    rows: int,
+    nulls: Mapping[str, int],
+    scan: Scan,
+    unusable: dict[str, FormatError],
 ) -> tuple[Schema, dict[str, list[str]], list[str]]:
+    """Fields, names of their classes, and columns without values.
+
+    Columns that no field can hold go to `unusable`.
+    """
     features = foreign_features(columns)
     fields: dict[str, FieldType] = {}
     for column in columns:
-        if column.name != KEY:
-            fields[column.name] = _kind(column, features.get(column.name, {}))
+        name = column.name
+        if name == KEY:
+            continue
+        if name in RESERVED:
+            unusable[name] = _unusable(
+                name,
+                "a column has a name that samples keep",
+                f"convert without it: {drop_option(name)}, or rename the column",
+            )
+            continue
+        try:
+            fields[name] = _kind(column, features.get(name, {}))
+        except FormatError as error:
+            unusable[name] = error
     counted = _count_nulls(columns, fields, nulls, scan)
     fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
     for name, kind in fields.items():
@@ -157,7 +178,7 @@ def _holds_no_field(column: pa.Field) -> FormatError:
         field=column.name,
         expected="numbers, text, bytes, images, lists of numbers or images, or what JSON can hold",
         found=str(column.type),
-        fix="cast the column to one of these, or drop it, where the file was made",
+        fix=f"convert without it: {drop_option(column.name)}, or cast it where the file was made",
     )
 
 

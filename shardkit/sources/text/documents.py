@@ -104,7 +104,9 @@ class TextStream(Stream):
         used, file = np.unique(self._parts.file[parts], return_inverse=True)
         chosen = Parts(file.astype(np.uint32), self._parts.start[parts], self._parts.end[parts])
         files = self._files.select(used.astype(np.int64))
-        return TextStream(self._root, files, chosen, self._fields, self._errors)
+        stream = TextStream(self._root, files, chosen, self._fields, self._errors)
+        stream.narrow(self.selection)
+        return stream
 
     def fingerprint(self) -> dict[str, str]:
         return self._files.fingerprint(list(self._fields.schema))
@@ -130,7 +132,7 @@ class TextStream(Stream):
                         raise value
                     taken = fields.take(value, cells=cells)
                     ignored = fields.left_out(value, taken, cells=cells)
-                    sample = {"__key__": f"{relative}/{at}", **taken}
+                    sample = self.selected({"__key__": f"{relative}/{at}", **taken})
                 except SampleError as error:
                     sample = located(error, text.path, at, f"{relative}/{at}")
                 size = after - done

@@ -79,25 +79,39 @@ class Decoder:
         except UnicodeError as error:
             raise self._bad_bytes(data, offset, error) from None
         if "\0" in text:
+            at = offset + max(find(data, "\0".encode(self.encoding)), 0)
             raise SampleError(
                 "a NUL character in the text: the file is of another encoding, or binary",
                 path=self.path,
-                offset=offset + max(find(data, "\0".encode(self.encoding)), 0),
+                offset=at,
                 expected=f"text, {self.encoding.upper()}",
                 found="U+0000",
-                fix="use --encoding utf-16 if it is that, or --on-error skip",
+                fix="remove it, or use --on-error skip"
+                if self.encoding.startswith(("utf-16", "utf-32"))
+                else f"use --encoding {self.wide(data, offset)} if it is that, or --on-error skip",
             )
         return text
 
+    def wide(self, data: bytes, offset: int) -> str:
+        """Which encoding of two or four bytes a character has NULs where these bytes have them.
+
+        Of ASCII's characters every second byte is NUL then, or three of four.
+        """
+        at = data.find(0)
+        if data[at : at + 3] == bytes(3):
+            return "utf-32-le" if (offset + at) % 4 else "utf-32-be"
+        return "utf-16-le" if (offset + at) % 2 else "utf-16-be"
+
     def _bad_bytes(self, data: bytes, offset: int, error: UnicodeError) -> SampleError:
         start, end = getattr(error, "start", 0), getattr(error, "end", 1)
+        likely = self.wide(data, offset) if b"\0" in data else "latin-1 or auto"
         return SampleError(
             f"bytes that are no text in {self.encoding.upper()}",
             path=self.path,
             offset=offset + start,
             expected=self.encoding.upper(),
             found=f"0x{data[start : max(end, start + 1)].hex()}: {getattr(error, 'reason', error)}",
-            fix="use --encoding latin-1 or auto, --encoding-errors replace, or --on-error skip",
+            fix=f"use --encoding {likely}, --encoding-errors replace, or --on-error skip",
         )
 
 

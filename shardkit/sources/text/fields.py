@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, drop_option
+from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.sources.metadata import number, typed_column, whole_number
@@ -21,6 +22,7 @@ class Fields:
     text: str
     others: Mapping[str, FieldType]
     every: bool = False  # whether a field that is none of these is an error
+    selection: Selection = ALL_FIELDS  # what is none of it is left out without a word
 
     @property
     def schema(self) -> Schema:
@@ -43,13 +45,16 @@ class Fields:
         return sample
 
     def left_out(self, values: Mapping[str, Any], taken: Sample, *, cells: bool) -> tuple[str, ...]:
-        """The fields of a document that have a value and are not among those that were taken."""
+        """The fields of a document that have a value and were not taken, though nobody said so."""
         if len(values) == len(taken):
             return ()
         return tuple(
             name
             for name, value in values.items()
-            if name not in taken and value is not None and not (cells and not value)
+            if name not in taken
+            and value is not None
+            and not (cells and not value)
+            and self.selection.has(name)
         )
 
     def _fitted(self, name: str, value: Any, cells: bool) -> Any:
@@ -71,18 +76,19 @@ class Fields:
             field=name,
             expected=kind.python,
             found=f"{type(value).__name__} {value!r:.60}",
-            fix="repair it, leave the other fields away (no --keep-fields), or --on-error skip",
+            fix=f"repair it, convert without the field: {drop_option(name)}, or --on-error skip",
         )
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
+        known = RESERVED | {self.text, *self.others}
         for name, value in values.items():
-            if name not in self.others and name not in RESERVED | {self.text} and value is not None:
+            if name not in known and value is not None and self.selection.has(name):
                 raise SampleError(
                     "a document has a field that the first ones do not have",
                     field=name,
                     expected=", ".join((self.text, *self.others)),
                     found=f"{type(value).__name__} {value!r:.60}",
-                    fix="leave the other fields away (no --keep-fields), or --on-error skip",
+                    fix=f"convert without the field: {drop_option(name)}, or --on-error skip",
                 )
 
     def _no_text(self, values: Mapping[str, Any]) -> SampleError:
@@ -118,6 +124,7 @@ class Sampled:
     def __init__(self) -> None:
         self._json: list[Mapping[str, Any]] = []
         self._cells: list[Mapping[str, Any]] = []
+        self.whole = True  # whether these are all that there are
 
     def add(self, values: Mapping[str, Any], *, cells: bool) -> None:
         (self._cells if cells else self._json).append(values)
@@ -134,6 +141,9 @@ class Sampled:
             kind = typed_column([value or None for value in values])[0]
             types[name] = _wider(types.get(name, kind), kind)
         return types
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self._json + self._cells for name in row))
 
     def reserved(self) -> list[str]:
         return sorted(RESERVED & {name for values in self._json + self._cells for name in values})
@@ -178,13 +188,13 @@ def choose(sampled: Sampled, asked: str | None) -> str | None:
     return texts[0] if len(texts) == 1 and texts[0] not in RESERVED else None
 
 
-def fields_of(sampled: Sampled, text: str, *, keep: bool) -> Fields:
+def fields_of(sampled: Sampled, text: str, selection: Selection, *, keep: bool) -> Fields:
     """The fields to read, the others being optional: any document may lack them."""
     if not keep:
-        return Fields(text, {})
+        return Fields(text, {}, selection=selection)
     others = {
         name: type(kind)(optional=True)
         for name, kind in sampled.types().items()
-        if name != text and name not in RESERVED
+        if name != text and name not in RESERVED and selection.has(name)
     }
-    return Fields(text, others, every=True)
+    return Fields(text, others, selection.fields is None, selection)

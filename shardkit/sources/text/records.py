@@ -148,16 +148,19 @@ def _text_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
 def _json_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
     def parse(line: bytes, start: int) -> dict[str, Any] | None:
         text = decoder.text(line, start)
-        return _json_object(text, start, decoder) if text and not text.isspace() else None
+        return _json_object(text, line, start, decoder) if text and not text.isspace() else None
 
     return _records(found, decoder, parse)
 
 
-def _json_object(text: str, start: int, decoder: Decoder) -> dict[str, Any]:
+def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         column = getattr(error, "pos", 0)
+        fix = "repair the line, or use --on-error skip"
+        if "\0" in text:
+            fix = f"use --encoding {decoder.wide(line, start)} if it is that, or {fix}"
         before = text[:column].encode(decoder.encoding, "replace")
         raise SampleError(
             f"a line is no JSON: {getattr(error, 'msg', error)}",
@@ -165,7 +168,7 @@ def _json_object(text: str, start: int, decoder: Decoder) -> dict[str, Any]:
             offset=start + len(before),
             expected="a JSON object on every line",
             found=repr(text[max(column - 30, 0) : column + 30]),
-            fix="repair the line, or use --on-error skip",
+            fix=fix,
         ) from None
     if not isinstance(value, dict):
         raise SampleError(

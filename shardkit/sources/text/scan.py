@@ -12,7 +12,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
-from shardkit.options import TextOptions
+from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.folder_scan import SPLIT_FOLDERS
@@ -39,7 +39,9 @@ def is_text(path: Path) -> bool:
     return parse_name(path.name) is not None
 
 
-def open_text(path: Path, options: TextOptions, *, split: str) -> dict[str, Source | Stream]:
+def open_text(
+    path: Path, options: TextOptions, *, split: str, selection: Selection = ALL_FIELDS
+) -> dict[str, Source | Stream]:
     """The documents of a file or a folder, one source per split; `{"": source}` without splits.
 
     Raises SourceError where there are none, or none of the first ones has the text.
@@ -57,7 +59,9 @@ def open_text(path: Path, options: TextOptions, *, split: str) -> dict[str, Sour
     else:
         corpus.files.encodings = [options.encoding]
     corpus.files.ratios = _ratios(corpus)
-    fields = Fields(LINE_FIELD, {}) if whole else _fields(path, corpus, options, notes)
+    fields, sampled = Fields(LINE_FIELD, {}), Sampled()
+    if not whole:
+        fields, sampled = _fields(path, corpus, options, selection, notes)
     chosen = splits or {"": _Split("", np.arange(len(corpus.files), dtype=np.int64))}
     sources: dict[str, Source | Stream] = {}
     for name, (folder, indices) in chosen.items():
@@ -68,7 +72,10 @@ def open_text(path: Path, options: TextOptions, *, split: str) -> dict[str, Sour
             sources[name] = TextFiles(root, files, options.encoding_errors, _odd_keys(files))
         else:
             parts = _parts(root, files)
-            sources[name] = TextStream(root, files, parts, fields, options.encoding_errors)
+            stream = TextStream(root, files, parts, fields, options.encoding_errors)
+            stream.others = {n: None for n in sampled.names() if n not in fields.schema}
+            stream.all_known = sampled.whole
+            sources[name] = stream
     first = next(iter(sources.values()))
     first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
     return sources
@@ -288,13 +295,15 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
     return [f"encodings found, with the number of files: {found}"]
 
 
-def _fields(path: Path, corpus: _Corpus, options: TextOptions, notes: list[str]) -> Fields:
-    """Which fields to read, from the first documents of a few files."""
+def _fields(
+    path: Path, corpus: _Corpus, options: TextOptions, selection: Selection, notes: list[str]
+) -> tuple[Fields, Sampled]:
+    """Which fields to read, from the first documents of a few files; and those documents."""
     sampled, problems = _sample(corpus, options)
     if not sampled:
         if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
             raise _unusable(path, problems)
-        return Fields(LINE_FIELD, {})
+        return Fields(LINE_FIELD, {}), sampled
     text = choose(sampled, options.field)
     if text is None:
         types = sampled.types()
@@ -309,11 +318,12 @@ def _fields(path: Path, corpus: _Corpus, options: TextOptions, notes: list[str])
     if options.keep_fields and sampled.reserved():
         names = ", ".join(sampled.reserved())
         notes.append(f"left out, as samples have such names of their own: {names}")
-    return fields_of(sampled, text, keep=options.keep_fields)
+    return fields_of(sampled, text, selection, keep=options.keep_fields), sampled
 
 
 def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[SampleError]]:
     sampled = Sampled()
+    sampled.whole = len(corpus.files) <= _SAMPLE_FILES
     problems = []
     for index in _spread(range(len(corpus.files)), _SAMPLE_FILES):
         file = open_file(corpus.root, corpus.files, index, options.encoding_errors)
@@ -324,6 +334,7 @@ def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[Sample
                 else:
                     sampled.add(record.value, cells=file.form in ("csv", "tsv"))
                 if number == _SAMPLE_DOCUMENTS or record.end >= _SAMPLE_BYTES:
+                    sampled.whole &= file.form == "text"  # whose lines have no other fields
                     break
         except SampleError as error:
             problems.append(located(error, file.path, 0))
