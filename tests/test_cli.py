@@ -38,6 +38,23 @@ def test_help_names_every_command_and_every_command_has_help() -> None:
     assert shardkit.__version__ in run("--version").stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "errors"),
+    [(["--help"], False), (["formats"], False), (["formats", "--json"], True), (["none"], True)],
+)
+def test_output_that_nobody_reads_ends_a_command_quietly(command: list[str], errors: bool) -> None:
+    """As `shardkit inspect X | head`: with the exit code that SIGPIPE gives other tools."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "shardkit", *command],
+            stdout=closed, stderr=closed if errors else subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 141
+    assert not ended.stderr
+
+
 def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing, words in (
         (None, ["JPEGs: yes"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 import click
@@ -26,8 +28,30 @@ COMMANDS = {
 }
 
 
+class _ClosedPipe(Exception):  # noqa: N818 - it is no fault
+    """Nobody reads the output any more; click would take the error of the system for its own."""
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as error:  # the latter is what rich makes of it
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise _ClosedPipe from error
+
+
 class _Commands(click.Group):
     """A group whose commands are modules of this package."""
+
+    def make_context(self, *words: Any, **options: Any) -> click.Context:
+        with _writing():
+            return super().make_context(*words, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _writing():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -63,28 +87,39 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 the data are at fault, 2 the command line is."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 the data are at fault, 2 the command line is, 130 interrupted, and 141
+    where whoever reads the output wants no more of it: as other Unix tools, which SIGPIPE ends.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
     warnings.showwarning = _show_warning
     try:
+        code = _run()
+        if sys.stdout is not None:  # closed from the beginning
+            sys.stdout.flush()
+    except (_ClosedPipe, BrokenPipeError):
+        code = 141
+        for number in (1, 2):  # what is left to write goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command that was typed; returns the exit code."""
+    try:
         group.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
+        return error.exit_code
     except (click.exceptions.Exit, click.Abort, KeyboardInterrupt) as error:
-        code = _ended(error)
+        return _ended(error)
     except ShardkitError as error:
         _show(error)
-        code = error.exit_code
-    except BrokenPipeError:  # the reader of our output has seen enough
-        code = 0
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    else:
-        code = 0
-    sys.stdout.flush()
-    sys.exit(code)
+        return error.exit_code
+    return 0
 
 
 def _ended(error: BaseException) -> int:
