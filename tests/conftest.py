@@ -19,7 +19,7 @@ from shardkit.testing import picture
 
 # Time never decides a test: a loaded machine is no failure.
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-_EXAMPLES, _MORE = 20, 25
+_EXAMPLES, _MORE = 20, 10
 settings.register_profile("default run", max_examples=_EXAMPLES, **_quiet)
 settings.register_profile("large", max_examples=_MORE * _EXAMPLES, **_quiet)
 

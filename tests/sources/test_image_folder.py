@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -404,8 +405,10 @@ def test_the_fingerprint_tells_names_sizes_labels_and_times_apart(images: Path) 
 
 
 @pytest.mark.large
+@pytest.mark.xdist_group("memory")
 @pytest.mark.timeout(1200)
-def test_planning_a_million_files_is_quick_and_small(tmp_path: Path) -> None:
+def test_planning_a_million_files_is_quick_and_small(disk: Path) -> None:
+    tmp_path = Path(tempfile.mkdtemp(dir=disk))
     for folder in range(1000):
         path = tmp_path / f"class{folder:03d}"
         path.mkdir()
