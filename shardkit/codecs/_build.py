@@ -4,8 +4,11 @@ pyproject.toml names `BuildCrop`. The extension is optional, so that a failure i
 and pip shows what a build prints only with -v: the notice goes to the terminal itself, too.
 """
 
+from __future__ import annotations
+
 import contextlib
 import sys
+from typing import Any
 
 from setuptools.command.build_ext import build_ext
 
@@ -19,8 +22,8 @@ shardkit: WARNING: installed WITHOUT its extension for fast loading of JPEGs
 """
 
 
-class BuildCrop(build_ext):
-    def build_extension(self, ext):
+class BuildCrop(build_ext):  # type: ignore[misc]
+    def build_extension(self, ext: Any) -> None:
         try:
             super().build_extension(ext)
         except Exception as error:
@@ -28,7 +31,7 @@ class BuildCrop(build_ext):
             raise  # setuptools goes on without an extension that is optional
 
 
-def _say(text):
+def _say(text: str) -> None:
     sys.stderr.write(text)
     with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
         terminal.write(text)
