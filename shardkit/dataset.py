@@ -242,7 +242,7 @@ class Dataset:
                 f"the lengths of the samples' arrays cannot be read: {error}",
                 path=path,
                 fix="convert again; `shardkit verify` tells what else is damaged",
-            ) from None
+            ) from error
         names = [shard.file.name for shard in self.manifest.shards]
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]
@@ -358,7 +358,7 @@ def open_partly(given: str | os.PathLike[str]) -> Dataset:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise storage.explain(error, "open", path) from None
+        raise storage.explain(error, "open", path) from error
     if stat.S_ISDIR(mode):
         return _open_folder(path)
     return _open_file(path)
@@ -397,7 +397,7 @@ def _shards_in(folder: Path) -> tuple[list[str], str]:
                 entry["filename"] for entry in json.loads(storage.read(state))["_data_files"]
             ], "hf"
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"the file is damaged: {error!r}", path=state) from None
+            raise DamagedError(f"the file is damaged: {error!r}", path=state) from error
     with storage.explained("list", folder):
         names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
     found = {name: format for name in names if (format := format_of(Path(name)))}
@@ -433,7 +433,7 @@ def _check_size(path: Path, expected: int | None) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise storage.explain(error, "open the shard", path) from None
+        raise storage.explain(error, "open the shard", path) from error
     if expected not in (None, found):
         raise DamagedError(
             "the shard is not as long as its manifest says",

@@ -183,7 +183,7 @@ def load_any(dataset: Path) -> Manifest | Splits:
         if version == VERSION and own != _own_checksum({"shardkit": version, **data}):
             raise ValueError("it is not as it was written")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedError(f"the manifest is damaged: {error}", path=path) from None
+        raise DamagedError(f"the manifest is damaged: {error}", path=path) from error
     if version != VERSION:
         raise FormatError(
             "the manifest is of another version",
@@ -203,7 +203,7 @@ def load_any(dataset: Path) -> Manifest | Splits:
         manifest.schema  # noqa: B018 - raises for what is no schema
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from None
+        raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from error
 
 
 def split_names(folder: Path) -> list[str]:
@@ -219,7 +219,7 @@ def split_names(folder: Path) -> list[str]:
         if not all(isinstance(name, str) and (folder / name).is_dir() for name in names):
             raise ValueError(f"no folders for {names!r:.100}")
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"the file is damaged: {error}", path=path) from None
+        raise DamagedError(f"the file is damaged: {error}", path=path) from error
     return list(names)
 
 

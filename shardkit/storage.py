@@ -327,7 +327,7 @@ class PreadFile:
                     raise self._cut(size, start, len(data))
                 data += more
         except OSError as error:
-            raise explain(error, "read", self.path).located(offset=start) from None
+            raise explain(error, "read", self.path).located(offset=start) from error
         return data
 
     def _cut(self, size: int, start: int, found: int) -> ShardkitError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import json
 import pickle
 from pathlib import Path
@@ -15,12 +17,15 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import errors, storage
+from shardkit.codecs.image import NotAnImageError, checked
 from shardkit.conversion.shards import FieldSizes, Stats
 from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
+from shardkit.formats import FORMATS
 from shardkit.options import ConvertOptions, parse_size, parse_split
 from shardkit.order import permutation
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
+from shardkit.stream import Loader
 from shardkit.testing import EVERYTHING, everything
 
 
@@ -242,3 +247,48 @@ def test_public_names_are_all_there_and_no_others() -> None:
     assert set(shardkit.__all__) <= set(dir(shardkit))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         shardkit.nothing  # noqa: B018
+
+
+# --- causes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_errors_keep_their_cause_on_the_way_up(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails while a Loader reads, through every layer that adds places."""
+    schema, value = {"tokens": Array("<u2", (None,))}, np.arange(9, dtype=np.uint16)
+    with shardkit.create(tmp_path / "d", format, schema) as writer:
+        for _ in range(4):
+            writer.write({"tokens": value})
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "the disk is on fire")
+
+    monkeypatch.setattr("os.pread", fails)
+    with pytest.raises(ShardkitError, match="Input/output error") as caught:
+        list(Loader(tmp_path / "d", batch_size=2, threads=0))
+    cause = caught.value.__cause__
+    assert isinstance(cause, OSError)
+    assert cause.errno == errno.EIO
+    assert {"path", "offset"} <= caught.value.where.keys()
+
+
+def test_what_a_decoder_says_stays_the_cause_of_what_we_say() -> None:
+    with pytest.raises(SampleError) as caught:
+        checked(b"\x89PNG\r\n\x1a\n" + bytes(40), "a", "image")
+    assert isinstance(caught.value.__cause__, NotAnImageError)
+
+
+def test_no_handler_that_looks_at_an_error_takes_it_away() -> None:
+    """`from None` is for errors that say nothing more, such as a KeyError: they have no name."""
+    found = []
+    for path in Path(shardkit.__file__).parent.rglob("*.py"):
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if isinstance(handler, ast.ExceptHandler) and handler.name is not None:
+                found += [
+                    f"{path.name}:{node.lineno}"
+                    for node in ast.walk(handler)
+                    if isinstance(node, ast.Raise) and ast.unparse(node).endswith(" from None")
+                ]
+    assert not found

@@ -85,7 +85,7 @@ def _by_numpy(data: bytes) -> npt.NDArray[Any]:
     except ValueError:
         raise
     except Exception as error:  # a damaged header is parsed as Python, and fails in many ways
-        raise ValueError(f"the header is damaged: {error}") from None
+        raise ValueError(f"the header is damaged: {error}") from error
 
 
 def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:

@@ -38,7 +38,7 @@ def to_srgb(profile: bytes, colour: str) -> Any:
         intent = ImageCms.Intent.PERCEPTUAL
         made = ImageCms.buildTransform(opened, target, mode, "RGB", intent, flags)
     except (ImageCms.PyCMSError, OSError, ValueError) as error:
-        raise ProfileError(str(error)) from None
+        raise ProfileError(str(error)) from error
     if mode == "CMYK":
         return made
     levels = np.arange(256, dtype=np.uint8)

@@ -225,7 +225,7 @@ def _other(data: bytes) -> dict[str, Any]:
         try:
             return _described(picture)
         except Exception as error:  # its parsers raise whatever damage leads them to
-            raise NotAnImageError(f"a damaged picture: {error}") from None
+            raise NotAnImageError(f"a damaged picture: {error}") from error
 
 
 def _described(picture: Any) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def checked(value: bytes, key: str, field: str) -> ImageInfo:
         check_end(value, info.format)
         return info
     except NotAnImageError as error:
-        raise unusable(error, key, field) from None
+        raise unusable(error, key, field) from error
 
 
 def unusable(error: NotAnImageError, key: str, field: str) -> SampleError:
@@ -255,7 +255,7 @@ def opened(data: bytes) -> Any:
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
     except Exception as error:  # its parsers raise whatever damage leads them to
-        raise NotAnImageError(f"a damaged {format} file: {error}") from None
+        raise NotAnImageError(f"a damaged {format} file: {error}") from error
 
 
 def _describe(data: bytes) -> str:

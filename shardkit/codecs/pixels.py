@@ -216,7 +216,7 @@ def loaded(data: bytes, header: Header) -> Iterator[Any]:
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
-        raise DecodeError(f"a damaged picture: {error}") from None
+        raise DecodeError(f"a damaged picture: {error}") from error
 
 
 def _as_rgb(picture: Any, colour: str, background: Colour, transform: Any) -> Pixels:

@@ -253,7 +253,7 @@ def _locked(folder: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise storage.explain(error, "create", folder / _LOCK) from None
+        raise storage.explain(error, "create", folder / _LOCK) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_ino == os.stat(folder / _LOCK).st_ino:

@@ -112,7 +112,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
                 continue
             except SampleError as error:
                 if not work.skip_errors:
-                    raise error.located(path=item.name) from None
+                    raise error.located(path=item.name) from error.__cause__
                 lists[ERRORS].append(error_line(item.name, error))
                 reporter.add(item.size, 1)
                 continue

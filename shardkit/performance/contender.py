@@ -120,7 +120,7 @@ class Contender:
             to_rgb(sample[field])
         except NotAnImageError as error:
             place = samples.address(number)._asdict()
-            raise unusable(error, sample["__key__"], field).located(**place) from None
+            raise unusable(error, sample["__key__"], field).located(**place) from error
 
     @cached_property
     def _pictures(self) -> tuple[Samples, str]:

@@ -135,7 +135,7 @@ def _ask(python: str, *words: str) -> dict[str, Any]:
             [python, str(SCRIPT), *words], capture_output=True, text=True, check=False
         )
     except OSError as error:
-        raise storage.explain(error, "run", Path(python)) from None
+        raise storage.explain(error, "run", Path(python)) from error
     if not done.stdout:
         lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
         raise WorkerError(lines[-1], path=python)

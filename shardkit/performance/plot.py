@@ -41,7 +41,7 @@ def check_plot(path: Path) -> None:
             f"the plot cannot be written: {os.strerror(error.errno or 0)}",
             path=path,
             fix="give a file in a folder that can be written to",
-        ) from None
+        ) from error
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

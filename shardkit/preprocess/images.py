@@ -182,14 +182,14 @@ class _About:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, NotAnImageError):
-            raise unusable(error, **self._where) from None
+            raise unusable(error, **self._where) from error
         if isinstance(error, ValueError):
             raise SampleError(
                 "the picture cannot be stored",
                 **self._where,
                 found=str(error),
                 fix="resize it, choose another --image-format, or drop it with --on-error skip",
-            ) from None
+            ) from error
 
 
 def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

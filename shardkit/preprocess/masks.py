@@ -82,7 +82,7 @@ def encode_mask(mask: Any) -> bytes:
     try:
         mask.save(file, "PNG")
     except OSError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)) from error
     return file.getvalue()
 
 

@@ -54,7 +54,7 @@ def _opened(
             folder = path.is_dir()
             path.stat()
         except OSError as error:
-            raise storage.explain(error, "read the source", path) from None
+            raise storage.explain(error, "read the source", path) from error
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
         loose = folder and not has_manifest(path) and not _holds_shards(path)

@@ -21,7 +21,7 @@ def read_file(path: str, size: int | None = None) -> bytes:
     try:
         data = storage.read_whole(path, size)
     except OSError as error:
-        raise unreadable(error, path) from None
+        raise unreadable(error, path) from error
     if size is not None and len(data) != size:
         raise SampleError(
             "the file changed while the conversion ran",

@@ -83,7 +83,7 @@ class ImageFolder(Source):
                     if sidecars >> bit & 1 and sidecar.field in self.schema:
                         sample[sidecar.field] = _read_sidecar(stem + sidecar.ending, sidecar)
         except ShardkitError as error:
-            raise error.located(key=key) from None
+            raise error.located(key=key) from error.__cause__
         if files.metadata is not None:
             row = files.metadata.row(index)
             sample.update({n: v for n, v in row.items() if n in self.schema})
@@ -199,4 +199,4 @@ def _read_sidecar(path: str, sidecar: Sidecar) -> Any:
             field=sidecar.field,
             expected=sidecar.type.python + (", UTF-8" if isinstance(sidecar.type, Text) else ""),
             found=str(error),
-        ) from None
+        ) from error

@@ -151,7 +151,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 )
             yield reader.line_num, dict(zip(head, (c or _MISSING for c in cells), strict=True))
     except csv.Error as error:
-        raise SourceError(f"line {reader.line_num} is no CSV: {error}", path=path) from None
+        raise SourceError(f"line {reader.line_num} is no CSV: {error}", path=path) from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -161,7 +161,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"line {line} is no JSON: {error}", path=path) from None
+            raise SourceError(f"line {line} is no JSON: {error}", path=path) from error
         if not isinstance(row, dict):
             raise SourceError(f"line {line} is no JSON object", path=path, found=text[:60])
         yield line, row
@@ -177,7 +177,7 @@ def _decoded(path: Path) -> str:
             offset=error.start,
             found=error.reason,
             fix="save the file as UTF-8",
-        ) from None
+        ) from error
 
 
 def typed_column(column: list[Any]) -> tuple[FieldType, list[Any]]:

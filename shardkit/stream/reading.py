@@ -86,7 +86,7 @@ class Samples:
             sample = reader[position]
         except ShardkitError as error:
             path = dataset.sample_path(shard, position)
-            raise error.located(path=path, position=position) from None
+            raise error.located(path=path, position=position) from error.__cause__
         if self._all:
             return sample
         return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
@@ -97,7 +97,7 @@ class Samples:
             return to_rgb(sample[field])
         except NotAnImageError as error:
             address = self.address(number)
-            raise unusable(error, sample["__key__"], field).located(**address._asdict()) from None
+            raise unusable(error, sample["__key__"], field).located(**address._asdict()) from error
 
     def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
         """Write arrays of one shape to the rows of `out`; returns the samples' keys.

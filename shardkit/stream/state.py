@@ -26,7 +26,7 @@ def load(state: dict[str, Any], identity: dict[str, Any]) -> tuple[int, Place]:
             f"this is no state of a Loader: {error!r}",
             expected="what state_dict() gave",
             found=repr(state)[:200],
-        ) from None
+        ) from error
     if version != ORDER_VERSION:
         raise UsageError(
             "the state is of another version of the order of samples",

@@ -47,7 +47,7 @@ def _found() -> tuple[World, str]:
     except ValueError as error:
         raise UsageError(
             f"RANK or WORLD_SIZE is no number: {error}", fix="unset them, or start with torchrun"
-        ) from None
+        ) from error
     return world, "RANK and WORLD_SIZE have set what was not given"
 
 

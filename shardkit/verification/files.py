@@ -65,7 +65,7 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
             fix=AGAIN,
         ) from None
     except OSError as error:
-        raise storage.explain(error, "look at", path) from None
+        raise storage.explain(error, "look at", path) from error
     if not stat.S_ISREG(about.st_mode):  # a pipe would let us wait for ever
         raise DamagedError(
             "where a file of the dataset should be is something else",

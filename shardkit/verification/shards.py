@@ -267,7 +267,7 @@ def listed(part: Part, name: str) -> list[dict[str, object]]:
     try:
         lines = [json.loads(line) for line in storage.read(path).splitlines()]
     except ValueError as error:
-        raise DamagedError(f"the file is damaged: {error}", path=path) from None
+        raise DamagedError(f"the file is damaged: {error}", path=path) from error
     return [line for line in lines if isinstance(line, dict)]
 
 

@@ -44,7 +44,7 @@ def open_tokenizers(data: bytes, path: str) -> tokenizers.Tokenizer:
             path=path,
             found=str(error),
             fix="give a tokenizer.json, or check whether it is complete",
-        ) from None
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -210,7 +210,7 @@ def open_sentencepiece(data: bytes, path: str) -> Any:
     try:
         return SentencePieceProcessor(model_proto=data)
     except RuntimeError as error:
-        raise UsageError("a file is no SentencePiece model", path=path, found=str(error)) from None
+        raise UsageError("a file is no SentencePiece model", path=path, found=str(error)) from error
 
 
 def check_unicode(texts: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ def check_unicode(texts: Sequence[str]) -> None:
                 found=f"half a surrogate pair, U+{ord(text[error.start]):04X}, "
                 f"at character {error.start}",
                 fix="repair the document, or leave it out",
-            ) from None
+            ) from error
 
 
 def _hints(tokens: Iterable[str]) -> tuple[str, ...]:

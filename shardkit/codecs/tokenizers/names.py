@@ -346,7 +346,7 @@ def _named_beside(path: Path) -> dict[str, str]:
         except ValueError as error:
             raise UsageError(
                 "a file beside a tokenizer is not JSON", path=str(sidecar), found=str(error)
-            ) from None
+            ) from error
         for name in _USUAL:
             token = content.get(f"{name}_token")
             token = token.get("content") if isinstance(token, dict) else token

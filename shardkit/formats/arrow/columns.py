@@ -139,7 +139,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
         ours = Schema.from_json(found["schema"])
         classes = {str(name): list(map(str, names)) for name, names in found["classes"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"the metadata of the shard are damaged: {error!r}") from None
+        raise DamagedError(f"the metadata of the shard are damaged: {error!r}") from error
     if schema.names != [KEY, *ours]:
         return None
     if not all(fits(kind, schema.field(name).type) for name, kind in ours.items()):

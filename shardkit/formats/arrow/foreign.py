@@ -187,7 +187,7 @@ def _tensor(column: pa.Field) -> Array | None:
     try:
         tensor = tensor_of(column.type)
     except FormatError as error:
-        raise error.located(field=column.name) from None
+        raise error.located(field=column.name) from error.__cause__
     if tensor is None:
         return None
     return Array(np.dtype(column.type.value_type.to_pandas_dtype()).str, tensor.shape)

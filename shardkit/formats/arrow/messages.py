@@ -99,7 +99,7 @@ def _of_file(data: memoryview | PreadFile, path: Path) -> Messages:
         table = _table(footer, 0)
         places = [_blocks(footer, table, field) for field in (2, 3)]  # dictionaries and batches
     except (struct.error, ValueError) as error:
-        raise _damaged(f"the footer is damaged ({error})", path, start) from None
+        raise _damaged(f"the footer is damaged ({error})", path, start) from error
     found: list[list[tuple[int, _Message]]] = [[], []]
     for kind, starts, messages in zip((_DICTIONARY, _BATCH), places, found, strict=True):
         for at in starts:
@@ -191,7 +191,7 @@ def _message(data: memoryview | PreadFile, at: int, end: int, path: Path) -> _Me
             raise _truncated(path, start, at + size, end)
         kind, rows, compressed, body = _header(bytes(data[at : at + size]))
     except (struct.error, ValueError) as error:
-        raise _damaged(f"a message has a damaged header ({error})", path, start) from None
+        raise _damaged(f"a message has a damaged header ({error})", path, start) from error
     body_at = at + size
     stop = body_at + body
     if stop > end:

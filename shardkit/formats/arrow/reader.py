@@ -221,7 +221,7 @@ class BatchReader(ShardReader):
         except ShardkitError as error:
             raise error.located(
                 path=self._path, position=position, key=sample.get(KEY), field=name
-            ) from None
+            ) from error.__cause__
         except FAILURES as error:
             raise SampleError(
                 f"a value is damaged: {error}",
@@ -230,7 +230,7 @@ class BatchReader(ShardReader):
                 key=sample.get(KEY),
                 field=name,
                 expected=self.schema[name].python if name in self.schema else "a key",
-            ) from None
+            ) from error
         return sample
 
     def _made_key(self, position: int) -> str:
@@ -270,7 +270,7 @@ class BatchReader(ShardReader):
         try:
             yield
         except ShardkitError as error:
-            raise error.located(path=self._path, position=position) from None
+            raise error.located(path=self._path, position=position) from error.__cause__
         except FAILURES as error:
             raise DamagedError(
                 f"{what}: {_first_line(error)}",
@@ -278,7 +278,7 @@ class BatchReader(ShardReader):
                 position=position,
                 offset=offset,
                 fix="copy the file again, or write it again where it was made",
-            ) from None
+            ) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -187,7 +187,7 @@ class BatchWriter(ShardWriter):
                 try:
                     value = encode(value)
                 except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
-                    raise _not_stored(sample, name, error) from None
+                    raise _not_stored(sample, name, error) from error
             if weigh is not None:
                 size = weigh(value)
                 if size > _LARGEST:

@@ -282,7 +282,7 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedError(
             f"the type of the array field {name!r} is damaged: {error}", path=path, offset=offset
-        ) from None
+        ) from error
 
 
 _DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w+\])?")

@@ -78,7 +78,7 @@ def checked(value: bytes, key: str, field: str) -> Picture:
     try:
         return stored(value)
     except NotAnImageError as error:
-        raise unusable(error, key, field) from None
+        raise unusable(error, key, field) from error
     except ValueError as error:
         raise SampleError(
             "a .beton cannot hold the picture",
@@ -86,4 +86,4 @@ def checked(value: bytes, key: str, field: str) -> Picture:
             field=field,
             found=str(error),
             fix="make it smaller with --resize, or drop such samples with --on-error skip",
-        ) from None
+        ) from error

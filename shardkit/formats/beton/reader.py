@@ -82,7 +82,9 @@ class BetonReader(ShardReader):
                 if presence is None or presence[position]:
                     sample[name] = read(data, row, position)
         except ShardkitError as error:  # the file was cut since
-            raise error.located(position=position, key=sample.get("__key__"), field=name) from None
+            raise error.located(
+                position=position, key=sample.get("__key__"), field=name
+            ) from error.__cause__
         except (ValueError, RecursionError) as error:
             raise SampleError(
                 f"a value is damaged: {error}",
@@ -92,7 +94,7 @@ class BetonReader(ShardReader):
                 field=name,
                 offset=row[pointer] if pointer >= 0 else None,
                 expected=self.schema[name].python if name in self.schema else "a key",
-            ) from None
+            ) from error
         return sample
 
     def _key(self, section: Section | None, position: int) -> str:

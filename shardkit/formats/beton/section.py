@@ -106,9 +106,9 @@ def _unpack_text(text: bytes, path: Path, at: int) -> tuple[Schema, dict[str, li
             schema, classes = Schema.from_json(about["schema"]), about["classes"]
             return schema, None if classes is None else _checked_classes(classes)
     except FormatError as error:  # a type that this version does not know
-        raise error.located(path=path, offset=at) from None
+        raise error.located(path=path, offset=at) from error.__cause__
     except (*_NO_SCHEMA, UsageError) as error:
-        raise _damaged(path, at, f"a text that is no description: {error}") from None
+        raise _damaged(path, at, f"a text that is no description: {error}") from error
     raise FormatError(
         "the file was made by a version of shardkit that this one does not know",
         path=path,

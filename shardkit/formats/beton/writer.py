@@ -268,7 +268,7 @@ def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any, str, str], bytes]
         except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate in text, say
             raise SampleError(
                 f"the value cannot be stored: {error}", key=key, field=name, found=f"{value!r:.60}"
-            ) from None
+            ) from error
 
     return encoded
 

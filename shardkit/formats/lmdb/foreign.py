@@ -62,12 +62,12 @@ class Entries:
         except (ValueError, RecursionError) as error:
             raise SampleError(
                 f"a value is not {self.kind} like the others: {error}", key=key, **where
-            ) from None
+            ) from error
         try:
             return schema.check({"__key__": key, **fields})
         except SampleError as error:
             located: SampleError = error.located(**where)  # type: ignore[assignment]
-            raise located from None
+            raise located from error.__cause__
 
 
 def scan(tree: Tree) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _packed_array(value: dict[str, Any]) -> Any:
             raise ValueError("an array of objects")
         return np.frombuffer(value["data"], dtype).reshape(value["shape"]).copy()
     except (KeyError, TypeError) as error:
-        raise ValueError(f"an array that is none: {error!r}") from None
+        raise ValueError(f"an array that is none: {error!r}") from error
 
 
 def _json(value: bytes) -> Sample:

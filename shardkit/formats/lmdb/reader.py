@@ -112,7 +112,7 @@ class LmdbReader(ShardReader):
             start, size = self._place(tree, position)
             return start, tree.read(start, size)
         except ShardkitError as error:
-            raise error.located(position=position) from None
+            raise error.located(position=position) from error.__cause__
 
     def _place(self, tree: Tree, position: int) -> tuple[int, int]:
         """Offset and size of a sample's value in the file."""
@@ -166,7 +166,7 @@ class LmdbReader(ShardReader):
                 field=name,
                 offset=start,
                 expected=expected,
-            ) from None
+            ) from error
         return sample
 
     def _key(self, tree: Tree, position: int) -> str:
@@ -250,7 +250,7 @@ def _about(tree: Tree) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(
             f"the entry {ABOUT.decode()} is damaged: {error}", path=tree.path, offset=entry.offset
-        ) from None
+        ) from error
     if version != VERSION:
         raise FormatError(
             "the LMDB is of another version",

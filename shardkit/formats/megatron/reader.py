@@ -79,7 +79,9 @@ class MegatronReader(ShardReader):
                 field = self._field
                 sample[field] = self._value(data, position)
         except ShardkitError as error:  # the file was cut since
-            raise error.located(position=position, key=sample["__key__"], field=field) from None
+            raise error.located(
+                position=position, key=sample["__key__"], field=field
+            ) from error.__cause__
         except ValueError as error:
             if field == "__key__":
                 path = keys_path(path)
@@ -89,7 +91,7 @@ class MegatronReader(ShardReader):
                 position=position,
                 key=sample.get("__key__"),
                 field=field,
-            ) from None
+            ) from error
         return sample
 
     def read_rows(

@@ -106,7 +106,9 @@ class WdsReader(ShardReader):
                         raise ValueError("the file ends before it")
                     sample[name] = value if decode is None else decode(value)
         except ShardkitError as error:  # the file was cut since
-            raise error.located(position=position, key=sample.get("__key__"), field=name) from None
+            raise error.located(
+                position=position, key=sample.get("__key__"), field=name
+            ) from error.__cause__
         except (ValueError, KeyError, RecursionError) as error:
             expected = self.schema[name].python if name in self.schema else "a key"
             raise SampleError(
@@ -117,7 +119,7 @@ class WdsReader(ShardReader):
                 field=name,
                 offset=start,
                 expected=expected,
-            ) from None
+            ) from error
         return sample
 
     def stored(self, position: int) -> Sample:
@@ -384,7 +386,7 @@ def _unpacked(path: Path, size: int, time: int) -> mmap.mmap | bytes:
                 raise
             raise DamagedError(
                 f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
-            ) from None
+            ) from error
         plain.flush()
         return _map_file(plain)
 

@@ -164,7 +164,7 @@ def _encoded(field: _Field, value: Any, key: str) -> bytes:
             key=key,
             field=field.name,
             found=f"{value!r:.60}",
-        ) from None
+        ) from error
 
 
 def _json(value: Any) -> bytes:

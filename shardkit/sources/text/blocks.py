@@ -90,7 +90,7 @@ def stored_blocks(path: str, size: int, start: int, block: int) -> Iterator[byte
                 start += len(data)
                 yield data
     except OSError as error:
-        raise unreadable(error, path) from None
+        raise unreadable(error, path) from error
 
 
 def _check_size(path: str, planned: int, found: int) -> None:
@@ -119,7 +119,7 @@ def _decompressed(
             try:
                 data = decoder.decompress(rest)
             except _DAMAGE as error:
-                raise _damaged(path, size, str(error) or type(error).__name__) from None
+                raise _damaged(path, size, str(error) or type(error).__name__) from error
             rest = decoder.unused_data if decoder.eof else b""
             size += len(data)
             if data:

@@ -44,7 +44,7 @@ class TextFiles(Source):
         try:
             text = open_file(self._root, self._files, index, self._errors).text()
         except SampleError as error:
-            raise error.located(key=key) from None
+            raise error.located(key=key) from error.__cause__
         return {"__key__": key, LINE_FIELD: text}
 
     def sizes(self) -> npt.NDArray[np.int64]:

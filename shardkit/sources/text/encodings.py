@@ -70,14 +70,14 @@ class Decoder:
         try:
             return data.decode(self.encoding, self.errors)
         except UnicodeError as error:
-            raise self._bad_bytes(data, offset, error) from None
+            raise self._bad_bytes(data, offset, error) from error
 
     def raw_text(self, data: bytes, offset: int) -> str:
         """The same for text that is no JSON, in which NUL bytes have no business either."""
         try:
             text = data.decode(self.encoding, self.errors)
         except UnicodeError as error:
-            raise self._bad_bytes(data, offset, error) from None
+            raise self._bad_bytes(data, offset, error) from error
         if "\0" in text:
             at = offset + max(find(data, "\0".encode(self.encoding)), 0)
             raise SampleError(

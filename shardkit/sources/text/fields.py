@@ -115,7 +115,7 @@ def _check_unicode(name: str, text: str) -> None:
             expected="Unicode text, with surrogates only in pairs",
             found=f"\\u{ord(text[error.start]):04x} after {error.start:,} characters",
             fix="repair the escape, or use --on-error skip",
-        ) from None
+        ) from error
 
 
 class Sampled:

@@ -169,7 +169,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
             expected="a JSON object on every line",
             found=repr(text[max(column - 30, 0) : column + 30]),
             fix=fix,
-        ) from None
+        ) from error
     if not isinstance(value, dict):
         raise SampleError(
             "a line is no JSON object",
