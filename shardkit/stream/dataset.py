@@ -6,11 +6,12 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, UsageError
 from shardkit.options import check_names
 from shardkit.stream.batches import Batch, Made, rows_of
 from shardkit.stream.options import StreamOptions
@@ -52,8 +53,8 @@ class StreamingDataset:
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is."""
-        self.epoch = epoch
+        """Which epoch the next iteration is. Raises UsageError for a number that is none."""
+        self.epoch = checked_epoch(epoch)
 
     def __len__(self) -> int:
         """Batches, or samples, of an epoch for this rank."""
@@ -104,6 +105,13 @@ class StreamingDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stream": None, "_scheduled": None}
+
+
+def checked_epoch(epoch: int) -> int:
+    """The number of an epoch. Raises UsageError for what is none."""
+    if not isinstance(epoch, Integral) or epoch < 0:
+        raise UsageError("an epoch is a whole number from 0 up", found=repr(epoch))
+    return int(epoch)
 
 
 class Bad:

@@ -14,7 +14,7 @@ from shardkit.errors import UsageError
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Take
-from shardkit.stream.dataset import Bad, StreamingDataset
+from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
 from shardkit.stream.schedule import START, Place, Schedule
@@ -152,8 +152,10 @@ class Loader:
         """Which epoch the next iteration is.
 
         It starts at its beginning, unless a state inside that epoch has just been loaded: that is
-        continued. An iteration that has given nothing yet follows.
+        continued. An iteration that has given nothing yet follows. Raises UsageError for a number
+        that is none.
         """
+        epoch = checked_epoch(epoch)
         if self._used or epoch != self.epoch:
             self.epoch, self._place, self._used = epoch, START, False
 

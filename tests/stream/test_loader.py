@@ -356,6 +356,16 @@ def test_set_epoch_continues_a_state_of_that_epoch_and_begins_any_other(photos):
     assert keys(again) == epochs[1]
 
 
+@pytest.mark.parametrize("kind", [Loader, StreamingDataset])
+def test_what_is_no_epoch_is_refused(photos, kind):
+    made = kind(photos, batch_size=5)
+    made.set_epoch(np.int64(3))
+    assert type(made.epoch) is int
+    for epoch in (-1, 2.5, "3", None):
+        with pytest.raises(UsageError, match="an epoch is a whole number"):
+            made.set_epoch(epoch)
+
+
 def test_the_state_is_that_of_the_last_batch_whatever_epoch_was_set_meanwhile(photos):
     loader = Loader(photos, batch_size=5, shuffle=True)
     iterator = iter(loader)

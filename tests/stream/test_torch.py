@@ -107,10 +107,13 @@ def test_a_device_and_page_locked_memory_are_for_tensors(photos):
 
 def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, monkeypatch):
     """By the real thing but for the locking, which needs a GPU: torch owns what it gives out."""
-    empty, storages = torch.empty, set()
+    storages, used = set(), []
 
-    def pageable(*size, pin_memory, **options):
-        made = empty(*size, **options)
+    def pageable(size, dtype, pin_memory):
+        assert pin_memory
+        memory = np.empty(size, np.uint8)
+        used.append(weakref.ref(memory))  # ends when torch could use it again
+        made = torch.from_numpy(memory)
         storages.add(made.untyped_storage()._cdata)
         return made
 
@@ -130,6 +133,9 @@ def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, m
         list(loader), list(plain)
         for view, batch in zip(views, expected, strict=True):
             assert (view == batch["image"][1:, :, ::2]).all()
+        assert sum(memory() is not None for memory in used) == len(views)
+        del view, views
+        assert not any(memory() is not None for memory in used)
 
 
 class FakeGpu:
