@@ -81,6 +81,7 @@ class Manifest:
     # What was passed over, in words, and how often: files, rows, fields, entries of a database.
     ignored: dict[str, int] = field(default_factory=dict)
     encoded: dict[str, int] = field(default_factory=dict)  # by the format, as it demands: reasons
+    keys: dict[str, int] = field(default_factory=dict)  # that others stumble over: what they have
     # What the steps did: samples dropped, pictures by what became of them, and why they changed.
     filtered: dict[str, int] = field(default_factory=dict)
     pictures: dict[str, int] = field(default_factory=dict)

@@ -172,6 +172,7 @@ class ConvertOptions:
     fields: Sequence[str] | None = None  # of the source: store these and no others
     drop: Sequence[str] = ()  # of the source: store all but these
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
+    safe_keys: bool = False  # percent-encode what is neither A-Z, a-z, 0-9, -, _ nor / in keys
     image: ImageOptions = field(default_factory=ImageOptions)
     text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
@@ -254,6 +255,7 @@ class ConvertOptions:
             "rename": dict(self.rename),
             "image": asdict(self.image) if self.image.active else None,
             "image_defaults": IMAGE_DEFAULTS if self.image.active or self.transform else None,
+            **({"safe_keys": True} if self.safe_keys else {}),  # others are as they always were
         }
 
 

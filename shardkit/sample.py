@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -40,6 +41,25 @@ def key_of(stem: str) -> str:
     """
     folder, slash, base = stem.rpartition("/")
     return folder + slash + base.replace(".", "_")
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_/-]+|^__(?=[^/]*__(?:/|$))|^/|(?<=/)/|/$")
+
+
+def safe_key(key: str) -> str:
+    """The key in letters, digits, `-`, `_` and single slashes between names: fit for any tool.
+
+    All else is percent-encoded as in URLs, so that `urllib.parse.unquote` gives the key again. The
+    `__` of names such as `__x__`, which WebDataset passes over, is encoded too.
+
+    >>> safe_key("my cat/v1.0 ü")
+    'my%20cat/v1%2E0%20%C3%BC'
+    """
+    return _UNSAFE.sub(_percent_encoded, key)
+
+
+def _percent_encoded(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
 
 
 def unique_key(key: str, suffix: str, taken: Collection[str]) -> str:

@@ -92,6 +92,11 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
 )
+@click.option(
+    "--safe-keys",
+    is_flag=True,
+    help="Percent-encode what is neither letter (A to Z), digit, -, _ nor / in keys.",
+)
 @click.option("--resize", type=int, metavar="N", help="Make pictures smaller: N pixels a side.")
 @click.option(
     "--resize-mode",

@@ -210,6 +210,8 @@ def show_plan(plan: Plan, out: Path) -> None:
 
 def show_result(result: ConvertResult) -> None:
     """What a conversion made, for people."""
+    from shardkit.conversion.run import notes_on_keys
+
     rows = []
     for name, split in result.splits.items():
         classes = f" in {counted(split.classes, 'class')}" if split.classes else ""
@@ -234,6 +236,7 @@ def show_result(result: ConvertResult) -> None:
         if split.encoded:
             words = f"pictures that {result.format} cannot hold: {tally(split.encoded)}"
             rows.append(("  encoded", words))
+    rows += [("note", note) for note in notes_on_keys(result.splits.values())]
     rows += _passed_over(result.ignored)
     if not result.already_complete:
         speed = size(int(result.source_bytes / max(result.seconds, 0.001)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,11 +66,22 @@ class SplitResult:
     fields: dict[str, FieldStats]
     encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
     ignored: dict[str, int]  # what was passed over, and how often: files, fields, rows, ...
+    keys: dict[str, int]  # that other readers stumble over, by what they have: blanks
     filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
     filtered_list: str | None  # the file that lists them
     text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
     pictures: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
     reasons: dict[str, int]  # why pictures were changed, other than to be resized
+
+
+def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
+    """What other readers stumble over: known only once all keys were written."""
+    found = sum((Counter(split.keys) for split in splits), Counter())
+    return [
+        f"{count:,} keys have {what}, at which DALI's index and other tools cut them: --safe-keys"
+        " encodes what is unsafe"
+        for what, count in sorted(found.items())
+    ]
 
 
 @dataclass(frozen=True)
@@ -310,6 +321,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int], workers: int) -> It
                 max_samples=options.shard_samples,
                 schema=task.part.schema,
                 rename=options.rename,
+                safe_keys=options.safe_keys and not task.part.source.safe_keys,
                 skip_errors=options.on_error == "skip",
                 threads=_threads(workers, left),
                 transformed=options.transform is not None,
@@ -347,7 +359,7 @@ def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> Convert
         splits=splits,
         source_bytes=plan.source_bytes,
         ignored=dict(sorted(ignored.items())),
-        notes=plan.notes(),
+        notes=[*plan.notes(), *notes_on_keys(splits.values())],
         already_complete=already_complete,
     )
 
@@ -375,6 +387,7 @@ def _split_result(folder: Path) -> SplitResult:
         fields=manifest.fields,
         encoded=manifest.encoded,
         ignored=manifest.ignored,
+        keys=manifest.keys,
         filtered=manifest.filtered,
         filtered_list=lists[FILTERED],
         text=manifest.text,

@@ -36,10 +36,8 @@ from shardkit.schema import (
 )
 from shardkit.sizes import FieldSizes
 
-KEYS_REPEAT = (
-    "give every sample a key of its own; shards of others whose keys repeat convert one by one"
-)
-_COUNTS = ("encoded", "filtered", "ignored", "pictures", "reasons")
+KEYS_REPEAT = "give every sample a key of its own"
+_COUNTS = ("encoded", "filtered", "ignored", "keys", "pictures", "reasons")
 _MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
 _FLUSH = 1 << 16  # sizes kept before they are counted
 
@@ -150,6 +148,7 @@ class ShardSequence:
         stem = f"shard-{len(self.shards):06d}"
         if self._samples:
             self.stats.encoded.update(writer.encoded)
+            self.stats.keys.update(writer.keys)
             shard = finished_shard(self._folder, stem, self._format.name, durable=self._durable)
             self.shards.append(replace(shard, samples=self._samples))
         else:
@@ -190,6 +189,7 @@ class Stats:
         self.encoded: Counter[str] = Counter()  # pictures encoded anew by the format, by reason
         self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
         self.ignored: Counter[str] = Counter()  # what was passed over: `sources.base.Described`
+        self.keys: Counter[str] = Counter()  # that other readers stumble over, by reason
         self.pictures: Counter[str] = Counter()  # what became of them, and their bytes
         self.reasons: Counter[str] = Counter()  # why pictures were changed
         self.text = TextTally()

@@ -22,7 +22,7 @@ from shardkit.formats import get_format
 from shardkit.manifest import ERRORS, FILTERED, KEYS
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
-from shardkit.sample import Sample, renamed
+from shardkit.sample import Sample, renamed, safe_key
 from shardkit.schema import Schema
 
 RESULT = "result.json"
@@ -45,6 +45,7 @@ class Work:
     max_samples: int | None
     schema: Schema  # of the samples after their steps, and with their new names
     rename: dict[str, str]
+    safe_keys: bool  # to be made so
     skip_errors: bool
     threads: int  # that do the steps
     transformed: bool  # whether samples are what a user's function made
@@ -103,8 +104,8 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     try:
         for item in work.reading.items(work.threads, shards.stats):
             try:
-                sample = sample_of(item.read)
-                shards.write(_checked(sample, work))
+                sample = _checked(sample_of(item.read), work)
+                shards.write(sample)
             except Filtered as dropped:
                 lists[FILTERED].append(_line({"source": item.name, **dropped.to_json()}))
                 shards.stats.filtered[dropped.reason] += 1
@@ -147,8 +148,10 @@ def _count(read: Read, stats: Stats) -> None:
 
 
 def _checked(sample: Sample, work: Work) -> Sample:
-    """A sample with its new names; checked, if it is what a user's function made."""
+    """A sample with its new names and key; checked, if it is what a user's function made."""
     sample = renamed(sample, work.rename)
+    if work.safe_keys:
+        sample = {**sample, "__key__": safe_key(sample["__key__"])}
     return work.schema.check(sample) if work.transformed else sample
 
 

@@ -67,10 +67,12 @@ class ShardWriter(ABC):
     """One shard, being written.
 
     `encoded` counts, by reason, the pictures that could not be stored as they were: it is empty for
-    all formats that hold any picture.
+    all formats that hold any picture. `keys` counts, by what they have ("blanks"), the keys that
+    other readers of the format stumble over.
     """
 
     encoded: Mapping[str, int] = MappingProxyType({})
+    keys: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def write(self, sample: Sample) -> bool: ...

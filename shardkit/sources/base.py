@@ -40,6 +40,7 @@ class Described:
     # `preprocess.items.Steps`). All of it is in the summary and in the manifest.
     ignored: dict[str, int]
     reads_text: bool = False  # of files, in an encoding
+    safe_keys: bool = False  # whether keys are as `sample.safe_key` makes them
     unique_keys: bool = False  # whether keys cannot repeat, so that nobody has to compare them
 
     def __init__(self) -> None:

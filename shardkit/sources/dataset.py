@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +11,9 @@ import xxhash
 
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.formats.base import KeepsJsonText, ReadsFields, ShardReader
+from shardkit.errors import ShardkitError
+from shardkit.formats import FORMATS
+from shardkit.formats.base import KeepsJsonText, KnowsKeys, ReadsFields, ShardReader
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Json
@@ -35,10 +38,14 @@ class DatasetSource(Source):
         dataset: Dataset,
         indices: Indices | None = None,
         originals: dict[str, str] | None = None,
+        prefixes: Sequence[str] | None = None,
     ) -> None:
+        """`prefixes`, by shard, stand before the keys; by default they make keys differ."""
         super().__init__()
         self._dataset = dataset
         self._indices = indices
+        self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
+        self.safe_keys = bool(dataset.manifest and dataset.manifest.options.get("safe_keys"))
         self.schema = dataset.schema
         self.others = dataset.unusable
         self.ignored = dict(dataset.ignored)
@@ -50,7 +57,12 @@ class DatasetSource(Source):
 
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
-        reader = self._dataset.reader(shard)
+        sample = self._read(self._dataset.reader(shard), position)
+        if self._prefixes:
+            sample["__key__"] = self._prefixes[shard] + sample["__key__"]
+        return sample
+
+    def _read(self, reader: ShardReader, position: int) -> Sample:
         if self.selection == ALL_FIELDS:
             return self._stored(reader, position)
         if isinstance(reader, ReadsFields) and not self._has_json:
@@ -86,7 +98,8 @@ class DatasetSource(Source):
         starts = ends - extents
         part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
         moved = indices - starts[shard_of] + part_starts[number]
-        source = DatasetSource(part, moved, self._originals)
+        prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
+        source = DatasetSource(part, moved, self._originals, prefixes)
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
@@ -115,3 +128,40 @@ class DatasetSource(Source):
 
     def _global(self, index: int) -> int:
         return index if self._indices is None else int(self._indices[index])
+
+
+def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
+    """For shards of others that count their samples anew in each: what makes the keys differ.
+
+    It is the shard's name, before all keys of all shards; a note of the source says so.
+    """
+    if dataset.manifest is not None or dataset.shards < 2:
+        return ()
+    hashes = [_key_hashes(dataset, shard) for shard in range(dataset.shards)]
+    _, counts = np.unique(np.concatenate(hashes), return_counts=True)
+    repeated = int(counts[counts > 1].sum())
+    if not repeated:
+        return ()
+    names = [dataset.shard_name(shard) for shard in range(dataset.shards)]
+    stems = [_stem(name, FORMATS[dataset.format].suffixes) for name in names]
+    prefixes = [f"{n}/" for n in (stems if len(set(stems)) == len(stems) else names)]
+    source.notes = (
+        f"{repeated:,} samples have the key of a sample in another shard: all keys become"
+        f" SHARD/KEY, and begin with such as {prefixes[0]}",
+    )
+    return prefixes
+
+
+def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
+    """A hash of each key of a shard, once; none where its keys cannot be read by themselves."""
+    reader = dataset.reader(shard)
+    try:
+        keys = set(reader.keys()) if isinstance(reader, KnowsKeys) else set()
+    except ShardkitError:  # the conversion will meet it again, and say so
+        keys = set()
+    return np.fromiter(map(hash, keys), np.int64, len(keys))
+
+
+def _stem(name: str, suffixes: Sequence[str]) -> str:
+    found = [suffix for suffix in suffixes if name.lower().endswith(suffix)]
+    return name[: -max(map(len, found), default=0) or None]

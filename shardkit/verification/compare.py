@@ -24,7 +24,7 @@ from shardkit.options import ConvertOptions, ImageOptions, TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
 from shardkit.processors import processors
-from shardkit.sample import Sample
+from shardkit.sample import Sample, safe_key
 from shardkit.schema import Image
 from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.base import Source, Stream
@@ -48,6 +48,7 @@ class Group:
     parts: list[Part]
     sources: list[Source | Stream]
     rename: dict[str, str]  # field of the sources -> field of the datasets
+    safe_keys: bool = False  # the keys of the sources became such
     tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
 
     def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
@@ -74,9 +75,10 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
     sources = _open(against, options, parts)
     rename = {} if _was_made_so_too(against, options, "rename") else options.get("rename", {})
     splits = {part.name: part for part in parts}
+    safe = bool(options.get("safe_keys")) and not all(s.safe_keys for s in sources.values())
     tasks = _tasks(sources, parts)
     if WHOLE in splits or WHOLE in sources:
-        return [Group(path, parts, list(sources.values()), rename, tasks)]
+        return [Group(path, parts, list(sources.values()), rename, safe, tasks)]
     for name in sorted(splits.keys() ^ sources.keys()):
         side = "the source" if name in splits else "the dataset"
         findings.add(DamagedError(f"{side} has no split {name!r}", path=path))
@@ -87,6 +89,7 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
             [splits[name]],
             [sources[name]],
             rename,
+            safe,
             None if tasks is None else [task for task in tasks if task.part.name == name],
         )
         for name in common
@@ -277,11 +280,12 @@ class _Comparison:
         if not isinstance(read, Filtered):
             sample = read if isinstance(read, SampleError) else sample_of(read)
             self._compare_sample(item.name, sample)
-        elif self._number_of(read.key) is None:
+        elif self._number_of(read.key and self._stored(read.key)) is None:
             self._tally.filtered += 1  # else it stays unmatched, and is reported as unknown
 
     def _compare_sample(self, name: str, sample: Sample | SampleError) -> None:
         key = sample.where.get("key") if isinstance(sample, SampleError) else sample["__key__"]
+        key = None if key is None else self._stored(key)
         number = self._number_of(key)
         if number is not None:
             self._matched[number] = True
@@ -297,6 +301,10 @@ class _Comparison:
             self._findings.add(sample.located(path=name))
         else:
             self._tally.missing.append((name, key))
+
+    def _stored(self, key: str) -> str:
+        """What a key of the source became."""
+        return safe_key(key) if self._group.safe_keys else key
 
     def _number_of(self, key: str | None) -> int | None:
         """The first sample of the dataset with this key that nothing was compared with yet."""

@@ -311,13 +311,8 @@ def test_the_default_output_stands_beside_the_source(
 
 @pytest.mark.parametrize("options", [{"shard_samples": 2}, {}])
 def test_a_key_in_two_shards_stops_the_run(tmp_path: Path, options: dict[str, int]) -> None:
-    (tmp_path / "in").mkdir()
-    for name in "ab":
-        with shardkit.create(tmp_path / f"in/{name}.tar", "wds", {"label": shardkit.Int()}) as out:
-            for number in range(2):
-                out.write({"__key__": f"{number}", "label": number})
-        (tmp_path / f"in/__shardkit__/{name}.tar.manifest.json").unlink()
+    samples = [{"__key__": f"{number % 2}", "label": number} for number in range(4)]
     with pytest.raises(shardkit.SampleError, match="same key") as error:
-        shardkit.convert(tmp_path / "in", "lmdb", tmp_path / "out", workers=0, **options)
+        shardkit.convert(samples, "lmdb", tmp_path / "out", workers=0, **options)
     assert error.value.where["key"] == "0"
     assert not (tmp_path / "out").exists()

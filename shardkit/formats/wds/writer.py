@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +32,7 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Js
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_BLANK = re.compile(r"\s")
 # Bytes gathered before a write: few enough to be in the processor's cache still.
 _BUFFER = 1 << 18
 
@@ -46,6 +49,7 @@ class WdsWriter(ShardWriter):
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._closed = False
+        self.keys: Counter[str] = Counter()
         self._file = storage.create(path)
 
     def write(self, sample: Sample) -> bool:
@@ -76,6 +80,8 @@ class WdsWriter(ShardWriter):
             raise SampleError("a TAR cannot hold a sample without fields", key=sample["__key__"])
         if self._max_bytes is not None and self._rows and at + len(END) > self._max_bytes:
             return False
+        if _BLANK.search(sample["__key__"]):  # DALI's index of a TAR is split at them
+            self.keys["blanks"] += 1
         # A name over 100 bytes stands in one piece in the member before, one block in.
         name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
         self._rows += self._pack(name_at, len(name), *row)
@@ -194,7 +200,7 @@ def _member_name(key: str) -> bytes:
             "a TAR member cannot be named after this key",
             key=key,
             expected="a base name without dots, not of the form __name__, and no zero bytes",
-            fix="replace the dots in the key, for example with '_'",
+            fix="--safe-keys encodes what a key must not have; or replace the dots by '_'",
         )
     try:
         return key.encode()
