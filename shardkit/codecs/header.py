@@ -36,6 +36,7 @@ class Header(NamedTuple):
     colour: str = "RGB"  # the colours that a profile is of: RGB, GRAY or CMYK
     lossless: bool = True
     chroma: str = ""  # JPEG: how the colour is sampled, "420" and so on
+    huffman: bool = False  # JPEG: whether it brings Huffman tables
     table: int = 0  # JPEG: the sum of the steps that luma is rounded to: higher is coarser
 
     @property
@@ -84,6 +85,8 @@ def _jpeg(data: bytes) -> Header:
             found["orientation"] = _exif_orientation(data[start + 6 : stop])
         elif marker == 0xE2 and data.startswith(b"ICC_PROFILE\0", start):
             profile[data[start + 12]] = data[start + 14 : stop]
+        elif marker == 0xC4:
+            found["huffman"] = True
         elif marker == 0xDB:
             found["table"] = _luma_table(data[start:stop]) or found.get("table", 0)
     if profile:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
 import simplejpeg
 
-from shardkit.codecs.image import DecodeError, jpeg_segments
+from shardkit.codecs.image import FRAMES, DecodeError, jpeg_segments
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,6 +63,22 @@ def _mended(data: bytes, warning: str) -> bytes:
             at = start + 1 + 2 * data[start]  # behind the components: fixed in such files
             changed[at : at + 3] = b"\0\x3f\0"
     return bytes(changed)
+
+
+def with_huffman_tables(data: bytes) -> bytes:
+    """A JPEG without Huffman tables, with the standard ones, by which it is decoded: frames of
+    Motion JPEG are such. Decoders that are used again may have those of another image instead.
+    """
+    frame = next(start for marker, start, _ in jpeg_segments(data) if marker in FRAMES) - 4
+    return data[:frame] + _standard_tables() + data[frame:]
+
+
+@functools.cache
+def _standard_tables() -> bytes:
+    """The segments with the tables of ITU T.81, annex K.3, which encoders use by default."""
+    data: bytes = simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    segments = jpeg_segments(data)
+    return b"".join(data[start - 4 : stop] for marker, start, stop in segments if marker == 0xC4)
 
 
 def encode_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:

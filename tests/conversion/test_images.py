@@ -1052,6 +1052,40 @@ def test_members_of_a_tar_that_are_masks_keep_their_values(
     assert shardkit.verify(out, against=source).sound
 
 
+def test_masks_of_hugging_face_datasets_keep_their_values(tmp_path: Path) -> None:
+    """As in scene_parse_150: the library itself writes the fields `image` and `annotation`."""
+    import datasets
+
+    kinds = datasets.Features(image=datasets.Image(), annotation=datasets.Image())
+    images = [photo(size=(120, 80), seed=number) for number in range(3)]
+    rows = {"image": images, "annotation": [numbers()] * 3}
+    datasets.Dataset.from_dict(rows, features=kinds).save_to_disk(tmp_path / "in")
+    expected = np.asarray(numbers().resize((60, 40), PIL.Image.Resampling.NEAREST))
+    for format in ("lmdb", "parquet"):
+        make(tmp_path / "in", format, tmp_path / format, image=ImageOptions(resize=40))
+        for sample in samples_of(tmp_path / format):
+            np.testing.assert_array_equal(opened(sample["annotation"]), expected)
+            assert opened(sample["image"]).mode == "RGB"
+
+
+@pytest.mark.parametrize("format", ["arrow", "hf", "lmdb", "parquet"])
+def test_index_maps_in_sources_of_any_format_are_masks_or_a_question(
+    tmp_path: Path, format: str
+) -> None:
+    for name in ("depth_map", "second"):
+        source = tmp_path / name
+        with shardkit.create(
+            source, format, {"image": shardkit.Image(), name: shardkit.Image()}
+        ) as writer:
+            image = encoded(photo(size=(120, 80)), "JPEG")
+            writer.write({"image": image, name: encoded(numbers(), "PNG")})
+    make(tmp_path / "depth_map", "wds", tmp_path / "out", image=ImageOptions(resize=40))
+    (sample,) = samples_of(tmp_path / "out")
+    assert opened(sample["depth_map"]).mode == "L"
+    with pytest.raises(UsageError, match="images may be masks"):
+        make(tmp_path / "second", "wds", tmp_path / "no", image=ImageOptions(resize=40))
+
+
 def test_an_image_that_may_be_a_mask_is_refused_by_the_command(tmp_path: Path) -> None:
     source = tar_of(tmp_path / "a.tar", "second.png")
     convert = ("convert", str(source), "--to", "wds", "--workers", "0", "--resize", "40")

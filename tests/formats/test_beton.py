@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import simplejpeg
 
+from shardkit.codecs.image import jpeg_segments
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import Joins
@@ -33,6 +35,7 @@ from shardkit.testing import (
     picture,
     write_shard,
 )
+from tests.codecs.pictures import photo_like
 
 BETON = get_format("beton")
 STORED = Path(__file__).parent / "bytes" / "beton"
@@ -298,6 +301,25 @@ def test_pictures_that_ffcv_cannot_show_are_encoded_and_counted(path: Path) -> N
         with PIL.Image.open(io.BytesIO(found)) as shown:
             assert shown.mode in ("RGB", "L")
             assert shown.size == ((12, 20) if number == 7 else (20, 12))
+
+
+def test_a_jpeg_without_huffman_tables_gets_the_standard_ones(path: Path) -> None:
+    """FFCV keeps a decoder in each thread, which would take those of the image before."""
+    whole = simplejpeg.encode_jpeg(photo_like(1, 40, 24), quality=90)
+    without = whole
+    for marker, start, stop in reversed(list(jpeg_segments(whole))):
+        if marker == 0xC4:
+            without = without[: start - 4] + without[stop:]
+    writer = BETON.create(path, Schema({"image": Image()}))
+    assert writer.write({"__key__": "a", "image": without})
+    writer.close()
+    assert dict(writer.encoded) == {"jpeg without Huffman tables": 1}
+    stored = BETON.open(path)[0]["image"]
+    assert stored == BETON.carried(Image(), without)
+    found = [(marker, stored[start:stop]) for marker, start, stop in jpeg_segments(stored)]
+    expected = [(marker, whole[start:stop]) for marker, start, stop in jpeg_segments(whole)]
+    assert sorted(found) == sorted(expected)
+    np.testing.assert_array_equal(simplejpeg.decode_jpeg(stored), simplejpeg.decode_jpeg(whole))
 
 
 def test_a_refused_sample_counts_no_picture(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from shardkit.codecs import pixels
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, check_end, unusable
+from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.errors import SampleError
 from shardkit.formats.beton.layout import JPEG, RAW
 
@@ -46,6 +47,9 @@ def stored(value: bytes) -> Picture:
         reason = _reason(header, value)
         if reason:
             return _anew(value, reason)
+        if not header.huffman:  # FFCV would take those of the image before
+            tables = with_huffman_tables(value)
+            return Picture(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
         return Picture(JPEG, header.width, header.height, value, "")
     if max(ppm.width, ppm.height) > _MAX_SIDE:
         raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, over {_MAX_SIDE:,} a side")
