@@ -91,6 +91,11 @@ def _holds_pictures(format: str) -> bool:
 
 # All but those that hold tokens and nothing else.
 PICTURE_FORMATS = [name for name in sorted(FORMATS) if _holds_pictures(name)]
+# For what takes long and is alike in most of them: the others are in the large run.
+FEW_FORMATS = [
+    pytest.param(name, marks=[] if name in ("lmdb", "wds") else pytest.mark.large)
+    for name in PICTURE_FORMATS
+]
 
 
 def write_pictures(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:

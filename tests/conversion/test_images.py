@@ -32,7 +32,7 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ImageOptions
 from shardkit.testing import assert_same
-from tests.conftest import PICTURE_FORMATS, files_of
+from tests.conftest import FEW_FORMATS, PICTURE_FORMATS, files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
 from tests.peers import by_webdataset
 from tests.preprocess.test_images import (
@@ -255,7 +255,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (20_000, 20_000))
 
 
-@EACH_FORMAT
+@pytest.mark.parametrize("format", FEW_FORMATS)
 @pytest.mark.usefixtures("small_tasks")
 def test_the_same_bytes_for_any_number_of_workers(
     pictures: Path, tmp_path: Path, format: str, my_steps: str

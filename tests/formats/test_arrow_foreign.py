@@ -489,8 +489,15 @@ def read_all(path: Path, name: str, layout: dict[str, Any] | None) -> int:
     return found
 
 
-def main(path: Path, name: str, seed: int, count: int) -> None:
+def main(seed: int, count: int, words: list[str]) -> None:
+    """Harm files so many times each, and read them: all in one process, which says where it is."""
     faulthandler.enable()
+    for path, name in zip(words[::2], words[1::2], strict=True):
+        print(path, flush=True)
+        harm(Path(path), name, seed, count)
+
+
+def harm(path: Path, name: str, seed: int, count: int) -> None:
     rng = random.Random(seed)
     data = path.read_bytes()
     layouts = [None, get_format(name).layout(EVERYTHING)] if "ours" in path.name else [None]
@@ -522,10 +529,11 @@ def fuzz(folder: Path, seed: int, count: int) -> None:
         runs.append((path, "parquet" if way == "parquet" else "arrow"))
     polars.from_arrow(foreign_table()).write_ipc(folder / "p.arrow")
     runs.append((folder / "p.arrow", "arrow"))
-    for path, name in runs:
-        command = [sys.executable, "-m", __name__, path, name, str(seed), str(count)]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, f"{path}: {found.returncode}\n{found.stderr[-3000:]}"
+    words = [str(word) for run in runs for word in run]
+    command = [sys.executable, "-m", __name__, str(seed), str(count), *words]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, f"{found.stdout} {found.returncode}\n{found.stderr[-3000:]}"
+    assert len(found.stdout.splitlines()) == len(runs)
 
 
 def test_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
@@ -539,4 +547,4 @@ def test_many_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
