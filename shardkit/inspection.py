@@ -65,7 +65,7 @@ def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
         "samples": len(dataset),
         "bytes": sum(dataset.extent(shard)[1] for shard in range(dataset.shards)),
         "errors": manifest.errors if manifest is not None and whole else 0,
-        "ignored": manifest.ignored if manifest is not None and whole else {},
+        "ignored": manifest.ignored if manifest is not None and whole else dataset.ignored,
         "filtered": manifest.filtered if manifest is not None and whole else {},
         "fields": {
             name: {

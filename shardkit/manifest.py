@@ -281,5 +281,5 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 def _text(data: dict[str, Any]) -> bytes:
     # A class name that is not Unicode becomes an escape that JSON reads back.
-    text = json.dumps(data, ensure_ascii=False, indent=1)
+    text = json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False)
     return text.encode("utf-8", "backslashreplace")

@@ -20,10 +20,14 @@ class JsonText(str):
 
     @classmethod
     def of(cls, value: Any) -> JsonText:
-        """The text of any JSON value; text that is one already stays as it is."""
+        """The text of any JSON value; text that is one already stays as it is.
+
+        Raises ValueError for NaN and the infinities, which JSON does not have.
+        """
         if isinstance(value, JsonText):
             return value
-        return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return cls(text)
 
 
 def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import json
+import math
 import os
 import sys
 import warnings
@@ -160,4 +161,13 @@ def search_here() -> None:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, ensure_ascii=False, indent=1))
+    """Numbers that JSON does not have, such as a speed without a time, are null."""
+    click.echo(json.dumps(_finite(data), ensure_ascii=False, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

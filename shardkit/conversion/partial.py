@@ -421,4 +421,4 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 def _dump(identity: dict[str, Any]) -> bytes:
-    return json.dumps(identity, indent=1).encode() + b"\n"
+    return json.dumps(identity, indent=1, allow_nan=False).encode() + b"\n"

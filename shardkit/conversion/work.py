@@ -137,7 +137,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         "errors": len(lists[ERRORS]),
         "stats": shards.stats.to_json(),
     }
-    storage.write_file(folder / RESULT, json.dumps(result).encode())
+    storage.write_file(folder / RESULT, json.dumps(result, allow_nan=False).encode())
 
 
 def _count(read: Read, stats: Stats) -> None:
@@ -185,7 +185,8 @@ def error_line(source: str | None, error: ShardkitError) -> bytes:
 
 def _line(entry: dict[str, Any]) -> bytes:
     # A file name that is not Unicode becomes an escape that JSON reads back.
-    return json.dumps(entry, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -142,8 +142,9 @@ class Format(ABC):
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
         """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign.
 
-        A foreign shard's reader has its `schema` in its own `layout`, and may have `classes` there:
-        field -> names of its values.
+        A foreign shard's reader has its `schema` in its own `layout`. It may have there `classes`,
+        field -> names of its values; `ignored`, what it passes over -> how often; and `unusable`,
+        a field that it cannot read -> the error that says why.
         """
 
     @abstractmethod

@@ -11,8 +11,9 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import xxhash
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, drop_option
+from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
 
 if TYPE_CHECKING:
@@ -35,10 +37,14 @@ class Metadata:
     """Columns of values, and for each picture the number of its row (-1 for none)."""
 
     def __init__(
-        self, schema: Schema, columns: dict[str, list[Any]], rows: npt.NDArray[np.int64]
+        self,
+        schema: Schema,
+        columns: dict[str, list[Any]],
+        rows: npt.NDArray[np.int64],
+        unusable: Mapping[str, SourceError] = MappingProxyType({}),
     ) -> None:
         self.schema = schema
-        self.unusable: dict[str, SourceError] = {}  # columns that cannot be fields
+        self.unusable = unusable  # columns that cannot be fields
         self._columns = columns
         self._rows = rows
 
@@ -103,24 +109,40 @@ def read_metadata(
                 row_of[picture] = len(rows)
                 rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
-    unusable = [name for name in names if name in RESERVED or not name]
-    columns = {n: [row.get(n, _MISSING) for row in rows] for n in names if n not in unusable}
-    typed = {name: typed_column(column) for name, column in columns.items()}
+    columns, kinds = {}, {}
+    unusable = {}
     complete = len(rows) == len(index)
-    schema = {}
-    for name, (kind, values) in typed.items():
-        schema[name] = type(kind)(optional=not complete or _MISSING in values)
-    metadata = Metadata(Schema(schema), {n: values for n, (_, values) in typed.items()}, row_of)
-    metadata.unusable = {name: _unusable(name, root / files[0]) for name in unusable}
-    return metadata
+    for name in names:
+        kind, values = typed_column([row.get(name, _MISSING) for row in rows])
+        error = _why_unusable(name, kind, values, root / files[0])
+        if error is None:
+            columns[name] = values
+            kinds[name] = type(kind)(optional=not complete or _MISSING in values)
+        else:
+            unusable[name] = error
+    return Metadata(Schema(kinds), columns, row_of, unusable)
 
 
-def _unusable(name: str, path: Path) -> SourceError:
-    return SourceError(
-        f"the metadata have a column {name!r}, which cannot be the name of a field",
-        path=path,
-        fix=f"convert without it: {drop_option(name)}, or rename the column",
-    )
+def _why_unusable(name: str, kind: FieldType, values: list[Any], path: Path) -> SourceError | None:
+    """The error of a column that cannot be a field."""
+    without = f"convert without it: {drop_option(name)}"
+    if name in RESERVED or not name:
+        return SourceError(
+            f"the metadata have a column {name!r}, which cannot be the name of a field",
+            path=path,
+            fix=f"{without}, or rename the column",
+        )
+    try:
+        if isinstance(kind, Json):
+            JsonText.of(values)
+    except ValueError:
+        return SourceError(
+            f"the column {name!r} of the metadata has numbers that JSON does not have",
+            path=path,
+            expected="no NaN or Infinity inside of lists and objects",
+            fix=f"{without}, or write null for them",
+        )
+    return None
 
 
 def _no_such_picture(path: Path, line: int, name: str) -> SampleError:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import lmdb
+import msgpack
 import pytest
 
 import shardkit
 from shardkit import manifest as manifests
+from shardkit.cli.progress import show_result
+from shardkit.errors import DamagedError, FormatError
+from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.schema import Int, Text
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of
+from tests.conftest import files_of, write_pictures
 from tests.sources.test_text import put, put_lines
 
 
@@ -138,3 +146,76 @@ def test_a_manifest_may_gain_entries_and_lack_new_ones(tmp_path: Path) -> None:
     found = load(tmp_path / "out")
     assert (found.samples, found.ignored) == (1, {})
     assert shardkit.verify(tmp_path / "out").sound
+
+
+# --- databases and archives -----------------------------------------------------------------------
+
+
+def appended(tmp_path: Path, entries: dict[bytes, bytes]) -> Path:
+    """60 samples of ours in an LMDB without its manifest, and what others put into it."""
+    shardkit.convert([{"n": n} for n in range(60)], "lmdb", tmp_path / "in.lmdb", workers=0)
+    bare = shutil.copytree(tmp_path / "in.lmdb", tmp_path / "bare.lmdb")
+    with lmdb.open(str(bare), map_size=1 << 24) as base, base.begin(write=True) as transaction:
+        for key, value in entries.items():
+            assert transaction.put(key, value) if value else transaction.delete(key)
+    return bare
+
+
+def test_samples_appended_to_our_lmdb_are_samples(tmp_path: Path) -> None:
+    sample = msgpack.packb({"__key__": "new", "n": 60})
+    source = appended(tmp_path, {b"%012d" % 60: sample})
+    assert ignored(source, tmp_path / "out") == {}
+    assert shardkit.open(tmp_path / "out")[60] == {"__key__": "new", "n": 60}
+
+
+def test_entries_of_our_lmdb_that_nobody_would_read_are_refused(tmp_path: Path) -> None:
+    source = appended(tmp_path, {b"cat": b"x", b"000": b"y"})
+    with pytest.raises(FormatError, match="nobody would read") as error:
+        shardkit.open(source)
+    assert error.value.found == "2 others, such as b'000'"
+
+
+def test_entries_that_tell_of_the_samples_are_counted(tmp_path: Path) -> None:
+    source = appended(tmp_path, {b"__len__": b"60", b"num-samples": b"60"})
+    found = {"entry '__len__'": 1, "entry 'num-samples'": 1}
+    assert ignored(source, tmp_path / "out") == found
+    assert load(tmp_path / "out").samples == 60
+    assert inspect(source)["ignored"] == found
+
+
+def test_samples_deleted_from_our_lmdb_are_missed(tmp_path: Path) -> None:
+    source = appended(tmp_path, {b"%012d" % 59: b""})
+    with pytest.raises(DamagedError, match="missing from the LMDB"):
+        shardkit.open(source)
+
+
+def test_what_is_no_sample_in_archives_and_lmdbs_of_others(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("a.txt", b"x"), ("README", b"?"), ("b.txt", b"y"), ("b.__bad__", b"!")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        link = tarfile.TarInfo("c.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "a.txt"
+        tar.addfile(link)
+        folder = tarfile.TarInfo("d")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+    assert ignored(tmp_path / "a.tar", tmp_path / "out") == {
+        "TAR member that is a link or a device": 1,
+        "TAR member without an extension": 1,
+        "sample marked as __bad__": 1,
+    }
+
+
+def test_images_without_a_row_of_metadata(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "in", classes=1, each=3)
+    first = sorted(p.relative_to(folder) for p in folder.rglob("*.jpg"))[0]
+    put(folder / "metadata.csv", f"file_name,n\n{first},1\n")
+    assert ignored(folder, tmp_path / "out") == {"images without a row of metadata": 2}
+
+
+def test_the_summary_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}] * 2)
+    show_result(shardkit.convert(source, "arrow", tmp_path / "out", workers=0))
+    assert "passed over  2 values of 'label'" in capsys.readouterr().out

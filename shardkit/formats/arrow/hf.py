@@ -93,7 +93,7 @@ def _fingerprint(manifest: Manifest) -> str:
 
 
 def _write(path: Path, content: dict[str, Any], indent: int | None = 2) -> Path:
-    storage.write_file(path, json.dumps(content, indent=indent).encode())
+    storage.write_file(path, json.dumps(content, indent=indent, allow_nan=False).encode())
     return path
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = 100  # values that are looked at to find the fields of all
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
 # Entries that tell of the others: torchvision-style and text-recognition data sets have them.
-_ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
+ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Entries:
 
 def scan(tree: Tree) -> dict[str, Any]:
     """The layout of a foreign LMDB: every key, and a schema from the first values."""
-    entries = [e for e in _entries(tree) if not _ABOUT_OTHERS.fullmatch(e.key)]
+    every = _entries(tree)
+    entries = [entry for entry in every if not ABOUT_OTHERS.fullmatch(entry.key)]
+    about = [entry.key for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
     first = [tree.read(e.offset, e.size) for e in entries[:_LOOKED_AT]]
     for entry, value in zip(entries, first, strict=False):
         _refuse_pickle(bytes(value), entry, tree.path)
@@ -80,7 +82,12 @@ def scan(tree: Tree) -> dict[str, Any]:
     schema = _schema(kind, [bytes(value) for value in first])
     places = np.array([(e.offset, e.size) for e in entries], np.int64).reshape(-1, 2)
     found = Entries(_keys(entries), places[:, 0].copy(), places[:, 1].copy(), kind)
-    return {"schema": schema.to_json(), "entries": found}
+    return {"schema": schema.to_json(), "entries": found, **passed_over(about)}
+
+
+def passed_over(keys: list[bytes]) -> dict[str, Any]:
+    """Entries that are no samples but tell of them, as a layout has them, if there are any."""
+    return {"ignored": {f"entry {_text(key)!r}": 1 for key in keys}} if keys else {}
 
 
 def _entries(tree: Tree) -> list[Entry]:

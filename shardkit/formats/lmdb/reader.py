@@ -60,9 +60,9 @@ class LmdbReader(ShardReader):
             self._foreign = layout["entries"]
             self._length = len(self._foreign)
         else:
-            self._length = about["samples"]
+            self._length, ignored = _counted(self._tree, about["samples"])
             if layout is None:
-                layout = {"schema": about["schema"], "classes": about["classes"]}
+                layout = {"schema": about["schema"], "classes": about["classes"], **ignored}
         self.layout = layout
         self.schema = Schema.from_json(layout["schema"])
         self._columns = _columns(self.schema, _DECODERS)
@@ -192,7 +192,7 @@ class LmdbReader(ShardReader):
         starts: list[int] = []
         for page in tree.leaves():
             key = tree.entry(page, 0).key
-            if key == ABOUT and pages:  # the last leaf may hold nothing else
+            if pages and not _is_number(key):  # the last leaf may hold nothing else
                 break
             pages.append(page)
             starts.append(self._position(key))
@@ -207,7 +207,7 @@ class LmdbReader(ShardReader):
         for position, entry in enumerate(
             tree.entries(self._leaf_pages[number]), self._leaf_starts[number]
         ):
-            if entry.key == ABOUT:
+            if not _is_number(entry.key):
                 break
             if entry.key != b"%012d" % position:
                 raise self._missing(position)
@@ -215,7 +215,7 @@ class LmdbReader(ShardReader):
         return places
 
     def _position(self, key: bytes) -> int:
-        if len(key) != 12 or not key.isdigit():
+        if not _is_number(key):
             raise DamagedError(
                 "an entry of the LMDB is not ours",
                 path=self._path,
@@ -261,6 +261,43 @@ def _about(tree: Tree) -> dict[str, Any] | None:
         )
     found: dict[str, Any] = about
     return found
+
+
+def _is_number(key: bytes) -> bool:
+    """Whether a key is that of a sample."""
+    return len(key) == 12 and key.isdigit()
+
+
+def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
+    """How many samples there are, and what else is passed over, as a layout has it.
+
+    There are as many entries as were written, and our own; or others have come or gone since, by
+    the library: then all are looked at. Samples with the next numbers are samples like all others.
+    """
+    if tree.main.entries == samples + 1:
+        return samples, {}
+    keys = [
+        entry.key for leaf in tree.leaves() for entry in tree.entries(leaf) if entry.key != ABOUT
+    ]
+    others = [key for key in keys if not _is_number(key)]
+    strange = [key for key in others if not foreign.ABOUT_OTHERS.fullmatch(key)]
+    if strange:
+        raise FormatError(
+            "the LMDB has entries beside its samples, which nobody would read",
+            path=tree.path,
+            expected="keys of 12 digits: 000000000000, 000000000001, ...",
+            found=f"{len(strange):,} others, such as {strange[0]!r:.60}",
+            fix="delete them, or put them under the next numbers, with the lmdb library",
+        )
+    if len(keys) - len(others) < samples:
+        raise DamagedError(
+            "samples are missing from the LMDB",
+            path=tree.path,
+            expected=f"{samples:,}, as its entry {ABOUT.decode()} says",
+            found=f"{len(keys) - len(others):,}",
+            fix="copy or make the file again",
+        )
+    return len(keys) - len(others), foreign.passed_over(others)
 
 
 def _columns(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -85,8 +86,8 @@ class Member(NamedTuple):
     name_offset: int
 
 
-def members(data: Data, path: Path) -> Iterator[Member]:
-    """The regular files of a TAR in order; links, folders and devices are passed over.
+def members(data: Data, path: Path, ignored: Counter[str]) -> Iterator[Member]:
+    """The regular files of a TAR in order; links and devices are passed over, and counted.
 
     Raises DamagedError at the byte where the file is cut or contradicts itself. As in all readers,
     the first zero block ends the archive; anything else than zeros behind it brings a warning.
@@ -118,6 +119,8 @@ def members(data: Data, path: Path) -> Iterator[Member]:
         # Type 0 with a slash at the end of the name is V7's way to say folder.
         if kind in b"07" or (kind == b"\0" and not name.endswith("/")):
             yield Member(name, payload, size, name_offset)
+        elif kind in b"12346":
+            ignored["TAR member that is a link or a device"] += 1
         at = payload + _blocks(size)
         if at > end:
             padded = payload + size

@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
@@ -261,7 +262,8 @@ def _scan(data: Data, path: Path, layout: dict[str, Any] | None = None) -> dict[
         field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
     keys: list[tuple[str, int]] = []
     found: dict[str, list[tuple[int, int, int]]] = {}
-    for key, name_offset, fields in _samples(data, path):
+    ignored: Counter[str] = Counter()
+    for key, name_offset, fields in _samples(data, path, ignored):
         for extension, member in fields.items():
             field = field_of.get(extension, extension)
             found.setdefault(field, []).append((len(keys), member.offset, member.size))
@@ -283,17 +285,21 @@ def _scan(data: Data, path: Path, layout: dict[str, Any] | None = None) -> dict[
             index[position]["__key__"] = (name_offset, len(encoded))
         else:
             odd[position] = key
-    return {**(layout or {}), "schema": schema.to_json(), "index": index, "odd_keys": odd}
+    found_out = {"schema": schema.to_json(), "index": index, "odd_keys": odd}
+    return {**(layout or {}), **found_out, **({"ignored": ignored} if ignored else {})}
 
 
-def _samples(data: Data, path: Path) -> list[tuple[str, int, dict[str, Member]]]:
+def _samples(
+    data: Data, path: Path, ignored: Counter[str]
+) -> list[tuple[str, int, dict[str, Member]]]:
     """Members grouped as WebDataset groups them: those with one key that stand side by side."""
     samples: list[tuple[str, int, dict[str, Member]]] = []
     first_with: dict[str, int] = {}
     current = None
-    for member in members(data, path):
+    for member in members(data, path, ignored):
         split = names.split(member.name)
         if split is None:
+            ignored["TAR member without an extension"] += 1
             continue
         key, field = split
         if key != current:
@@ -314,7 +320,10 @@ def _samples(data: Data, path: Path) -> list[tuple[str, int, dict[str, Member]]]
             )
         fields[field] = member
     # A member x.__bad__ that is not empty marks a sample which WebDataset drops.
-    return [s for s in samples if not ("__bad__" in s[2] and s[2].pop("__bad__").size)]
+    good = [s for s in samples if not ("__bad__" in s[2] and s[2].pop("__bad__").size)]
+    if len(good) < len(samples):
+        ignored["sample marked as __bad__"] += len(samples) - len(good)
+    return good
 
 
 def _key_again(
@@ -452,11 +461,15 @@ def _bool(data: bytes) -> bool:
     return value
 
 
+def _float(data: bytes) -> float:
+    return float(data.strip(b'"'))  # NaN and the infinities stand in quotes
+
+
 _DECODERS: dict[type[FieldType], _Decoder | None] = {
     Bytes: None,
     Image: None,
     Int: int,
-    Float: float,
+    Float: _float,
     Bool: _bool,
     Text: bytes.decode,
     Json: json.loads,

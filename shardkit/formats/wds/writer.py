@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -177,12 +179,18 @@ def _json(value: Any) -> bytes:
     return JsonText.of(value).encode()
 
 
+def _float(value: float) -> bytes:
+    """JSON has no NaN and no infinities: they are strings, as Protocol Buffers has them in JSON."""
+    text = json.dumps(value)
+    return (text if math.isfinite(value) else f'"{text}"').encode()
+
+
 _ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
     Bytes: bytes,
     Int: b"%d".__mod__,
     Text: str.encode,
     Array: dump_array,
-    Float: _json,
+    Float: _float,
     Bool: _json,
     Json: _json,
 }
