@@ -567,6 +567,81 @@ def test_every_split_is_verified(tmp_path: Path) -> None:
     assert problem.what == "a file of the dataset is missing"
 
 
+SPLIT = "train=0.5,val=0.3,test=0.2"
+
+
+def damage_of(dataset: Path, against: Any) -> list[str]:
+    return whats(shardkit.verify(dataset, against=against))
+
+
+def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path: Path) -> None:
+    source = write_pictures(tmp_path / "in", classes=2, each=15, kilobytes=1)
+    out = make(source, "wds", tmp_path / "out", split=SPLIT, shuffle=True)
+    for split in ("train", "val", "test"):
+        assert damage_of(out / split, source) == []
+    assert damage_of(out, source) == []
+    # What belongs to another split is not missed, and what belongs to this one is.
+    with shardkit.open(out / "val") as val:
+        missing = val[0]["__key__"]
+    (source / f"{missing}.jpg").unlink()
+    assert damage_of(out / "train", source) == []
+    (problem,) = shardkit.verify(out / "val", against=source).problems
+    assert (problem.what, problem.where["key"]) == ("the source does not have this sample", missing)
+    write_pictures(tmp_path / "in/more", classes=1, each=20, kilobytes=1)
+    assert set(damage_of(out / "test", source)) >= {"a sample of the source is missing"}
+
+
+def test_a_split_of_documents_is_verified_by_itself(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(60)))
+    out = make(source, "parquet", tmp_path / "out", split=SPLIT)
+    assert [damage_of(out / split, source) for split in ("train", "val", "test")] == [[], [], []]
+    limited = make(source, "parquet", tmp_path / "limited", split=SPLIT, limit=3)
+    assert [damage_of(limited / split, source) for split in ("train", "val")] == [[], []]
+
+
+def test_a_split_of_tokens_is_verified_by_itself(tmp_path: Path) -> None:
+    from tests.conversion.text_corpora import few_words
+
+    source, tokenizer = tmp_path / "in.jsonl", tmp_path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(few_words(9)))
+    source.write_text("".join(f'{{"text": "w{n % 8} w{n % 7}"}}\n' for n in range(60)))
+    text = shardkit.TextOptions(tokenizer=tokenizer, seq_len=8, append_eos=False)
+    out = make(source, "arrow", tmp_path / "out", split=SPLIT, text=text)
+    assert [damage_of(out / split, source) for split in ("train", "val", "test")] == [[], [], []]
+
+
+def test_a_split_that_the_source_has_is_verified_by_itself(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("train", "val"):
+        write_pictures(source / name, classes=2, kilobytes=1)
+    out = make(source, "wds", tmp_path / "out")
+    assert damage_of(out / "train", source) == []
+    assert damage_of(out / "train", source / "train") == []
+    assert damage_of(out / "train", out) == []
+
+
+def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path: Path) -> None:
+    source = write_pictures(tmp_path / "in", classes=2, each=6, kilobytes=1)
+    out = make(source, "wds", tmp_path / "out", split=SPLIT)
+    other = make(source, "lmdb", tmp_path / "other", split=SPLIT)
+    on = make(out / "train", "lmdb", tmp_path / "on")
+    for against in (other, other / "train", on):
+        assert damage_of(out / "train", against) == []
+    assert damage_of(on, out / "train") == []
+
+
+def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path) -> None:
+    source = write_pictures(tmp_path / "in", classes=2, each=6, kilobytes=1)
+    out = make(source, "wds", tmp_path / "out", split=SPLIT)
+    (out / "train").rename(tmp_path / "mine")
+    with pytest.raises(shardkit.UsageError, match="cannot be told") as error:
+        shardkit.verify(tmp_path / "mine", against=source)
+    assert "call the folder as it was" in str(error.value.fix)
+    assert shardkit.verify(tmp_path / "mine").sound
+    assert shardkit.verify(out / "val/shard-000000.tar", against=source).sound
+
+
 def test_a_split_of_one_side_alone_is_found(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):

@@ -376,7 +376,7 @@ def _splits(
             )
         yield from _stream_splits(name, source, shares, options.limit)
         return
-    members_of = _by_hash(source, shares) if shares else {name: np.arange(len(source))}
+    members_of = by_hash(source, shares) if shares else {name: np.arange(len(source))}
     for split, members in members_of.items():
         order = members
         if options.shuffle:
@@ -384,15 +384,21 @@ def _splits(
         yield split, Slice(order[: options.limit])
 
 
+def shares_of(shares: dict[str, float]) -> dict[str, Share]:
+    """Which of all fractions of keys belong to each split."""
+    ends = np.cumsum([0.0, *shares.values()]).tolist()
+    ends[-1] = 2.0  # above every fraction
+    return {name: Share(ends[n], ends[n + 1]) for n, name in enumerate(shares)}
+
+
 def _stream_splits(
     name: str, stream: Stream, shares: dict[str, float], limit: int | None
 ) -> Iterator[tuple[str, Slice]]:
     """Every split reads all parts, and leaves out the documents that are not its own."""
-    ends = np.cumsum([0.0, *shares.values()]).tolist()
-    ends[-1] = 2.0  # above every fraction
     parts = np.arange(len(stream))
-    for number, split in enumerate(shares or [name]):
-        share = Share(ends[number], ends[number + 1]) if shares else None
+    of_split = shares_of(shares)
+    for split in of_split or [name]:
+        share = of_split.get(split)
         if limit is None:
             yield split, Slice(parts, share)
         else:
@@ -411,7 +417,7 @@ def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
             return
 
 
-def _by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
+def by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
     """Samples by the hash of their keys: a sample stays in its split whatever is added later."""
     fractions = np.empty(len(source), np.float64)
     for index in range(len(source)):

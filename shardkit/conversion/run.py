@@ -78,8 +78,8 @@ def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
     """What other readers stumble over: known only once all keys were written."""
     found = sum((Counter(split.keys) for split in splits), Counter())
     return [
-        f"{count:,} keys have {what}, at which DALI's index and other tools cut them: --safe-keys"
-        " encodes what is unsafe"
+        f"keys with {what}, at which DALI's index and other tools cut them: {count:,}; --safe-keys"
+        " percent-encodes what is unsafe"
         for what, count in sorted(found.items())
     ]
 

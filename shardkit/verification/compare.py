@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.conversion.plan import Task, make_plan
-from shardkit.conversion.reading import Reading
-from shardkit.errors import DamagedError, SampleError, ShardkitError
+from shardkit.conversion.plan import Task, by_hash, make_plan, shares_of
+from shardkit.conversion.reading import Reading, Share
+from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
 from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
-from shardkit.options import ConvertOptions, ImageOptions, TextOptions
+from shardkit.options import ConvertOptions, ImageOptions, TextOptions, parse_split
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
 from shardkit.processors import processors
@@ -49,13 +49,14 @@ class Group:
     sources: list[Source | Stream]
     rename: dict[str, str]  # field of the sources -> field of the datasets
     safe_keys: bool = False  # the keys of the sources became such
+    share: Share | None = None  # of streams: only these documents
     tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
 
     def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
         """What is compared, and after which steps."""
         if self.tasks is not None:
             return [task.reading() for task in self.tasks]
-        return [Reading(source, "", steps(source)) for source in self.sources]
+        return [Reading(source, "", steps(source), self.share) for source in self.sources]
 
     @property
     def extent(self) -> tuple[int, str]:
@@ -77,8 +78,13 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
     splits = {part.name: part for part in parts}
     safe = bool(options.get("safe_keys")) and not all(s.safe_keys for s in sources.values())
     tasks = _tasks(sources, parts)
+    name = _split_of(parts[0], against, sources) if WHOLE in splits else None
+    if name is not None:
+        tasks = tasks and [task for task in tasks if task.part.name == name]
+        one, share = _part_of(sources, name, options)
+        return [Group(path, parts, [one], rename, safe, share, tasks)]
     if WHOLE in splits or WHOLE in sources:
-        return [Group(path, parts, list(sources.values()), rename, safe, tasks)]
+        return [Group(path, parts, list(sources.values()), rename, safe, None, tasks)]
     for name in sorted(splits.keys() ^ sources.keys()):
         side = "the source" if name in splits else "the dataset"
         findings.add(DamagedError(f"{side} has no split {name!r}", path=path))
@@ -90,10 +96,45 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
             [sources[name]],
             rename,
             safe,
+            None,
             None if tasks is None else [task for task in tasks if task.part.name == name],
         )
         for name in common
     ]
+
+
+def _split_of(part: Part, against: Against, sources: Mapping[str, Source | Stream]) -> str | None:
+    """Which split of the sources a dataset is, by the name of its folder; None for all of them.
+
+    Raises UsageError where the dataset was split off by shares and the name is of none of them.
+    """
+    name = Path(os.path.abspath(part.dataset.path)).name
+    if WHOLE not in sources:
+        return name if name in sources else None
+    options = part.manifest.options if part.manifest else {}
+    shares = parse_split(options.get("split", "auto"))
+    if not shares or _was_made_so_too(against, options, "split"):
+        return None
+    if name not in shares:
+        raise UsageError(
+            "which split of the source this dataset is cannot be told from the folder's name",
+            found=name,
+            expected=", ".join(shares),
+            fix="call the folder as it was, or verify the folder of all splits",
+        )
+    return name
+
+
+def _part_of(
+    sources: Mapping[str, Source | Stream], name: str, options: dict[str, Any]
+) -> tuple[Source | Stream, Share | None]:
+    """One split of the sources: its own source, or those samples of the only one."""
+    if WHOLE not in sources:
+        return sources[name], None
+    source, shares = sources[WHOLE], parse_split(options["split"])
+    if isinstance(source, Stream):
+        return source, shares_of(shares)[name]
+    return source.select(by_hash(source, shares)[name]), None
 
 
 def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Task] | None:

@@ -145,7 +145,8 @@ def test_keys_with_blanks_are_counted_where_others_split_at_them(tmp_path: Path)
     result = convert(source, "wds", tmp_path / "out", shard_samples=1)
     assert result.splits[""].keys == {"blanks": 2}
     (note,) = result.notes
-    assert note.startswith("2 keys have blanks")
+    assert note.startswith("keys with blanks")
+    assert "cut them: 2;" in note
     assert "--safe-keys" in note
     assert convert(source, "parquet", tmp_path / "p").notes == []
 
@@ -157,7 +158,7 @@ def test_the_command_says_so_and_its_safe_keys_are_verified_and_resumed(tmp_path
     run = CliRunner().invoke
     args = [str(source), "--to", "wds", "--workers", "0", "-o"]
     said = run(command, [*args, str(tmp_path / "plain")]).output
-    assert "4 keys have blanks" in " ".join(said.split())
+    assert "keys with blanks" in said
     assert run(command, [*args, str(tmp_path / "safe"), "--safe-keys"]).exit_code == 0
     assert "class0/my%20000" in content(tmp_path / "safe")
     assert shardkit.verify(tmp_path / "safe", against=source).sound
