@@ -203,9 +203,10 @@ class _Scan:
             else:
                 others[name] = entry
         stems = {name[: name.rfind(".")] for name in pictures}
-        for name in [n for n in pictures if n.endswith("_mask.png")]:
-            if name.removesuffix("_mask.png") in stems:
-                others[name] = pictures.pop(name)
+        for ending in (s.ending for s in SIDECARS if isinstance(s.type, Image)):
+            for name in [n for n in pictures if n.endswith(ending)]:
+                if name.removesuffix(ending) in stems:
+                    others[name] = pictures.pop(name)
         self._ignore(others, stems)
         names = sorted(pictures)
         about = [look(pictures[name]) for name in names]
@@ -253,12 +254,12 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 
 def _sidecars_of(
     names: list[str], others: dict[str, os.DirEntry[str]]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Per picture its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
 
     Of the times only a mixture is kept: it is for noticing that one has changed.
     """
-    bits = np.zeros(len(names), np.uint8)
+    bits = np.zeros(len(names), np.uint16)
     sizes = np.zeros(len(names), np.int64)
     times = np.zeros(len(names), np.int64)
     if others:

@@ -3,7 +3,8 @@
 Order and labels are those of torchvision's ImageFolder (`datasets/folder.py`): classes by name,
 inside a class the folders by path, in a folder the files by name. Links to folders are followed.
 Next to a picture `cat.jpg`, its sidecars become fields: `cat.txt` -> text, `cat.json` -> json,
-`cat.npy` -> npy, `cat_mask.png` -> mask; a `metadata.csv` or `metadata.jsonl` adds its columns.
+`cat.npy` -> npy, `cat_mask.png`, `cat_seg.png`, `cat_depth.png` -> mask, seg, depth; a
+`metadata.csv` or `metadata.jsonl` adds its columns.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ SIDECARS = (
     Sidecar(".txt", "text", Text()),
     Sidecar(".json", "json", Json()),
     Sidecar(".npy", "npy", Array()),
-    Sidecar("_mask.png", "mask", Image()),
+    # As ADE20K has them, and as a TAR of WebDataset unpacks; all are names of masks.
+    *(Sidecar(f"_{name}.png", name, Image()) for name in ("mask", "seg", "depth")),
+    *(Sidecar(f".{name}.png", f"{name}.png", Image()) for name in ("mask", "seg", "depth")),
 )
 
 
@@ -136,7 +139,7 @@ class Files:
     folder_of: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    sidecars: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    sidecars: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     sidecar_sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     odd_keys: dict[int, str] = field(default_factory=dict)  # those that are not path minus suffix
     metadata: Metadata | None = None

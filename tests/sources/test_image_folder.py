@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
 from shardkit.sources import open_sources
 from shardkit.sources.base import Source
@@ -185,6 +186,27 @@ def test_sidecars_become_fields(tmp_path: Path) -> None:
     }
     assert source[1] == {"__key__": "c/b", "image": picture(), "label": 0}
     assert source[2]["__key__"] == "c/lonely_mask"  # no picture that it could be the mask of
+
+
+@pytest.mark.parametrize(
+    ("ending", "field"),
+    [
+        *[("_mask.png", "mask"), ("_seg.png", "seg"), ("_depth.png", "depth")],
+        *[(".mask.png", "mask.png"), (".seg.png", "seg.png"), (".depth.png", "depth.png")],
+    ],
+)
+def test_masks_beside_images_are_fields_and_no_samples(
+    tmp_path: Path, ending: str, field: str
+) -> None:
+    put(tmp_path / "a/1.jpg", picture(1))
+    put(tmp_path / f"a/1{ending}", picture(2, "PNG"))
+    put(tmp_path / f"a/2{ending}", picture(3, "PNG"))  # beside no image that it could lie on
+    source = open_one(tmp_path)
+    assert len(source) == 2
+    assert source[0][field] == picture(2, "PNG")
+    assert isinstance(source.schema[field], Image)
+    assert field not in source[1]
+    assert is_mask_name(field)
 
 
 @pytest.mark.parametrize(
