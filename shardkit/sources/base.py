@@ -12,7 +12,7 @@ import numpy as np
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
-from shardkit.schema import Schema, label_of
+from shardkit.schema import Int, Schema, label_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -59,7 +59,7 @@ class Described:
     def names_in(self, schema: Schema, renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """`class_names` as a dataset with another schema has them: by the fields that are left."""
         found = {renamed.get(field, field): names for field, names in self.class_names.items()}
-        return {field: names for field, names in found.items() if field in schema}
+        return {field: names for field, names in found.items() if type(schema.get(field)) is Int}
 
     def narrow(self, selection: Selection) -> None:
         """Leave out what is not selected, best without reading it."""

@@ -28,6 +28,7 @@ import shardkit
 import shardkit.stream
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats import format_of, get_format
+from shardkit.formats.arrow.reader import IpcReader
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, everything, picture, write_shard
 
@@ -129,6 +130,25 @@ def test_columns_become_fields(tmp_path: Path, way: str, case: int) -> None:
 
 def is_array(kind: FieldType, value: Any) -> bool:
     return isinstance(kind, Array) and value is not None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_extension_types_of_arrow_itself_are_what_they_are_stored_as(
+    tmp_path: Path, way: str
+) -> None:
+    if not hasattr(pa, "bool8"):
+        return  # an old pyarrow does not know them
+    columns = {
+        "id": pa.array([b"x" * 16, None], pa.uuid()),
+        "good": pa.array([1, 0], pa.int8()).cast(pa.bool8()),
+        "about": pa.array(['{"a": 1}', "[]"], pa.json_()),
+    }
+    with shardkit.open(write(pa.table(columns), tmp_path, way)) as found:
+        assert dict(found.schema) == {"id": Bytes(optional=True), "good": Int(), "about": Json()}
+        for rows in (found, found.unmapped()):
+            assert [rows[n].get("id") for n in range(2)] == [b"x" * 16, None]
+            assert [rows[n]["good"] for n in range(2)] == [1, 0]
+            assert [rows[n]["about"] for n in range(2)] == [{"a": 1}, []]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -304,6 +324,34 @@ def test_only_columns_with_nulls_are_optional(tmp_path: Path, way: str) -> None:
         reader = read(write(table, tmp_path, way, rows))
         optional = {name: kind.optional for name, kind in reader.schema.items()}
         assert optional == {"full": False, "gaps": True, "lists": False}
+
+
+@pytest.mark.parametrize("way", ["file", "stream", "lz4"])
+def test_nulls_are_counted_in_headers_without_reading_columns(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed files would be decoded whole for it."""
+    columns = {
+        "n": pa.array([1, None, None]), "text": pa.array(["a", "b", "c"]),
+        "none": pa.nulls(3, pa.float64()), "lists": pa.array([[1], [2, 3], []]),
+        "nested": pa.array([[["a"], None], None, []]),
+    }  # fmt: skip
+    path = write(pa.table(columns), tmp_path, way, rows=2)
+    loaded: list[list[str]] = []
+    load = IpcReader._load
+
+    def note(self: IpcReader, number: int, names: Any) -> Any:
+        loaded.append([*names])
+        return load(self, number, names)
+
+    monkeypatch.setattr(IpcReader, "_load", note)
+    reader = read(path)
+    assert loaded == []
+    assert dict(reader.schema) == {
+        "n": Int(optional=True), "text": Text(), "none": Float(optional=True),
+        "lists": Array("<i8", (None,)), "nested": Json(optional=True),
+    }  # fmt: skip
+    assert reader.layout["empty"] == ["none"]
 
 
 def test_batches_of_a_column_without_nulls_are_arrays(tmp_path: Path) -> None:

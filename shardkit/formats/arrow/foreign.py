@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +58,15 @@ def _unusable(name: str, what: str, fix: str) -> FormatError:
     return FormatError(what, field=name, fix=f"{fix} where the file was made")
 
 
-def layout_of(
-    columns: pa.Schema, rows: int, nulls: Mapping[str, int], scan: Scan
-) -> dict[str, Any]:
-    """The layout of a file that comes without one. `nulls` has what is known of them.
+class Known(NamedTuple):
+    """What a file tells of its columns without them being read."""
+
+    nulls: dict[str, int]  # how many rows have no value
+    whole: set[str]  # those without a null in them, at any level
+
+
+def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[str, Any]:
+    """The layout of a file that comes without one.
 
     In `empty` are the columns without a single value, whose type therefore says nothing.
     """
@@ -71,7 +76,7 @@ def layout_of(
     if ours is not None:
         schema, classes = ours
     else:
-        schema, classes, empty = _guess(columns, rows, nulls, scan, unusable)
+        schema, classes, empty = _guess(columns, rows, known, scan, unusable)
     layout: dict[str, Any] = {"schema": schema.to_json()}
     if unusable:
         layout["unusable"] = unusable
@@ -85,7 +90,7 @@ def layout_of(
 def _guess(
     columns: pa.Schema,
     rows: int,
-    nulls: Mapping[str, int],
+    known: Known,
     scan: Scan,
     unusable: dict[str, FormatError],
 ) -> tuple[Schema, dict[str, list[str]], list[str]]:
@@ -110,13 +115,14 @@ def _guess(
             fields[name] = _kind(column, features.get(name, {}))
         except FormatError as error:
             unusable[name] = error
-    counted = _count_nulls(columns, fields, nulls, scan)
+    counted = _count_nulls(columns, fields, known, scan)
     fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
-    for name, kind in fields.items():
+    for name, kind in [*fields.items()]:
         if isinstance(kind, Bytes | Images) and not _says_image(features.get(name, {})):
             first = _first(name, kind, scan)
             if isinstance(kind, Images) and first is not None and not is_image(first):
-                raise _holds_no_field(columns.field(name))
+                unusable[name] = _holds_no_field(columns.field(name))
+                del fields[name]
             if isinstance(kind, Bytes) and first is not None and is_image(first):
                 fields[name] = Image(optional=kind.optional)
     classes = {}
@@ -130,7 +136,7 @@ def _guess(
 
 
 def _is_struct(stored: pa.DataType) -> bool:
-    while isinstance(stored, pa.ExtensionType):
+    while isinstance(stored, pa.BaseExtensionType):
         stored = stored.storage_type
     return bool(pa.types.is_struct(stored))
 
@@ -141,7 +147,9 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     tensor = _tensor(column)
     if tensor is not None and fits(tensor, stored):
         return tensor
-    while isinstance(stored, pa.ExtensionType | pa.DictionaryType):
+    if getattr(stored, "extension_name", None) == "arrow.json":
+        return Json()
+    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
         dictionary = isinstance(stored, pa.DictionaryType)
         stored = stored.value_type if dictionary else stored.storage_type
     if pa.types.is_null(stored):
@@ -218,15 +226,17 @@ def _is_length(value: Any) -> bool:
 
 
 def _count_nulls(
-    columns: pa.Schema, fields: dict[str, FieldType], nulls: Mapping[str, int], scan: Scan
+    columns: pa.Schema, fields: dict[str, FieldType], known: Known, scan: Scan
 ) -> dict[str, int]:
     """How many rows of each column are null; makes JSON of lists that have nulls inside.
 
-    A column is read for it only where neither its type nor `nulls` says how many there are.
+    A column is read for it only where the file itself does not say how many there are.
     """
-    counted = {n: nulls.get(n, 0) for n in fields}
-    unknown = {n for n in fields if columns.field(n).nullable and n not in nulls}
-    looked_at = [n for n, kind in fields.items() if n in unknown or isinstance(kind, Array)]
+    counted = {n: 0 if n in known.whole else known.nulls.get(n, 0) for n in fields}
+    unsaid = fields.keys() - known.whole
+    unknown = {n for n in unsaid if columns.field(n).nullable and n not in known.nulls}
+    lists = {n for n in unsaid if isinstance(fields[n], Array)}
+    looked_at = [n for n in fields if n in unknown | lists]
     for arrays in scan(looked_at) if looked_at else ():
         for name, array in arrays.items():
             if name in unknown:

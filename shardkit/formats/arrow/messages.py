@@ -216,6 +216,21 @@ def _header(data: bytes) -> tuple[int, int, bool, int]:
     return kind, rows, compressed, body
 
 
+def null_counts(data: bytes) -> list[int]:
+    """The nulls in each array of a batch, from the message's header: of columns and their children.
+
+    Columns stand in their order, each before its children. Raises ValueError or struct.error for a
+    header that is damaged.
+    """
+    header = data[8 if _number(data, "<I", 0) == _MARK else 4 :]
+    batch = _table(header, _place(header, _table(header, 0), 2))
+    at = _table(header, _place(header, batch, 1))
+    count = _number(header, "<I", at)
+    if at + 4 + 16 * count > len(header):
+        raise ValueError(f"{count} arrays in {len(header)} bytes")
+    return [_number(header, "<q", at + 12 + 16 * number) for number in range(count)]
+
+
 # Flatbuffers: a table begins with the distance back to its vtable, which has the place of each
 # field in the table, 0 where a field is left out and so has its default.
 

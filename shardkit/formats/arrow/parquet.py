@@ -18,7 +18,7 @@ from shardkit.errors import DamagedError
 from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import IMAGE
 from shardkit.formats.arrow.footer import TAIL, RowGroup, row_groups
-from shardkit.formats.arrow.foreign import Arrays
+from shardkit.formats.arrow.foreign import Arrays, Known
 from shardkit.formats.arrow.reader import DECODED, BatchReader, Rows
 from shardkit.formats.arrow.values import is_list
 from shardkit.formats.arrow.writer import BatchWriter, Output, join_batches
@@ -127,15 +127,18 @@ class ParquetReader(BatchReader):
         table.validate()
         return {name: _one(table.column(name)) for name in names}
 
-    def _known_nulls(self) -> dict[str, int]:
-        """From the statistics of columns that do not nest, where the writer made them."""
+    def _known_nulls(self) -> Known:
+        """From the statistics of columns that do not nest, where the writer made them.
+
+        Of lists writers count different things: nulls, or empty lists as well.
+        """
         found: dict[str, int | None] = {}
         for group in self._groups:
             for path, nulls in group.nulls.items():
                 name = path.removesuffix(".bytes")  # of a picture: its path does not matter
                 known = found.get(name, 0)
                 found[name] = None if known is None or nulls is None else known + nulls
-        return {name: nulls for name, nulls in found.items() if nulls is not None}
+        return Known({n: nulls for n, nulls in found.items() if nulls is not None}, set())
 
     def close(self) -> None:
         super().close()

@@ -27,8 +27,8 @@ import pyarrow as pa
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats.arrow.columns import KEY
-from shardkit.formats.arrow.foreign import Arrays, check_names, layout_of
-from shardkit.formats.arrow.messages import find_messages
+from shardkit.formats.arrow.foreign import Arrays, Known, check_names, layout_of
+from shardkit.formats.arrow.messages import find_messages, null_counts
 from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, getter, sizes
 from shardkit.formats.base import ShardReader
 from shardkit.sample import Sample, key_of
@@ -105,8 +105,7 @@ class BatchReader(ShardReader):
             *self._starts, self._length = accumulate(lengths, initial=0)
             check_names(self._columns)
             if layout is None:
-                nulls = self._known_nulls()
-                layout = layout_of(self._columns, self._length, nulls, self._scan)
+                layout = layout_of(self._columns, self._length, self._known_nulls(), self._scan)
             self.layout = layout
             self.schema = Schema.from_json(layout["schema"])
             self._check_columns()
@@ -126,9 +125,9 @@ class BatchReader(ShardReader):
     def _rows(self, number: int) -> Rows:
         """One batch, kept or new."""
 
-    def _known_nulls(self) -> dict[str, int]:
+    @abstractmethod
+    def _known_nulls(self) -> Known:
         """How many nulls columns have, of those where the file says it."""
-        return {}
 
     def __len__(self) -> int:
         return self._length
@@ -310,6 +309,25 @@ class Decoded(threading.local):
 DECODED = Decoded()
 
 
+def _arrays(stored: pa.DataType) -> int:
+    """How many arrays a column of a type consists of: itself and its children."""
+    if isinstance(stored, pa.BaseExtensionType):
+        return _arrays(stored.storage_type)
+    return 1 + sum(_arrays(stored.field(n).type) for n in range(stored.num_fields))
+
+
+def _has_hidden_nulls(stored: pa.DataType) -> bool:
+    """Whether the counts of a column's arrays do not tell which rows have no value.
+
+    A dictionary may hold a null; pictures are null where their bytes are.
+    """
+    if isinstance(stored, pa.BaseExtensionType):
+        return _has_hidden_nulls(stored.storage_type)
+    if pa.types.is_dictionary(stored) or pa.types.is_struct(stored) or pa.types.is_null(stored):
+        return True
+    return any(_has_hidden_nulls(stored.field(n).type) for n in range(stored.num_fields))
+
+
 class IpcReader(BatchReader):
     """An Arrow IPC file or stream, mapped."""
 
@@ -371,6 +389,26 @@ class IpcReader(BatchReader):
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(stream, options=options) as reader:
             return reader.read_next_batch()
+
+    def _known_nulls(self) -> Known:
+        """From the headers of the batches."""
+        batches = [
+            null_counts(self._slice(slice(b.offset, b.body)).to_pybytes())
+            for b in self._messages.batches
+        ]
+        known, first = Known({}, set()), 0
+        for column in self._columns:
+            stop = first + _arrays(column.type)
+            counts = [b[first:stop] for b in batches]
+            first = stop
+            if any(n < 0 for nulls in counts for n in nulls) or _has_hidden_nulls(column.type):
+                continue
+            if not any(map(any, counts)):
+                known.whole.add(column.name)
+            known.nulls[column.name] = sum(nulls[0] for nulls in counts)
+        if any(len(nulls) < first for nulls in batches):
+            raise ValueError("a batch has fewer arrays than its columns take")
+        return known
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         """Stored bytes of the field in each sample that has it, in order."""

@@ -86,7 +86,7 @@ def getter(name: str, kind: FieldType, array: pa.Array, buffers: Buffers | None 
 
 def is_sliced(kind: FieldType, stored: pa.DataType) -> bool:
     """Whether values of a field are slices of buffers, so that pyarrow need not see those."""
-    while isinstance(stored, pa.ExtensionType):
+    while isinstance(stored, pa.BaseExtensionType):
         stored = stored.storage_type
     if pa.types.is_struct(stored) and isinstance(kind, Bytes):
         return all(is_sliced(kind, stored.field(n).type) for n in range(stored.num_fields))
@@ -641,8 +641,9 @@ class _Level:
 def json_holds(stored: pa.DataType) -> bool:
     """Whether JSON can say what values of a type are, dates and times as ISO 8601."""
     types = pa.types
-    while isinstance(stored, pa.ExtensionType | pa.DictionaryType):
-        stored = stored.storage_type if isinstance(stored, pa.ExtensionType) else stored.value_type
+    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
+        dictionary = isinstance(stored, pa.DictionaryType)
+        stored = stored.value_type if dictionary else stored.storage_type
     if is_list(stored):
         return json_holds(stored.value_type)
     if types.is_struct(stored):
