@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # Each open shard holds up to three files, and a process may often hold 1,024.
 _OPEN_SHARDS = 128
+_TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
 
 
 class Dataset:
@@ -65,6 +66,8 @@ class Dataset:
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self._readers: dict[int, ShardReader] = {}
         self._opened: deque[int] = deque()  # oldest first
+        # Of shards that were searched for their samples, `hash` of all keys.
+        self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
         self._layouts: list[Any] = [manifest.layout if manifest else None for _ in shards]
         if manifest is None:
@@ -291,9 +294,15 @@ class Dataset:
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
             self._opened.append(shard)
-            if len(self._opened) > _OPEN_SHARDS:
+            while self._holds_too_much():
                 self._readers.pop(self._opened.popleft(), None)
         return reader
+
+    def _holds_too_much(self) -> bool:
+        readers = [*self._readers.values()]
+        temporary = sum(reader.temporary_bytes for reader in readers)
+        too_large = temporary > _TEMPORARY_BYTES and len(self._opened) > 1
+        return len(self._opened) > _OPEN_SHARDS or too_large
 
     @property
     def shards(self) -> int:
@@ -312,7 +321,7 @@ class Dataset:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}, "_opened": deque()}
+        return {**self.__dict__, "_readers": {}, "_opened": deque(), "key_hashes": {}}
 
     def __repr__(self) -> str:
         fields = ", ".join(self.schema)
@@ -322,6 +331,7 @@ class Dataset:
         """Open a foreign shard for the first time, and keep what it took to find its samples."""
         reader = self.reader(shard)
         self._layouts[shard] = reader.layout
+        self.key_hashes[shard] = reader.key_hashes
         self._bytes[shard] = self.shard_path(shard).stat().st_size
         return len(reader)
 

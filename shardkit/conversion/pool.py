@@ -47,6 +47,7 @@ def run_here(works: Iterator[Work], report: Report) -> None:
 
     for work in works:
         run_task(work, report)
+        _last = work  # and the shards it has open, until the next, which may begin in one, is done
 
 
 class Pool:
@@ -288,6 +289,7 @@ def serve() -> None:
             _send(channel, ("failed", _unexpected(error, work)))
         else:
             _send(channel, ("done", None))
+        _last = work  # as in `run_here`
 
 
 def _listen(stdin: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:

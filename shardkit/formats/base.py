@@ -52,6 +52,8 @@ class ShardReader(ABC):
 
     schema: Schema
     layout: dict[str, Any]
+    temporary_bytes: int = 0  # of files that are there as long as the shard is open
+    key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -154,6 +154,9 @@ def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
 
 def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
     """A hash of each key of a shard, once; none where its keys cannot be read by themselves."""
+    found = dataset.key_hashes.get(shard)
+    if found is not None:
+        return np.unique(found)
     reader = dataset.reader(shard)
     try:
         keys = set(reader.keys()) if isinstance(reader, KnowsKeys) else set()

@@ -6,6 +6,7 @@ Our own shards have that index beside them. For others it is built in memory fro
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import json
@@ -17,15 +18,15 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.array import load_array, npy_header
-from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning
+from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning, StorageError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, find_index, index_dtype, members, row_struct
@@ -56,12 +57,14 @@ class WdsReader(ShardReader):
     ) -> None:
         self._path = path
         self._mapped = mapped
-        self._data: Data | None = _opened(path, mapped)
+        self._data: Data | None
+        self._data, self.temporary_bytes = _opened(path, mapped)
         if layout is None:
             layout = _scan(self._data, path)
         place = None if "index" in layout else find_index(path)
         if "index" not in layout and place is None:
             layout = _scan(self._data, path, layout)
+        self.key_hashes = layout.pop("key_hashes", None)
         self.layout = layout
         self.schema = Schema.from_json(self.layout["schema"])
         self._odd_keys: dict[int, str] = self.layout.get("odd_keys", {})
@@ -285,7 +288,12 @@ def _scan(data: Data, path: Path, layout: dict[str, Any] | None = None) -> dict[
             index[position]["__key__"] = (name_offset, len(encoded))
         else:
             odd[position] = key
-    found_out = {"schema": schema.to_json(), "index": index, "odd_keys": odd}
+    found_out = {
+        "schema": schema.to_json(),
+        "index": index,
+        "odd_keys": odd,
+        "key_hashes": np.fromiter((hash(key) for key, _ in keys), np.int64, len(keys)),
+    }
     return {**(layout or {}), **found_out, **({"ignored": ignored} if ignored else {})}
 
 
@@ -362,24 +370,35 @@ def _foreign_type(
     return kind(optional=len(places) < samples)
 
 
-def _opened(path: Path, mapped: bool) -> Data:
-    """The bytes of a TAR; of one that is compressed, those of a mapped temporary file."""
+def _opened(path: Path, mapped: bool) -> tuple[Data, int]:
+    """The bytes of a TAR, and how many of them stand in a temporary file: all, if it is compressed.
+
+    That file has no name any more: the system removes it when nobody uses it, or the process ends.
+    """
     with storage.explained("open", path), open(path, "rb") as file:
         if _unpacker(file.read(6)) is None:
-            return _map_file(file) if mapped else storage.PreadFile(path)
+            return (_map_file(file) if mapped else storage.PreadFile(path)), 0
         about = os.fstat(file.fileno())
     warnings.warn(
-        f"{path} is compressed and is unpacked to a temporary file; for fast random access convert"
-        " it once: shardkit convert ... --to wds",
+        f"compressed TARs in {path.parent} are unpacked to temporary files in"
+        f" {tempfile.gettempdir()} while they are open; for fast random access convert them once:"
+        " shardkit convert ... --to wds",
         ShardkitWarning,
         stacklevel=4,
     )
-    return _unpacked(path, about.st_size, about.st_mtime_ns)
+    which = path, about.st_size, about.st_mtime_ns
+    data = _in_use.get(which) or _unpacked(path)
+    if isinstance(data, mmap.mmap):  # there is nothing to share of an empty file
+        _in_use[which] = data
+    return data, len(data)
 
 
-@lru_cache(2)  # the tasks of a conversion open the same file one after the other
-def _unpacked(path: Path, size: int, time: int) -> mmap.mmap | bytes:
-    """The plain TAR in a compressed one; `size` and `time` tell one file at `path` from another."""
+# Compressed TARs that somebody has open in this process; size and time tell one file from another.
+_in_use: WeakValueDictionary[tuple[Path, int, int], mmap.mmap] = WeakValueDictionary()
+
+
+def _unpacked(path: Path) -> mmap.mmap | bytes:
+    """The plain TAR in a compressed one."""
     with (
         storage.explained("open", path),
         open(path, "rb") as file,
@@ -390,14 +409,26 @@ def _unpacked(path: Path, size: int, time: int) -> mmap.mmap | bytes:
         file.seek(0)
         try:
             unpack(file, plain)
+            plain.flush()
         except Exception as error:  # each library has errors of its own
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _no_room(path) from error
             if isinstance(error, OSError) and error.errno:
                 raise
             raise DamagedError(
                 f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
             ) from error
-        plain.flush()
         return _map_file(plain)
+
+
+def _no_room(path: Path) -> StorageError:
+    folder = tempfile.gettempdir()
+    return StorageError(
+        "there is no room to unpack a compressed TAR",
+        path=path,
+        found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
+        fix="make space there, name another folder in the variable TMPDIR, or unpack the shards",
+    )
 
 
 def _map_file(file: Any) -> mmap.mmap | bytes:

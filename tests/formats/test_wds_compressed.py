@@ -1,0 +1,158 @@
+"""Compressed TARs: unpacked to files without a name, and a bounded number of bytes at a time."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import tarfile
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit.errors import ShardkitWarning, StorageError
+from shardkit.formats.wds import reader
+
+SIZE = 10_240  # bytes of a small TAR
+SAMPLES = 4
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:compressed TARs:shardkit.errors.ShardkitWarning"),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    for shard in range(5):
+        with tarfile.open(tmp_path / f"in/{shard}.tar.gz", "w:gz") as tar:
+            for number in range(SAMPLES):
+                member = tarfile.TarInfo(f"{shard}-{number}.txt")
+                member.size = 5
+                tar.addfile(member, io.BytesIO(b"%5d" % number))
+    return tmp_path / "in"
+
+
+def held(temporary: Path) -> int:
+    """Bytes of files without a name in the temporary folder that this process holds."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    targets = [(link, os.readlink(link)) for link in links if link.is_symlink()]
+    mine = [link for link, target in targets if target.startswith(f"{temporary}/")]
+    assert os.listdir(temporary) == []  # what has no name is gone with the process, however it ends
+    return sum(os.stat(link).st_size for link in mine)
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that are unpacked, each time."""
+    names: list[str] = []
+    real = reader._unpacked
+
+    def noted(path: Path) -> Any:
+        names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(reader, "_unpacked", noted)
+    return names
+
+
+def read(dataset: shardkit.Dataset) -> list[str]:
+    return [sample["txt"].strip() for sample in dataset]
+
+
+def test_they_are_held_within_a_bound_and_not_after_closing(
+    source: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shardkit.open(source) as dataset:
+        assert held(temporary) == 0
+        assert read(dataset) == ["0", "1", "2", "3"] * 5
+        assert held(temporary) == 5 * SIZE
+    assert held(temporary) == 0
+    monkeypatch.setattr("shardkit.dataset._TEMPORARY_BYTES", 2.5 * SIZE)
+    for unmapped in (False, True):
+        dataset = shardkit.open(source)
+        dataset = dataset.unmapped() if unmapped else dataset
+        most = 0
+        for index in [*range(len(dataset)), 0, -1, 5]:
+            assert dataset[index]["txt"].strip() == str(index % SAMPLES)
+            most = max(most, held(temporary))
+        assert most == 2 * SIZE
+        del dataset
+        assert held(temporary) == 0
+
+
+def test_one_above_the_bound_is_open_alone(
+    source: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.dataset._TEMPORARY_BYTES", 1)
+    with shardkit.open(source) as dataset:
+        assert len(read(dataset)) == 20
+        assert held(temporary) == SIZE
+
+
+def test_a_file_is_unpacked_once_for_all_who_have_it_open(
+    source: Path, temporary: Path, unpacked: list[str]
+) -> None:
+    first, second = shardkit.open(source / "0.tar.gz"), shardkit.open(source / "0.tar.gz")
+    unpacked.clear()
+    assert read(first) == read(second)
+    assert unpacked == ["0.tar.gz"]
+    assert held(temporary) == SIZE
+    first.close()
+    assert read(second)
+    second.close()
+    assert held(temporary) == 0
+
+
+@pytest.mark.parametrize("tasks", [1, SAMPLES])
+def test_tasks_of_one_shard_do_not_each_unpack_it(
+    source: Path,
+    temporary: Path,
+    tmp_path: Path,
+    unpacked: list[str],
+    tasks: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 1)
+    found = shardkit.convert(
+        source / "0.tar.gz", "wds", tmp_path / "out", shard_samples=SAMPLES // tasks, workers=0
+    )
+    assert found.splits[""].shards == tasks
+    assert unpacked == ["0.tar.gz"] * 2  # to plan, and to convert
+    assert held(temporary) == 0
+
+
+def test_a_full_temporary_folder_is_named(
+    source: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(StorageError, match="no room to unpack") as error:
+        shardkit.open(source)
+    assert str(temporary) in str(error.value)
+    assert "TMPDIR" in str(error.value.fix)
+    assert error.value.where["path"] == source / "0.tar.gz"
+
+
+def test_a_warning_says_so_once_for_a_folder(source: Path, temporary: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read(shardkit.open(source))
+    said = {str(warning.message) for warning in caught if warning.category is ShardkitWarning}
+    assert len(said) == 1
+    assert str(temporary) in said.pop()
