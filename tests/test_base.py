@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardkit
@@ -172,8 +172,10 @@ def test_a_permutation_is_well_mixed() -> None:
     assert abs(np.corrcoef(order, permutation(10_000, 6))[0, 1]) < 0.05
 
 
-@given(st.lists(st.integers(0, 2**40), min_size=1), st.integers(0, 50))
-def test_sizes_in_parts_sum_up_to_the_whole(sizes: list[int], cut: int) -> None:
+@given(st.lists(st.integers(0, 2**40), min_size=1), st.floats(0, 1))
+@example([2, 1], 0.5)
+def test_sizes_in_parts_sum_up_to_the_whole(sizes: list[int], share: float) -> None:
+    cut = round(share * len(sizes))
     whole, first, second = FieldSizes(), FieldSizes(), FieldSizes()
     whole.add(sizes)
     for part, values in ((first, sizes[:cut]), (second, sizes[cut:])):
@@ -190,6 +192,14 @@ def test_sizes_in_parts_sum_up_to_the_whole(sizes: list[int], cut: int) -> None:
         len(sizes), sum(sizes), min(sizes), max(sizes),
     )  # fmt: skip
     assert abs(stats.median - middle) <= 0.01 * middle
+
+
+def test_a_field_may_be_absent_only_where_it_is_optional() -> None:
+    schema = Schema({"a": Int(), "b": Int(optional=True)})
+    assert schema.check({"__key__": "x", "a": 1}) == {"__key__": "x", "a": 1}
+    with pytest.raises(SampleError, match="has no field 'a'") as error:
+        schema.check({"__key__": "x", "b": 1})
+    assert error.value.where == {"key": "x"}
 
 
 def test_stats_survive_json() -> None:

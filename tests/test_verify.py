@@ -323,6 +323,15 @@ def test_a_picture_that_is_cut_is_damaged(format: str) -> None:
     assert damage(b"text")
 
 
+def test_a_png_with_a_wrong_checksum_is_damaged() -> None:
+    """Decoding does not look at it."""
+    data = bytearray(photo(1, "PNG"))
+    data[-13] ^= 1  # the last byte of IDAT's, which IEND follows
+    with PIL.Image.open(io.BytesIO(data)) as opened:
+        opened.load()
+    assert damage(bytes(data))
+
+
 @pytest.mark.parametrize("options", [{"progressive": True}, {"quality": 1}, {"subsampling": 0}])
 def test_kinds_of_jpeg_that_are_whole(options: dict[str, Any]) -> None:
     assert damage(photo(2, **options)) is None

@@ -52,6 +52,16 @@ def test_damage_is_a_value_error_or_another_array(value, data):
         load_array(dump_array(value)[: at // 2])
 
 
+def test_bytes_behind_the_values_are_damage():
+    with pytest.raises(ValueError, match="24 bytes of values announced, 25 there"):
+        load_array(dump_array(np.arange(3.0)) + b"x")
+
+
+def test_an_array_in_the_order_of_fortran_keeps_it():
+    value = np.asfortranarray(np.arange(6).reshape(2, 3))
+    assert load_array(dump_array(value)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 def test_a_shape_that_lies_reserves_nothing():
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(

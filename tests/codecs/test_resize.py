@@ -55,6 +55,15 @@ def test_it_is_pillows_bilinear(scale: float) -> None:
     assert min(found) >= 40
 
 
+@pytest.mark.parametrize("scale", [2.5, 4, 9])
+def test_the_outer_pixels_are_pillows_where_they_are_many(scale: float) -> None:
+    size = round(WIDTH / scale), round(HEIGHT / scale)
+    for photo in PHOTOS:
+        ours, theirs = resized(photo, *size), by_pillow(photo, *size)
+        for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
+            assert differ(ours[edge], theirs[edge]) <= 2
+
+
 @pytest.mark.parametrize("scale", [25, 30, 40])
 def test_it_is_near_where_a_thumbnail_is_left(scale: int) -> None:
     # 12 x 9 pixels have more edge than middle, and averaging blocks first shows at the edges.
