@@ -10,18 +10,28 @@ import os
 import stat
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
+from shardkit.folders import (
+    is_pattern,
+    look_into,
+    refuse_foreign,
+    shards_by_split,
+    shards_like,
+    way_to,
+)
 from shardkit.formats import format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
+from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import Manifest
 from shardkit.schema import Array, Bytes, FieldType, Schema, label_of
 
@@ -64,6 +74,7 @@ class Dataset:
         self._mapped = True
         self.transforms: Transforms | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
+        self._beside: Mapping[str, int] = {}  # other files in its folder, by kind
         self._readers: dict[int, ShardReader] = {}
         self._opened: deque[int] = deque()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
@@ -106,8 +117,8 @@ class Dataset:
 
     @property
     def ignored(self) -> dict[str, int]:
-        """What is passed over in shards that others made, and how often."""
-        total: Counter[str] = Counter()
+        """What is passed over in shards that others made, and beside them, and how often."""
+        total: Counter[str] = Counter(self._beside)
         for layout in self._layouts:
             total.update((layout or {}).get("ignored", {}))
         return dict(total)
@@ -352,9 +363,8 @@ def open_dataset(
     Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
     and UsageError for transforms that do not fit it.
     """
-    dataset = open_partly(path)
-    for error in dataset.unusable.values():
-        raise error
+    dataset = _only(storage.local(path))
+    _refuse_unusable(dataset)
     if transforms is not None:
         from shardkit.transforms.transforms import Transforms
 
@@ -362,30 +372,96 @@ def open_dataset(
     return dataset
 
 
-def open_partly(given: str | os.PathLike[str]) -> Dataset:
-    """The dataset, also if some of its fields cannot be read: `unusable` says which, and why."""
-    path = storage.local(given)
+def open_splits(
+    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
+) -> dict[str, Dataset]:
+    """The dataset at a path as `{"": dataset}`, or those of its splits by their names.
+
+    `together`: shards whose names tell of several splits are wanted as one dataset all the same.
+    `partly`: also if some of their fields cannot be read; `unusable` says which, and why.
+    """
+    found = {name: opened() for name, (_, opened) in _at(storage.local(path), together).items()}
+    for dataset in () if partly else found.values():
+        _refuse_unusable(dataset)
+    return found
+
+
+def _refuse_unusable(dataset: Dataset) -> None:
+    for error in dataset.unusable.values():
+        raise error
+
+
+def _only(path: Path) -> Dataset:
+    """The dataset at a path, also if some of its fields cannot be read."""
+    found = _at(path)
+    if list(found) != [""]:
+        raise manifests.one_of_splits(path, [split.path for split in found.values()])
+    return found[""].open()
+
+
+class _Place(NamedTuple):
+    """A path that leads to a dataset and no other, and what opens it."""
+
+    path: str | Path
+    open: Callable[[], Dataset]
+
+
+def _at(path: Path, together: bool = False) -> dict[str, _Place]:
+    """What is at a path: one dataset called "", or one for each split."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
+        if is_pattern(path):
+            return {"": _Place(path, lambda: _foreign(path.parent, *shards_like(path)))}
         raise storage.explain(error, "open", path) from error
-    if stat.S_ISDIR(mode):
-        return _open_folder(path)
-    return _open_file(path)
-
-
-def _open_folder(folder: Path) -> Dataset:
-    above = [folder, *Path(os.path.abspath(folder)).parents]
-    if any(path.name.endswith(".partial") and (path / "job.json").is_file() for path in above):
+    if not stat.S_ISDIR(mode):
+        return {"": _Place(path, lambda: _open_file(path))}
+    above = [path, *Path(os.path.abspath(path)).parents]
+    if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
         raise FormatError(
             "this is an unfinished conversion, not a dataset",
-            path=folder,
+            path=path,
             fix="run the command that was interrupted again: it continues where it was",
         )
-    if manifests.has_manifest(folder):
-        return _open_ours(folder)
-    names, format = _shards_in(folder)
-    return Dataset(folder, format, [(name, None, None) for name in names], None)
+    if names := manifests.split_names(path):
+        return {name: _Place(path / name, partial(_only, path / name)) for name in names}
+    if manifests.has_manifest(path):
+        return {"": _Place(path, lambda: _open_ours(path))}
+    if (saved := _saved(path)) is not None:
+        return {"": _Place(path, lambda: _foreign(path, saved, "hf"))}
+    found = look_into(path, images=False)
+    if not found.shards:
+        refuse_foreign(found)
+        raise unknown_format(path)
+    every = shards_by_split(found, together=together)
+    format = found.shards[next(iter(every.values()))[0]]
+    return {
+        split: _Place(
+            way_to(path, names, found.shards),
+            # What lies beside the shards of all splits is named once.
+            partial(_foreign, path, names, format, {} if number else dict(found.ignored)),
+        )
+        for number, (split, names) in enumerate(every.items())
+    }
+
+
+def _foreign(
+    folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
+) -> Dataset:
+    dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
+    dataset._beside = ignored or {}
+    return dataset
+
+
+def _saved(folder: Path) -> list[str] | None:
+    """The files of a folder that Hugging Face datasets saved; None for another folder."""
+    state = folder / "state.json"
+    if not (state.is_file() and (folder / "dataset_info.json").is_file()):
+        return None
+    try:
+        return [entry["filename"] for entry in json.loads(storage.read(state))["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"the file is damaged: {error!r}", path=state) from error
 
 
 def _open_ours(path: Path) -> Dataset:
@@ -393,32 +469,6 @@ def _open_ours(path: Path) -> Dataset:
     place = manifests.manifest_path(path)
     shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
     return Dataset(manifests.folder_of(place), manifest.format, [*shards], manifest, place)
-
-
-def _shards_in(folder: Path) -> tuple[list[str], str]:
-    """The shards in a folder that has no manifest of ours, in order, and their format."""
-    splits = manifests.split_names(folder)
-    if splits:
-        raise manifests.one_of_splits(folder, splits)
-    state = folder / "state.json"
-    if state.is_file() and (folder / "dataset_info.json").is_file():
-        try:
-            return [
-                entry["filename"] for entry in json.loads(storage.read(state))["_data_files"]
-            ], "hf"
-        except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"the file is damaged: {error!r}", path=state) from error
-    with storage.explained("list", folder):
-        names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
-    found = {name: format for name in names if (format := format_of(Path(name)))}
-    if not found:
-        raise unknown_format(folder)
-    formats = sorted(set(found.values()))
-    if len(formats) > 1:
-        raise FormatError(
-            "the folder holds shards of several formats", path=folder, found=", ".join(formats)
-        )
-    return list(found), formats[0]
 
 
 def _open_file(path: Path) -> Dataset:
@@ -434,9 +484,9 @@ def _open_file(path: Path) -> Dataset:
                 place = manifests.manifest_path(folder)
                 return Dataset(folder, manifest.format, [entry], manifest, place)
     format = format_of(path)
-    if format is None:
+    if format is None or kind_of_file(path) is not None:
         raise unknown_format(path)
-    return Dataset(folder, format, [(path.name, None, None)], None)
+    return _foreign(folder, [path.name], format)
 
 
 def _check_size(path: Path, expected: int | None) -> None:

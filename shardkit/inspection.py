@@ -7,18 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit import manifest as manifests
-from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, probe
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset, open_splits
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats.base import KnowsSizes, ReadsFields
-from shardkit.manifest import FieldStats, Splits
+from shardkit.manifest import FieldStats
 from shardkit.preprocess.text import TOKENS
 from shardkit.schema import Array, Bytes, Image, Images, Int, images_in
 
@@ -39,26 +36,31 @@ def inspect(
     fields; `full` reads every sample, for the formats and sizes of pictures. `samples` of the first
     samples are described. Raises what `shardkit.open` and reading raise.
     """
-    folder = storage.local(path)
-    if manifests.has_manifest(folder):
-        manifest = manifests.load_any(folder)
-        if isinstance(manifest, Splits):
-            names = manifest.splits
-            return {
-                "path": os.fspath(path),
-                "format": manifest.format,
-                "splits": {n: _report(folder / n, samples, full) for n in names},
-            }
-    return _report(folder, samples, full)
+    datasets = open_splits(path)
+    if list(datasets) == [""]:
+        return _report(datasets[""], os.fspath(path), samples, full)
+    return {
+        "path": os.fspath(path),
+        "format": next(iter(datasets.values())).format,
+        "splits": {
+            name: _report(dataset, _place(path, name), samples, full)
+            for name, dataset in datasets.items()
+        },
+    }
 
 
-def _report(path: Path, samples: int, full: bool) -> dict[str, Any]:
-    dataset = open_dataset(path)
+def _place(path: str | os.PathLike[str], split: str) -> str:
+    """What to call a split: its folder, or its name where shards of several lie in one."""
+    folder = os.path.join(path, split)
+    return folder if os.path.isdir(folder) else f"{os.fspath(path)}: {split}"
+
+
+def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, Any]:
     manifest = dataset.manifest
     whole = manifest is not None and len(manifest.shards) == dataset.shards
     stats = manifest.fields if manifest is not None and whole else _field_stats(dataset)
     return {
-        "path": os.fspath(path),
+        "path": path,
         "format": dataset.format,
         "manifest": manifest is not None,
         "shards": dataset.shards,

@@ -228,13 +228,13 @@ def load(folder: Path) -> Manifest:
     """The manifest of one dataset; raises FormatError for a folder of splits."""
     manifest = load_any(folder)
     if isinstance(manifest, Splits):
-        raise one_of_splits(folder, manifest.splits)
+        raise one_of_splits(folder, [folder / name for name in manifest.splits])
     return manifest
 
 
-def one_of_splits(folder: Path, splits: Iterable[str]) -> FormatError:
-    """The error for a folder of splits where a dataset is asked for."""
-    names = ", ".join(str(folder / name) for name in splits)
+def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
+    """The error for a folder of splits where a dataset is asked for; `paths` open one each."""
+    names = ", ".join(map(str, paths))
     return FormatError(
         "this folder holds one dataset per split", path=folder, fix=f"open one of them: {names}"
     )

@@ -23,6 +23,7 @@ from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.work import Progress, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
+from shardkit.folders import is_pattern
 from shardkit.formats import FORMATS, get_format
 from shardkit.manifest import (
     ERRORS,
@@ -125,10 +126,9 @@ def prepare(
     """The plan of a conversion to `out`: everything is looked at, nothing is done."""
     get_format(to)  # an unknown one is an error before all others
     checked = ConvertOptions.of(**options)
-    split = "none" if checked.split not in ("auto", "none") else checked.split
     sources = open_sources(
         source,
-        split=split,
+        split=checked.split,
         classes=checked.classes,
         schema=schema,
         text=checked.documents,
@@ -188,6 +188,8 @@ def default_output(source: Path | None, format: str) -> Path:
     """`<name>-<format>` beside the source."""
     if source is None:
         raise UsageError("a sequence needs an output folder", fix="pass out=")
+    if is_pattern(source):
+        raise UsageError("a pattern of shards needs an output", path=source, fix="give -o OUT")
     if source.name in ("", "..", "."):
         source = source.resolve()
     inside = [row.inside for row in FORMATS.values() if row.inside]

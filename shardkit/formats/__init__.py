@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.errors import FormatError, UsageError
+from shardkit.formats.foreign import kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
@@ -97,6 +98,9 @@ def format_of(path: Path) -> str | None:
 
 def unknown_format(path: Path) -> FormatError:
     """The error for a path that none of the formats claims."""
+    kind = kind_of_file(path)
+    if kind is not None:
+        return not_read(kind, path)
     suffixes = sorted({suffix for row in FORMATS.values() for suffix in row.suffixes})
     pair = path.with_suffix(".bin")
     if path.suffix == ".idx" and pair.is_file():

@@ -58,6 +58,7 @@ class PictureFolder(Dataset):
     def __init__(self, path: Path, pictures: ImageFolder) -> None:
         self.path, self.format = path, FOLDER
         self.manifest = self.manifest_path = self.transforms = None
+        self._beside = dict(pictures.ignored)
         self.schema = pictures.schema
         self._pictures, self._reader = pictures, _Files(pictures)
         # What the methods of all datasets go by.

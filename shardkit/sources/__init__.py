@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from shardkit import storage
-from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
+from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign
 from shardkit.formats import format_of, unknown_format
-from shardkit.manifest import FOLDER, has_manifest, split_names
+from shardkit.formats.foreign import kind_of_file
+from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
+from shardkit.splits import check_card
+from shardkit.walk import is_folder
 
 # The name of the only dataset of a conversion without splits.
 WHOLE = ""
@@ -49,20 +52,12 @@ def _opened(
     selection: Selection,
 ) -> dict[str, Source | Stream]:
     if isinstance(source, str | os.PathLike):
-        path = storage.local(source)
-        try:
-            folder = path.is_dir()
-            path.stat()
-        except OSError as error:
-            raise storage.explain(error, "read the source", path) from error
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
-        loose = folder and not has_manifest(path) and not _holds_shards(path)
-        if classes is not None and not loose:
-            raise UsageError("class names come from the dataset; --classes is for folders")
-        if loose or (not folder and format_of(path) is None):
-            return _loose(path, folder, split, classes, text, selection)
-        return _datasets(path, split)
+        path = storage.local(source)
+        shares = split not in ("auto", "none")
+        found = _of_path(path, "auto" if shares else split, classes, text, selection)
+        return _one(path, found) if shares else found
     from shardkit.dataset import Dataset
     from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.sequence import SequenceSource
@@ -79,38 +74,87 @@ def _opened(
     return {WHOLE: SequenceSource(source, declared, classes)}
 
 
-def _loose(
+def _one(path: Path, found: dict[str, Source | Stream]) -> dict[str, Source | Stream]:
+    """The only source, to be split by shares. Raises UsageError for a path that has splits."""
+    if len(found) > 1:
+        raise UsageError(
+            "the source has splits of its own, which shares would mix",
+            path=path,
+            found=", ".join(found),
+            fix="leave --split away to keep them, or split one of them",
+        )
+    return {WHOLE: next(iter(found.values()))}
+
+
+def _of_path(
     path: Path,
-    folder: bool,
     split: str,
     classes: Sequence[str] | None,
     options: TextOptions,
     selection: Selection,
 ) -> dict[str, Source | Stream]:
-    """Files of pictures or of text; text that stands beside pictures belongs to them."""
-    from shardkit.sources.folder_scan import NoPicturesError, scan_folder
-    from shardkit.sources.text import is_text, open_text
+    try:
+        folder = path.is_dir()
+        path.stat()
+    except OSError as error:
+        if not is_pattern(path):
+            raise storage.explain(error, "read the source", path) from error
+        return _datasets(path, split, classes)
+    if not folder:
+        if format_of(path) is None or kind_of_file(path) is not None:
+            return _loose(path, None, split, classes, options, selection)
+        return _datasets(path, split, classes)
+    if _is_dataset(path):
+        return _datasets(path, split, classes)
+    from shardkit.sources.text.names import parse_name
 
-    text = is_text(path)
-    if folder:
-        try:
-            return {**scan_folder(path, split=split, classes=classes)}
-        except NoPicturesError:
-            if not text:
-                raise
-    if text:
+    found = look_into(path, lambda name: parse_name(name) is not None)
+    if found.shards:
+        _refuse_beside(found)
+    refuse_foreign(found)
+    if found.shards:
+        return _datasets(path, split, classes)
+    sources = _loose(path, found, split, classes, options, selection)
+    if split == "auto":
+        check_card(path, [name for name in sources if name != WHOLE])
+    return sources
+
+
+def _loose(
+    path: Path,
+    found: Contents | None,
+    split: str,
+    classes: Sequence[str] | None,
+    options: TextOptions,
+    selection: Selection,
+) -> dict[str, Source | Stream]:
+    """Files of images or of text; text that stands beside images belongs to them.
+
+    `found` is what is in a folder, None for a file.
+    """
+    from shardkit.sources.folder_scan import no_images, scan_folder
+    from shardkit.sources.text import open_text
+    from shardkit.sources.text.names import parse_name
+
+    if found is not None and found.image_files:
+        return {**scan_folder(path, split=split, classes=classes)}
+    if found.text_files if found is not None else parse_name(path.name):
+        if classes is not None:
+            raise UsageError("--classes is for folders of images", path=path, found="text")
         return open_text(path, options, split=split, selection=selection)
-    raise unknown_format(path)
+    if found is None:
+        raise unknown_format(path)
+    raise no_images(path, found.ignored)
 
 
-def _datasets(path: Path, split: str) -> dict[str, Source | Stream]:
-    from shardkit.dataset import open_partly
+def _datasets(path: Path, split: str, classes: Sequence[str] | None) -> dict[str, Source | Stream]:
+    from shardkit.dataset import open_splits
     from shardkit.sources.dataset import DatasetSource
 
-    names = split_names(path) if split == "auto" else []
-    if names:
-        return {name: DatasetSource(open_partly(path / name)) for name in names}
-    return {WHOLE: DatasetSource(open_partly(path))}
+    if classes is not None:
+        raise UsageError("class names come from the dataset; --classes is for folders")
+    found = open_splits(path, together=split == "none", partly=True)
+    return {name: DatasetSource(dataset) for name, dataset in found.items()}
 
 
 def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict: bool) -> None:
@@ -136,25 +180,25 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
             raise UsageError("no field of the source would be stored", found=", ".join(known))
 
 
-def _holds_shards(folder: Path) -> bool:
-    """Whether a folder is a dataset: finished, unfinished, or shards that others made.
-
-    Raises UsageError for a folder of shards that holds pictures or other folders as well.
-    """
+def _is_dataset(folder: Path) -> bool:
+    """Whether a folder is a dataset with a manifest, of ours or another kind, or unfinished."""
     unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
-    if unfinished or (folder / "state.json").is_file() or split_names(folder):
-        return True
-    with storage.explained("list", folder), os.scandir(folder) as entries:
-        visible = [e for e in entries if not e.name.startswith(".") and e.name != FOLDER]
-    shards = [e.name for e in visible if format_of(Path(e.name)) and not e.is_dir()]
-    others = [
-        e.name for e in visible if e.is_dir() or e.name.rpartition(".")[2].lower() in SUFFIXES
-    ]
-    if shards and others:
+    saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    return unfinished or saved or has_manifest(folder)
+
+
+def _refuse_beside(found: Contents) -> None:
+    """Raise UsageError for a folder of shards that holds images or other folders as well."""
+    beside = list(found.images)
+    if found.at_top:
+        with storage.explained("list", found.root), os.scandir(found.root) as entries:
+            beside += [e.name for e in entries if e.name[0] != "." and is_folder(e)]
+        itself = {FOLDER, *(name.partition("/")[0] for name in found.shards)}
+        beside = [name for name in beside if name not in itself]
+    if beside:
         raise UsageError(
-            "the folder holds both shards and what may be pictures",
-            path=folder,
-            found=f"{shards[0]!r} beside {others[0]!r}",
-            fix="move one of them away, or give the shard itself as the source",
+            "the folder holds both shards and what may be images",
+            path=found.root,
+            found=f"{min(found.shards)!r} beside {beside[0]!r}",
+            fix="move one of them away, or give the shard, or the folder that holds either alone",
         )
-    return bool(shards)

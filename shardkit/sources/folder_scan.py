@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from shardkit.sample import key_of, unique_key
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
 from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder
+from shardkit.sources.layouts import (
+    Tree,
+    check_classes,
+    check_splits,
+    refuse_annotations,
+    split_folders,
+)
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
 from shardkit.walk import Walk, is_folder, kind_of_file, look
@@ -25,11 +32,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LAST_63_BITS = 2**63 - 1
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
-
-
-class NoPicturesError(SourceError):
-    """A folder has no pictures; it may have something else."""
 
 
 def scan_folder(
@@ -37,29 +39,57 @@ def scan_folder(
 ) -> dict[str, Source]:
     """The source of a folder, or one per split folder with one class table over all.
 
-    Raises SourceError for a folder without pictures, UsageError for folders that `classes` lacks.
+    Raises SourceError for a folder without images, UsageError for folders that `classes` lacks, and
+    for those that are neither classes nor splits.
     """
-    splits = _split_folders(root) if split == "auto" else []
-    folders = {name: root / name for name in splits} or {"": root}
+    splits = _split_folders(root) if split == "auto" else {}
+    folders = {name: root / folder for name, folder in splits.items()} or {"": root}
     scans = {name: _Scan(folder) for name, folder in folders.items()}
     if not any(scan.files.names for scan in scans.values()):
-        raise _no_pictures(root, list(scans.values()))
+        for scan in scans.values():
+            if scan.problems:
+                raise scan.problems[0]
+        raise no_images(root, sum((scan.ignored for scan in scans.values()), Counter()))
     labelled = all(scan.labelled for scan in scans.values())
-    found = sorted({name for scan in scans.values() for name in scan.class_folders})
-    table = tuple(classes if classes is not None else found) if labelled else None
-    if classes is not None:
-        _check_classes(root, classes, found, labelled)
+    filled = sorted({name for scan in scans.values() for name in scan.tree.filled()})
+    if classes is None:
+        for scan in scans.values():
+            scan.check_folders(splits=split == "auto")
+        _refuse_empty(root, scans.values(), filled, labelled)
+    else:
+        _check_classes(root, classes, filled, labelled)
+    table = tuple(filled if classes is None else classes) if labelled else None
     return {name: scan.source(table) for name, scan in scans.items()}
 
 
-def _split_folders(root: Path) -> list[str]:
+def _refuse_empty(
+    root: Path, scans: Iterable[_Scan], filled: Sequence[str], labelled: bool
+) -> None:
+    """Raise UsageError for a folder without images beside those of classes."""
+    every = {name for scan in scans for name in scan.class_folders}
+    empty = sorted(every - set(filled))
+    if labelled and empty:
+        raise UsageError(
+            "there are folders without images beside those of the classes",
+            path=root,
+            found=", ".join(f"{name}/" for name in empty[:5]),
+            expected="images in each folder, as it would be a class",
+            fix="move them away, or name the classes with --classes FILE: one that is listed may be"
+            " empty, and an empty folder that is not listed is passed over",
+        )
+
+
+def _split_folders(root: Path) -> dict[str, str]:
     """The split folders of a root, if that is what its folders are: train/, val/, test/."""
     with storage.explained("list", root), os.scandir(root) as entries:
         visible = [e for e in entries if not e.name.startswith(".")]
     folders = [e.name for e in visible if is_folder(e)]
-    splits = [n for n in SPLIT_FOLDERS if n in folders and _holds_classes(root / n)]
-    others = sorted(set(folders) - set(splits))
     files = [e.name for e in visible if e.name in METADATA_FILES or _is_picture(e.name)]
+    named = split_folders(folders)
+    splits = {name: folder for name, folder in named.items() if _holds_classes(root / folder)}
+    if not splits and len(named) == len(folders) and not set(files) - set(folders):
+        return named  # all are, and hold nothing but images
+    others = sorted(set(folders) - set(splits.values()))
     beside = [f"{name}/" for name in others] + [n for n in files if n not in folders]
     if splits and beside:
         raise UsageError(
@@ -104,19 +134,16 @@ def _check_classes(
         )
 
 
-def _no_pictures(root: Path, scans: list[_Scan]) -> SourceError:
-    passed_over: Counter[str] = sum((scan.ignored for scan in scans), Counter())
-    for scan in scans:
-        if scan.problems:
-            return cast(SourceError, scan.problems[0])
-    return NoPicturesError(
-        "there are no pictures and no text in this folder",
+def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
+    """The error for a folder that has nothing to convert."""
+    return SourceError(
+        "there are no images and no text in this folder",
         path=root,
         expected="files that end in "
         + ", ".join("." + suffix for suffix in SUFFIXES)
         + ", .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
-        fix="give the folder that holds the class folders, or the pictures themselves",
+        fix="give the folder that holds the class folders, or the images themselves",
     )
 
 
@@ -128,14 +155,24 @@ class _Scan:
         self._walk = Walk(root)
         self.ignored = self._walk.ignored
         self.problems = self._walk.problems
-        self.class_folders: list[str] = []
+        self._below: dict[str, list[str]] = {}  # folder -> names of those in it
         self._metadata: list[str] = []
         self.files = Files.joined(self._pictures())
+        self.tree = Tree(root, self._below, self.files.folders)
+        self.class_folders = self.tree.folders()
         pictures_at_root = "" in self.files.folders
         # A metadata file above one folder of pictures is the Hugging Face layout: no classes.
-        one_folder = len(self.class_folders) < 2 and bool(self._metadata)
+        one_folder = len(self.tree.filled()) < 2 and bool(self._metadata)
         self.labelled = bool(self.class_folders) and not pictures_at_root and not one_folder
         self.files.metadata = self._read_metadata()
+
+    def check_folders(self, *, splits: bool) -> None:
+        """Raise UsageError for folders that would be taken for what they are not."""
+        refuse_annotations(self.tree)
+        if self.labelled:
+            check_classes(self.tree)
+        if splits:
+            check_splits(self.tree)
 
     def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
         """The source, labelled by its folders' numbers in `classes`."""
@@ -165,6 +202,8 @@ class _Scan:
             source.others = files.metadata.unusable
             if files.metadata.lacking:
                 source.ignored["images without a row of metadata"] = files.metadata.lacking
+        if classes is not None and (unlisted := set(self.class_folders) - set(classes)):
+            source.ignored["folder without images"] = len(unlisted)
         return source
 
     def _add_columns(self, fields: dict[str, FieldType], columns: Schema) -> None:
@@ -185,8 +224,9 @@ class _Scan:
             files = self._take(folder.relative, entries)
             if files.names:
                 found.append(files)
-            if folder.parent is None:
-                self.class_folders = sorted(f.relative for f in subfolders)
+            if subfolders:
+                names = [below.relative.rpartition("/")[2] for below in subfolders]
+                self._below[folder.relative] = names
         found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
         return found
 

@@ -171,7 +171,7 @@ def _open(
     path = isinstance(against, str | os.PathLike)
     ours = path and has_manifest(Path(str(against)))
     made = options.get("split", "auto")
-    split = "auto" if ours or made == "auto" else "none"
+    split = "auto" if ours else made
     chosen = {} if _was_made_so_too(against, options, "fields", "drop") else _selected(options)
     made_with = ConvertOptions(text=TextOptions(**(options.get("text") or {})), **chosen)
     given: dict[str, Any] = {

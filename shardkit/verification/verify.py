@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit import manifest as manifests
 from shardkit import storage
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset, open_dataset, open_splits
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import format_of
 from shardkit.manifest import Splits
@@ -109,12 +109,12 @@ class _Run:
 
     def _open_one(self) -> None:
         try:
-            datasets = [open_dataset(self._path)]
+            datasets = [*open_splits(self._path).items()]
         except (UsageError, FormatError):
             raise
         except ShardkitError as problem:
-            datasets = self._open_singly(problem)
-        self._parts += [Part("", dataset) for dataset in datasets]
+            datasets = [("", dataset) for dataset in self._open_singly(problem)]
+        self._parts += [Part(name, dataset) for name, dataset in datasets]
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
         """The shards in a folder of others' that open; the problems of the rest are noted."""

@@ -510,7 +510,7 @@ def test_a_dataset_that_lost_a_shard_is_not_complete(many: Path, tmp_path: Path)
 
 def test_an_archive_beside_class_folders_is_a_question(images: Path, tmp_path: Path) -> None:
     (images / "download.tgz").write_bytes(b"x")
-    with pytest.raises(UsageError, match="both shards and what may be pictures"):
+    with pytest.raises(UsageError, match="both shards and what may be images"):
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
 

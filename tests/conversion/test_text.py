@@ -723,10 +723,10 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     "blank lines": (
         lambda r: (r / "in.jsonl").write_text("\n \n"), "in.jsonl", 1, ["no documents"],
     ),
-    "an empty folder": (lambda r: (r / "in").mkdir(), "in", 1, ["there are no pictures"]),
+    "an empty folder": (lambda r: (r / "in").mkdir(), "in", 1, ["there are no images"]),
     "a missing file": (lambda r: None, "in.jsonl", 2, ["there is no such file", "in.jsonl"]),
     "an address": (
-        lambda r: None, "https://example.org/in.jsonl", 2, ["there is no such file"],
+        lambda r: None, "https://example.org/in.jsonl", 2, ["URLs are not supported yet"],
     ),
     "a table of JSON": (
         lambda r: (r / "in.json").write_text('[\n{"text": "a"}\n]\n'),

@@ -90,11 +90,23 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
         open_one(tmp_path, classes=["deep"])
 
 
-def test_an_empty_class_folder_keeps_its_label(images: Path) -> None:
+def test_an_empty_folder_beside_classes_is_refused_unless_classes_are_named(images: Path) -> None:
     (images / "class00").mkdir()
-    source = open_one(images)
+    put(images / "notes/deep/a.txt", "x")
+    with pytest.raises(UsageError, match="folders without images beside those of the") as error:
+        open_one(images)
+    assert error.value.found == "class00/, notes/"
+    source = open_one(images, classes=["class0", "class00", "class1", "class2"])
     assert source.classes == ("class0", "class00", "class1", "class2")
     assert source[4]["label"] == 2
+    assert source.ignored == {"folder without images": 1, ".txt file": 1}
+
+
+def test_a_class_may_be_empty_in_one_of_the_splits(tmp_path: Path) -> None:
+    for name in ("train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg"):
+        put(tmp_path / name)
+    (tmp_path / "val/dog").mkdir()
+    assert {source.classes for source in open_sources(tmp_path).values()} == {("cat", "dog")}
 
 
 def test_split_folders_share_one_table_of_classes(tmp_path: Path) -> None:
@@ -392,12 +404,12 @@ def test_a_file_that_changed_since_planning_is_a_bad_sample(images: Path, data: 
 
 
 def test_an_empty_folder_and_one_without_pictures_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="there are no pictures") as error:
+    with pytest.raises(SourceError, match="there are no images") as error:
         open_one(tmp_path)
     assert error.value.found == "nothing"
     put(tmp_path / "a.pdf", "x")
     put(tmp_path / "c/b.doc", "x")
-    with pytest.raises(SourceError, match="there are no pictures") as error:
+    with pytest.raises(SourceError, match="there are no images") as error:
         open_one(tmp_path)
     assert error.value.found == "1 x .pdf file, 1 x .doc file"
 
@@ -453,3 +465,38 @@ def test_planning_a_million_files_is_quick_and_small(disk: Path) -> None:
     assert found[0] == "1000000"
     assert int(found[1]) <= 300
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "theirs", "ours"),
+    [
+        (["cat/1.jpg", "dog/2.jpg"], None, (2, ["cat", "dog"]), (2, ["cat", "dog"])),
+        (["cat/a/1.jpg", "dog/b/2.jpg"], None, (2, ["a", "b"]), (2, ["cat", "dog"])),
+        (["cat/1.jpg"], None, (1, None), (1, ["cat"])),
+        (["cat/1.jpg", "dog/2.jpg"], "cat/1.jpg", (1, None), (2, ["cat", "dog"])),
+        (["p/1.jpg", "p/2.jpg"], "p/1.jpg", (1, None), (2, None)),
+    ],
+)
+def test_hugging_faces_imagefolder_differs_as_documented(
+    tmp_path: Path,
+    names: list[str],
+    metadata: str | None,
+    theirs: tuple[int, list[str] | None],
+    ours: tuple[int, list[str] | None],
+) -> None:
+    import datasets
+
+    for name in names:
+        put(tmp_path / "in" / name)
+    if metadata is not None:
+        put(tmp_path / "in/metadata.jsonl", json.dumps({"file_name": metadata, "age": 3}))
+    loaded = datasets.load_dataset(
+        "imagefolder",
+        data_dir=str(tmp_path / "in"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    label = loaded.features.get("label")
+    assert (len(loaded), label and label.names) == theirs
+    source = open_one(tmp_path / "in")
+    assert (len(source), source.classes and list(source.classes)) == ours

@@ -14,8 +14,10 @@ import pytest
 
 from shardkit.errors import SourceError, UsageError
 from shardkit.options import TextOptions
+from shardkit.sources import open_sources
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.text import encodings, is_text, open_text, scan
+from shardkit.sources.text import encodings, open_text, scan
+from shardkit.sources.text.names import parse_name
 from tests.sources.test_text import (
     COMPRESS,
     files,
@@ -31,19 +33,20 @@ from tests.sources.test_text import (
 ONE = b'{"text": "x"}\n'
 
 
-def test_what_is_text_is_known_by_its_name(tmp_path: Path) -> None:
+def test_what_is_text_is_known_by_its_name() -> None:
     for name in ("a.txt", "a.MD", "a.text.xz", "a.b.jsonl.GZ", "a.ndjson", "c4.json.zst", "a.tsv"):
-        assert is_text(tmp_path / name)
+        assert parse_name(name)
     for name in ("a.txt.zip", "a.gz", "txt", ".txt", "a.parquet", "a.jpg"):
-        assert not is_text(tmp_path / name)
+        assert parse_name(name) is None
 
 
 def test_a_folder_is_text_if_there_is_any_in_it(tmp_path: Path) -> None:
-    put(tmp_path / "a.jpg", "x")
+    put(tmp_path / "a.dat", "x")
     put(tmp_path / ".git/a.txt", "x")
-    assert not is_text(tmp_path)
-    put(tmp_path / "deep/er/a.csv.gz", "x")
-    assert is_text(tmp_path)
+    with pytest.raises(SourceError, match="no images and no text"):
+        open_sources(tmp_path)
+    put(tmp_path / "deep/er/a.csv.gz", gzip.compress(b"text\nx\n"))
+    assert open_sources(tmp_path)[""].reads_text
 
 
 def test_files_come_in_the_order_of_their_paths(tmp_path: Path) -> None:

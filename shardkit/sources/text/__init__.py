@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shardkit.sources.text.scan import is_text, open_text
+from shardkit.sources.text.scan import open_text
 
-__all__ = ["is_text", "open_text"]
+__all__ = ["open_text"]

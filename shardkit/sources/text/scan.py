@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,6 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.folder_scan import SPLIT_FOLDERS
 from shardkit.sources.text.blocks import BLOCK, expansion
 from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
@@ -23,20 +23,19 @@ from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
+from shardkit.splits import Split, grouped
 from shardkit.walk import NO_FILE, Walk, kind_of_file, look
 
+# Files at the top of a folder that tell of its data, and are no data unless there are no others.
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
+    r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
+)
 PART = 16 << 20  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
 _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # of each
 _SAMPLE_BYTES = 256 << 10  # of each, unless its first document is longer
 _EXPANSION_FILES = 8
-
-
-def is_text(path: Path) -> bool:
-    """Whether a file is one of text by its name, or a folder has such a file anywhere."""
-    if path.is_dir():
-        return any(parse_name(entry.name) for listing in Walk(path) for entry in listing.files)
-    return parse_name(path.name) is not None
 
 
 def open_text(
@@ -51,7 +50,10 @@ def open_text(
     corpus = _folder(path) if path.is_dir() else _single(path)
     if not corpus.files.names:
         raise _nothing(path, corpus)
-    splits = _splits(path, corpus, options) if split == "auto" and path.is_dir() else {}
+    splits: dict[str, Split] = {}
+    if split == "auto" and path.is_dir():
+        names = [corpus.files.relative(index) for index in range(len(corpus.files))]
+        splits = grouped(path, names, documents=_one_document_each(corpus, options))
     whole = _whole_files(path, corpus, options, splits)
     notes: list[str] = []
     if options.encoding == "auto":
@@ -62,10 +64,10 @@ def open_text(
     fields, sampled = Fields(LINE_FIELD, {}), Sampled()
     if not whole:
         fields, sampled = _fields(path, corpus, options, selection, notes)
-    chosen = splits or {"": _Split("", np.arange(len(corpus.files), dtype=np.int64))}
+    chosen = splits or {"": Split("", list(range(len(corpus.files))))}
     sources: dict[str, Source | Stream] = {}
-    for name, (folder, indices) in chosen.items():
-        files = corpus.files.select(indices)
+    for name, (folder, numbers) in chosen.items():
+        files = corpus.files.select(np.array(numbers, np.int64))
         files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
         root = f"{corpus.root}/{folder}" if folder else corpus.root
         if whole:
@@ -123,6 +125,7 @@ def _folder(root: Path) -> _Corpus:
     folders: list[str] = []
     texts: list[_Found] = []
     tables: list[_Found] = []
+    about: list[_Found] = []  # beside all others: README.md, LICENSE.txt, dataset_infos.json
     suffixes: Counter[str] = Counter()  # of the texts, which tables put aside
     for listing in walk:
         number = len(folders)
@@ -136,6 +139,8 @@ def _folder(root: Path) -> _Corpus:
             found = _Found(number, entry.name, size, time)
             if size == 0:
                 walk.ignored["empty file"] += 1
+            elif not listing.folder.relative and _ABOUT.fullmatch(entry.name.lower()):
+                about.append(found)
             elif name.form == "text":
                 texts.append(found)
                 suffixes[kind_of_file(entry.name)] += 1
@@ -143,8 +148,26 @@ def _folder(root: Path) -> _Corpus:
                 tables.append(found)
     if tables:
         walk.ignored += suffixes
+    if tables or texts:
+        walk.ignored.update(kind_of_file(file.name) for file in about)
+    elif about:
+        _refuse_only_about(root, about, walk.ignored)
+        texts = about
     files = _table(folders, tables or texts)
     return _Corpus(os.fspath(root), files, bool(tables), walk.ignored, walk.problems)
+
+
+def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
+    """Raise SourceError where what can be read only tells of what cannot."""
+    beside = {kind: count for kind, count in others.items() if kind not in ("hidden", "empty file")}
+    if beside:
+        raise SourceError(
+            f"the only text here is about the data: {about[0].name}",
+            path=root,
+            found=", ".join(f"{count} x {kind}" for kind, count in beside.items()),
+            expected=_suffixes(),
+            fix="unpack archives, or give the files that hold the data",
+        )
 
 
 def _table(folders: list[str], found: list[_Found]) -> Files:
@@ -178,56 +201,12 @@ def _suffixes() -> str:
 # --- splits --------------------------------------------------------------------------------------
 
 
-class _Split(NamedTuple):
-    folder: str  # that holds its files, "" if they are named after it
-    indices: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-
-def _splits(path: Path, corpus: _Corpus, options: TextOptions) -> dict[str, _Split]:
-    """The splits, if files or folders at the top are named so: train.jsonl, or train/ and test/.
-
-    Among files that are a document each, a name like `test.txt` says nothing.
-    """
-    files = corpus.files
-    tops: dict[tuple[str, str], list[int]] = {}  # (split, folder) -> files
-    others: dict[str, None] = {}
-    for index in range(len(files)):
-        relative = files.relative(index)
-        top, below, _ = relative.partition("/")
-        split = top if below else _split_of(top)
-        if split in SPLIT_FOLDERS:
-            tops.setdefault((split, top if below else ""), []).append(index)
-        else:
-            others[top + below] = None
-    named = [split for split, folder in tops if not folder]
-    if not tops or (others and len(named) == len(tops) and _one_document_each(corpus, options)):
-        return {}
-    twice = [name for name in SPLIT_FOLDERS if (name, name) in tops and (name, "") in tops]
-    if others or twice:
-        names = ", ".join(dict.fromkeys(split for split, _ in tops))
-        raise UsageError(
-            f"the folder holds splits ({names}) and something else as well",
-            path=path,
-            found=", ".join([*others, *(f"{name}/ beside a file {name}" for name in twice)][:5]),
-            expected="nothing but folders or files that are named after splits",
-            fix="move the others away, convert one split at a time, or take all together with"
-            " --split none",
-        )
-    order = sorted(tops, key=lambda top: SPLIT_FOLDERS.index(top[0]))
-    return {split: _Split(f, np.array(tops[split, f], np.int64)) for split, f in order}
-
-
-def _split_of(name: str) -> str:
-    """What a file is named after: `validation-00000-of-00002.json.gz` after a split."""
-    return name.partition(".")[0].partition("-")[0]
-
-
 def _one_document_each(corpus: _Corpus, options: TextOptions) -> bool:
     return not corpus.tables and options.documents != "line"
 
 
 def _whole_files(
-    path: Path, corpus: _Corpus, options: TextOptions, splits: dict[str, _Split]
+    path: Path, corpus: _Corpus, options: TextOptions, splits: dict[str, Split]
 ) -> bool:
     """Whether every file is one document.
 

@@ -1,0 +1,212 @@
+"""What a folder holds that no manifest describes: shards, images, text, or data we do not read."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardkit import manifest as manifests
+from shardkit.codecs.image import SUFFIXES
+from shardkit.errors import FormatError, UsageError
+from shardkit.formats import FORMATS, format_of
+from shardkit.formats.foreign import Kind, kind_by_name, kind_of_folder, not_read
+from shardkit.splits import check_card, common_start, grouped
+from shardkit.walk import Walk, kind_of_file
+
+# Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
+_CACHE = re.compile(r"(cache-[0-9a-f]+(_\d+_of_\d+)?|tmp\w+)\.arrow")
+_IMAGES = tuple(f".{suffix}" for suffix in SUFFIXES)
+
+
+@dataclass
+class Contents:
+    """The files below a folder, by what they are. Names are relative to it."""
+
+    root: Path
+    shards: dict[str, str] = field(default_factory=dict)  # name -> format
+    images: list[str] = field(default_factory=list)  # one of each folder that has any
+    image_files: int = 0
+    text_files: int = 0
+    foreign: dict[Kind, list[str]] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)  # other files than shards, by kind
+
+    @property
+    def at_top(self) -> bool:
+        """Whether there are shards in the folder itself, and not only below."""
+        return any(_holder(name, format) == "" for name, format in self.shards.items())
+
+
+def look_into(
+    root: Path, is_text: Callable[[str], bool] = lambda name: False, *, images: bool = True
+) -> Contents:
+    """What is in a folder and, unless it holds shards itself, below.
+
+    Without `images`, looking ends at the first folder that has some.
+    """
+    found, walk = Contents(root), Walk(root)
+    unpaired: dict[str, str] = {}
+    for folder, entries, folders in walk:
+        # Of millions of images, names are looked at once.
+        names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
+        shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
+        prefix = f"{folder.relative}/" if folder.relative else ""
+        together = kind_of_folder(names)
+        if len(names) < len(entries):
+            found.image_files += len(entries) - len(names)
+            first = next(e.name for e in entries if e.name.lower().endswith(_IMAGES))
+            found.images.append(prefix + first)
+        for name in names:
+            kind = together or kind_by_name(name)
+            if kind is not None and not (name in shards and _has_index(name, names)):
+                found.foreign.setdefault(kind, []).append(prefix + name)
+            elif name in shards:
+                found.shards[prefix + name] = shards[name]
+                continue
+            elif name.endswith(".bin"):
+                unpaired[prefix + name] = "megatron"
+            elif is_text(name):
+                found.text_files += 1
+            found.ignored[kind_of_file(name)] += 1
+        if (found.images and not images) or (found.shards and not folder.relative):
+            return found
+    if walk.problems and not (found.ignored or found.shards or found.image_files):
+        raise walk.problems[0]
+    if unpaired and not found.shards and not found.foreign:
+        found.shards = unpaired  # whose error says what is missing
+    return found
+
+
+def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
+    """The files in a folder that are shards, with their formats.
+
+    None are caches, the tables that img2dataset puts beside its shards, and a .bin without .idx.
+    """
+    every = {name: format for name in names if (format := format_of(Path(name)))}
+    beside = {name.rpartition(".")[0] for name in names if name.endswith((".tar", ".tfrecord"))}
+    beside |= {name for name in folders if name.isdigit()}
+    hub = "dataset_info.json" in names  # of a dataset that Hugging Face datasets prepared
+    return {
+        name: format
+        for name, format in every.items()
+        if not (format == "parquet" and name.removesuffix(".parquet") in beside)
+        and not (hub and _CACHE.fullmatch(name))
+        and not (format == "megatron" and not _has_index(name, names))
+    }
+
+
+def _has_index(name: str, names: Sequence[str]) -> bool:
+    return name.endswith(".bin") and name.removesuffix(".bin") + ".idx" in names
+
+
+def _holder(name: str, format: str) -> str:
+    """The folder that holds a shard; a shard may itself be a folder."""
+    above = posixpath.dirname(name)
+    return posixpath.dirname(above) if FORMATS[format].inside and above else above
+
+
+def refuse_foreign(found: Contents) -> None:
+    """Raise FormatError for data of a format that is not read, unless more can be read.
+
+    Files of text are no more than what describes such data, except for single files of audio.
+    """
+    readable = len(found.shards) or found.image_files
+    for kind, names in found.foreign.items():
+        others = readable or found.text_files
+        if len(names) >= others or not (readable or kind.files):
+            words = f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r}"
+            fix = ""
+            if others:
+                words += f", and {others:,} others"
+                fix = "to convert the others alone, give their own folder or file"
+            raise not_read(kind, found.root, words, fix)
+
+
+def shards_by_split(found: Contents, *, together: bool = False) -> dict[str, list[str]]:
+    """The shards of a folder, a list for each split; `{"": shards}` if names tell of one at most.
+
+    `together`: all are wanted as one. Raises FormatError for shards of several formats or of
+    several datasets, UsageError for names that leave a question.
+    """
+    top = {name: format for name, format in found.shards.items() if not _holder(name, format)}
+    names = sorted(top or found.shards)
+    formats = sorted({found.shards[name] for name in names})
+    if len(formats) > 1:
+        raise FormatError(
+            "the folder holds shards of several formats",
+            path=found.root,
+            found=", ".join(formats),
+            fix="give one of the shards, or a folder that holds one format",
+        )
+    holders = [_holder(name, found.shards[name]) for name in names]
+    made = [holder for holder in dict.fromkeys(holders) if holder and _is_dataset(found, holder)]
+    if made:
+        raise _several(found.root, "datasets", made)
+    if together:
+        return {"": names}
+    splits = grouped(found.root, names)
+    check_card(found.root, list(splits))
+    if len(splits) > 1:
+        every = {split: [names[n] for n in numbers] for split, (_, numbers) in splits.items()}
+    else:
+        every = {"": names}
+    for split_names in every.values():
+        folders = dict.fromkeys(_holder(name, found.shards[name]) for name in split_names)
+        if len(folders) > 1:
+            raise _several(found.root, "shards", list(folders))
+    return every
+
+
+def _is_dataset(found: Contents, folder: str) -> bool:
+    path = found.root / folder
+    return manifests.has_manifest(path) or (path / "state.json").is_file()
+
+
+def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:
+    ways = [str(root / folder) for folder in folders]
+    return FormatError(
+        f"this folder holds {what} in several folders",
+        path=root,
+        found=", ".join(folder or "." for folder in folders[:5]),
+        fix=f"give one of them: {', '.join(ways[:5])}",
+    )
+
+
+def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
+    """A path that opens these shards and no others: a shard, a folder or a pattern."""
+    folder = posixpath.dirname(names[0])
+    rest = [name for name in others if name not in names]
+    if len(names) == 1:
+        return str(root / names[0])
+    if not any(posixpath.dirname(name) == folder for name in rest):
+        return str(root / folder)
+    begin = common_start(names).rstrip("0123456789")
+    suffix = "." + names[0].rpartition(".")[2]
+    if fnmatch.filter(rest, begin + "*" + suffix):
+        return str(root / names[0])
+    return str(root / (begin + "*" + suffix))
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path names shards by a pattern: `data/train-*.parquet`."""
+    return bool(re.search(r"[*?[]", path.name)) and not os.path.lexists(path)
+
+
+def shards_like(pattern: Path) -> tuple[list[str], str]:
+    """The shards in a folder whose names fit a pattern, and their format."""
+    folder = pattern.parent
+    names = sorted(p.name for p in folder.glob(pattern.name) if p.name[0] != ".")
+    found = {name: format for name in names if (format := format_of(Path(name)))}
+    if len(set(found.values())) != 1:
+        raise UsageError(
+            "the pattern does not name shards of one format",
+            path=pattern,
+            found=", ".join(sorted(set(found.values()))) or f"{len(names)} other files",
+            fix="give a pattern such as folder/train-*.parquet, in quotes",
+        )
+    return list(found), next(iter(found.values()))

@@ -1,0 +1,114 @@
+"""Datasets of formats that shardkit does not read: known by their names, to be called by theirs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit.errors import FormatError
+
+
+class Kind(NamedTuple):
+    """A format that is not read."""
+
+    words: str  # "a dataset of LitData"
+    fix: str
+    files: bool = False  # a folder of such files may hold others that are its samples
+
+
+def _by(reader: str) -> str:
+    return f"read it with {reader}, and write its samples with shardkit.create"
+
+
+LITDATA = Kind("a dataset of LitData", _by("litdata.StreamingDataset"))
+MDS = Kind("an MDS dataset (MosaicML Streaming)", _by("streaming.LocalDataset"))
+CIFAR = Kind("CIFAR in its own files", _by("torchvision.datasets.CIFAR10 or CIFAR100"))
+MNIST = Kind("MNIST in its own files (idx)", _by("torchvision.datasets.MNIST"))
+TFRECORD = Kind("a dataset of TFRecord files", _by("tfds.data_source, or the package tfrecord"))
+HDF5 = Kind("data in HDF5 files", _by("h5py"))
+RECORDIO = Kind("a dataset of MXNet's RecordIO files", _by("mxnet.recordio"))
+AUDIO = Kind(
+    "a folder of audio files",
+    "write them with shardkit.create and a field Bytes()",
+    files=True,
+)
+VIDEO = Kind(
+    "a folder of video files",
+    "write them with shardkit.create and a field Bytes(), or take frames out of them first",
+    files=True,
+)
+
+_AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "wma", "sph")
+_VIDEO = ("mp4", "avi", "mkv", "mov", "webm", "m4v", "mpg", "mpeg", "wmv", "flv")
+_SUFFIXES = {
+    **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), TFRECORD),
+    **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
+    "mds": MDS,
+    "rec": RECORDIO,
+    **dict.fromkeys(_AUDIO, AUDIO),
+    **dict.fromkeys(_VIDEO, VIDEO),
+}
+_NAMES = (
+    (LITDATA, re.compile(r"chunk-\d+-\d+(\.\w+)*\.bin")),
+    (MDS, re.compile(r".+\.mds\.\w+")),
+    (CIFAR, re.compile(r"(data_batch_\d+|test_batch)(\.bin)?|batches\.meta(\.txt)?")),
+    (CIFAR, re.compile(r"cifar-100?-(python|binary|matlab)(\.tar\.gz)?|fine_label_names\.txt")),
+    (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-u?byte(\.gz)?")),
+    (TFRECORD, re.compile(r".+\.tfrecords?(\.gz)?(-\d+-of-\d+)?(\.gz)?|[^.]+-\d{5}-of-\d{5}")),
+)
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOSAIC = re.compile(r"shard\.\d{5}\.\w+.*")
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """The format that a file's name says it is of, of those that are not read."""
+    name = name.lower()
+    kind = _SUFFIXES.get(name.rpartition(".")[2]) if "." in name else None
+    return kind or next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), None)
+
+
+def kind_of_folder(names: Collection[str]) -> Kind | None:
+    """The format whose files have these names only together."""
+    if {"meta", "train", "test"} <= set(names):
+        return CIFAR  # CIFAR-100 for Python
+    if "index.json" in names and any(map(_MOSAIC.fullmatch, names)):
+        return MDS  # whose shards may be JSON, CSV or TSV too
+    return None
+
+
+def kind_of_file(path: Path) -> Kind | None:
+    """The format of one file, by its name or its first bytes, of those that are not read."""
+    kind = kind_by_name(path.name)
+    if kind is not None or not path.is_file():
+        has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()
+        return None if has_index else kind
+    with open(path, "rb") as file:
+        head = file.read(12)
+    if head.startswith(_HDF5):
+        return HDF5
+    # A TFRecord is a length and the masked CRC-32C of its eight bytes.
+    if len(head) == 12 and int.from_bytes(head[8:], "little") == _masked_crc(head[:8]):
+        return TFRECORD
+    return None
+
+
+def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") -> FormatError:
+    """The error for data of such a format; `fix` is what to do with what lies beside them."""
+    return FormatError(
+        f"this is {kind.words}; shardkit cannot read it yet",
+        path=path,
+        found=found,
+        fix="; ".join(filter(None, (kind.fix, fix))),
+    )
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,144 @@
+"""Folders of images that are no folders of classes: COCO, VOC, YOLO, splits under other names.
+
+Their labels are in files that are not read yet. Taking their folders for classes would give wrong
+labels without a word, so each is refused with the folder to give instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shardkit.errors import UsageError
+from shardkit.splits import KINDS, kind_of_split, mixed_splits
+
+# What the folders of such datasets are called, in lower case: where images are, and what tells of
+# them (boxes, masks, lists).
+IMAGES = {
+    *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),
+    *("leftimg8bit", "input", "inputs"),
+}
+ANNOTATIONS = {
+    *(
+        "annotations",
+        "annotation",
+        "labels",
+        "label",
+        "imagesets",
+        "bboxes",
+        "boxes",
+        "xml",
+        "xmls",
+    ),
+    *("masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject"),
+    *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
+}
+
+
+class Tree:
+    """The folders of a root: which lie in which, and which hold images themselves or below."""
+
+    def __init__(self, root: Path, below: Mapping[str, Sequence[str]], images: Sequence[str]):
+        """`below` has the names of the folders in each; `images` are those that hold any."""
+        self.root = root
+        self._below = below
+        self.images = sorted(images)
+        parts = [folder.split("/") for folder in images]
+        self._above = {"/".join(p[:n]) for p in parts for n in range(1, len(p) + 1)}
+
+    def folders(self, folder: str = "") -> list[str]:
+        """The names of the folders in a folder."""
+        return sorted(self._below.get(folder, ()))
+
+    def filled(self, folder: str = "") -> list[str]:
+        """Of those, the ones that hold images, or folders that do."""
+        prefix = f"{folder}/" if folder else ""
+        return [name for name in self.folders(folder) if prefix + name in self._above]
+
+    def has_own(self, folder: str) -> bool:
+        """Whether images lie in a folder itself."""
+        return folder in self.images
+
+    def path(self, folder: str) -> Path:
+        return self.root / folder if folder else self.root
+
+
+def refuse_annotations(tree: Tree) -> None:
+    """Raise UsageError where folders of images lie beside folders of annotations or masks."""
+    for folder in ("", *tree.folders()):
+        _refuse_annotations(tree, folder)
+
+
+def check_classes(tree: Tree) -> None:
+    """Raise UsageError where the only folder of a root is no class."""
+    classes = tree.filled()
+    if len(classes) == 1 and not tree.has_own(classes[0]):
+        raise _too_high(tree, classes[0])
+    if len(classes) == 1 and (classes[0].lower() in IMAGES or kind_of_split(classes[0])):
+        raise UsageError(
+            f"the only folder with images is called {classes[0]!r}, which is no class",
+            path=tree.root,
+            fix=f"give that folder, for images without labels: {tree.path(classes[0])}",
+        )
+
+
+def check_splits(tree: Tree) -> None:
+    """Raise UsageError where folders seem to be splits, or each of them holds some."""
+    for folder in ("", *tree.filled()):
+        names = tree.filled(folder)
+        kinds = {kind: name for name in names if (kind := kind_of_split(name))}
+        if len(kinds) > 1:
+            prefix = f"{folder}/" if folder else ""
+            raise mixed_splits(tree.root, [f"{prefix}{name}/" for name in sorted(kinds.values())])
+
+
+def _refuse_annotations(tree: Tree, folder: str) -> None:
+    names = {name.lower() for name in tree.folders(folder)}
+    tells = sorted(names & ANNOTATIONS)
+    holds = names & IMAGES or {name for name in names if kind_of_split(name)}
+    if not tells or not (holds or tree.has_own(folder)):
+        return
+    kind = "a dataset with annotations or masks"
+    if "jpegimages" in names:
+        kind = "a dataset in the layout of Pascal VOC"
+    elif "labels" in names:
+        kind = "a dataset in the layout of YOLO"
+    elif "annotations" in names:
+        kind = "a dataset in the layout of COCO, or one with masks"
+    prefix = f"{folder}/" if folder else ""
+    of_images = [
+        name
+        for name in tree.images
+        if name.startswith(prefix)
+        and name[len(prefix) :].partition("/")[0].lower() not in ANNOTATIONS
+        and name != folder
+    ]
+    way = f"; the images alone are in {tree.path(of_images[0])}" if of_images else ""
+    raise UsageError(
+        f"this is {kind}, whose annotations shardkit cannot read yet",
+        path=tree.path(folder),
+        found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
+        expected="a folder for each class, or images alone",
+        fix=f"give a folder that holds images alone{way}",
+    )
+
+
+def _too_high(tree: Tree, folder: str) -> UsageError:
+    """The error for a root whose only class would be the folder that holds the classes."""
+    below = folder
+    while not tree.has_own(below) and len(tree.filled(below)) == 1:
+        below = f"{below}/{tree.filled(below)[0]}"
+    names = tree.filled(below)
+    classes = below if names else below.rpartition("/")[0]
+    return UsageError(
+        f"all images lie in folders below {folder!r}, which would be the only class",
+        path=tree.root,
+        found=", ".join(f"{below}/{name}/" for name in names[:5]) or f"{below}/",
+        fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or name"
+        " the classes with --classes FILE",
+    )
+
+
+def split_folders(folders: Sequence[str]) -> dict[str, str]:
+    """The folders that are named after splits, in any case, in the order of an output."""
+    return {split: name for split in KINDS for name in sorted(folders) if name.lower() == split}

@@ -1,0 +1,428 @@
+"""Folders of other tools: converted as what they are, or refused by name; never something else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
+from shardkit.formats.foreign import kind_by_name
+from shardkit.inspection import inspect
+from shardkit.sources import open_sources
+from shardkit.verification.verify import verify
+from tests.sources import real
+from tests.sources.real import put
+
+Make = Callable[[Path], Path]
+
+
+def splits(root: Path, **options: Any) -> dict[str, int]:
+    """How many samples each split of a conversion would have."""
+    return {name: len(source) for name, source in open_sources(root, **options).items()}
+
+
+def texts(path: Path) -> list[str]:
+    with shardkit.open(path) as ds:
+        return [ds[n]["text"] for n in range(len(ds))]
+
+
+# --- repositories and caches of Hugging Face -----------------------------------------------------
+
+
+def test_a_hub_repository_is_its_parquet_by_split(tmp_path: Path) -> None:
+    root = real.hub_repository(tmp_path / "repository")
+    result = shardkit.convert(root, "arrow", tmp_path / "out", workers=0)
+    assert texts(tmp_path / "out/train") == ["a", "b", "c"]
+    assert texts(tmp_path / "out/test") == ["d"]
+    assert result.ignored == {".md file": 1}
+    assert verify(tmp_path / "out", against=root).sound
+    report = inspect(root / "data", samples=0)
+    assert {n: split["samples"] for n, split in report["splits"].items()} == {"train": 3, "test": 1}
+    assert verify(root).samples == 4
+
+
+def test_opening_several_splits_says_how_to_open_one(tmp_path: Path) -> None:
+    data = real.hub_repository(tmp_path) / "data"
+    with pytest.raises(FormatError, match="one dataset per split") as error:
+        shardkit.open(data)
+    train, test = str(error.value.fix).removeprefix("open one of them: ").split(", ")
+    assert texts(Path(train)) == ["a", "b", "c"]
+    assert texts(Path(test)) == ["d"]
+    assert splits(Path(train)) == {"": 3}
+    with pytest.raises(UsageError, match="a pattern of shards needs an output"):
+        shardkit.convert(train, "wds", workers=0)
+    assert shardkit.convert(train, "wds", tmp_path / "out", workers=0).samples == 3
+    assert verify(tmp_path / "out", against=train).sound
+    assert splits(data, split="none") == {"": 4}
+    with pytest.raises(UsageError, match="does not name shards of one format"):
+        shardkit.open(data / "val-*.parquet")
+
+
+def test_shares_do_not_mix_splits(tmp_path: Path) -> None:
+    root = real.hub_repository(tmp_path / "hub")
+    put(tmp_path / "images", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
+    for source in (root, tmp_path / "images"):
+        with pytest.raises(UsageError, match="splits of its own, which shares would mix"):
+            open_sources(source, split="train=0.9,val=0.1")
+    one = put(tmp_path / "one", {f"train/{name}/1.jpg": None for name in ("cat", "dog", "owl")})
+    shardkit.convert(one, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
+    assert shardkit.open(tmp_path / "out/train").classes == ("cat", "dog", "owl")
+    assert verify(tmp_path / "out", against=one).sound
+
+
+def test_subsets_of_a_hub_repository_are_not_mixed(tmp_path: Path) -> None:
+    for subset in ("de", "en"):
+        for split in ("train", "test"):
+            real.parquet(tmp_path / f"{subset}/{split}-00000-of-00001.parquet", subset)
+    with pytest.raises(UsageError, match="tell of several splits") as error:
+        open_sources(tmp_path)
+    assert "one split at a time" in str(error.value.fix)
+    for subset in ("de", "en"):
+        real.parquet(tmp_path / f"other/{subset}/0000.parquet", "a")
+    with pytest.raises(FormatError, match="in several folders"):
+        open_sources(tmp_path / "other")
+    assert splits(tmp_path / "de") == {"train": 1, "test": 1}
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ("configs:\n- config_name: a\n  data_files: a.csv\n- config_name: b\n", "several subsets"),
+        (
+            "configs:\n- config_name: default\n  data_files:\n"
+            '  - split: train\n    path: "data.csv"\n  - split: test\n    path: "holdout.csv"\n',
+            "splits that the names of its files do not tell",
+        ),
+    ],
+)
+def test_what_a_readme_says_of_files_is_not_passed_over(
+    tmp_path: Path, card: str, message: str
+) -> None:
+    put(tmp_path, {"README.md": f"---\nlicense: mit\n{card}---\n# Data\n"})
+    put(tmp_path, {"data.csv": "text\na\n", "holdout.csv": "text\nb\n"})
+    with pytest.raises(UsageError, match=message) as error:
+        open_sources(tmp_path)
+    assert error.value.where["path"] == tmp_path / "README.md"
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert list(open_sources(tmp_path)) == [""]
+
+
+def test_the_cache_of_datasets_gives_its_splits_without_cache_files(tmp_path: Path) -> None:
+    import datasets
+
+    row = '{"text": "a", "n": 1}\n'
+    put(tmp_path, {"train.jsonl": 2 * row, "test.jsonl": row})
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    loaded = datasets.load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
+    loaded["train"].map(lambda row: {"twice": 2 * row["n"]})
+    folder = Path(loaded["train"].cache_files[0]["filename"]).parent
+    assert len(list(folder.glob("cache-*.arrow"))) == 1
+    for path in (folder, tmp_path / "cache"):
+        result = shardkit.convert(path, "wds", tmp_path / f"out-{path.name[:5]}", workers=0)
+        assert {name: split.samples for name, split in result.splits.items()} == {
+            "train": 2,
+            "test": 1,
+        }
+        assert result.ignored[".arrow file"] == 1
+
+
+def test_documents_about_data_are_no_data(tmp_path: Path) -> None:
+    about = {"README.md": "# Data", "LICENSE.txt": "MIT", "dataset_infos.json": "{}"}
+    put(tmp_path / "zip", {**about, "images.zip": b"PK"})
+    with pytest.raises(SourceError, match="only text here is about the data") as error:
+        open_sources(tmp_path / "zip")
+    assert error.value.found == "1 x .zip file"
+    put(tmp_path / "text", {**about, "train.txt": "a\nb\n", "test.txt": "c\n"})
+    found = open_sources(tmp_path / "text")
+    assert list(found) == ["train", "test"]
+    assert found["train"].ignored == {".md file": 1, ".txt file": 1, ".json file": 1}
+    put(tmp_path / "alone", {"README.md": "# A text"})
+    assert splits(tmp_path / "alone") == {"": 1}
+
+
+# --- splits by name ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["train-0.tar", "train-1.tar", "val-0.tar"], {"train": 4, "val": 2}),
+        (["imagenet-train-0.tar", "imagenet-validation-0.tar"], {"train": 2, "validation": 2}),
+        (["Train_0.tar", "TEST_0.tar"], {"train": 2, "test": 2}),
+        (["data/train/0.tar", "data/test/0.tar"], {"train": 2, "test": 2}),
+        (["dev.tar", "train.tar"], {"train": 2, "dev": 2}),
+        (["train-0.tar", "train-1.tar"], {"": 4}),  # one split is the dataset
+        (["shard-0.tar", "shard-1.tar"], {"": 4}),
+    ],
+)
+def test_tars_are_split_by_their_names(
+    tmp_path: Path, names: list[str], expected: dict[str, int]
+) -> None:
+    for name in names:
+        real.tar(tmp_path / name, f"{name}a".replace(".", ""), f"{name}b".replace(".", ""))
+    assert splits(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train-0.tar", "extra-0.tar"],
+        ["a-train.tar", "b-test.tar"],
+        ["train-0.tar", "val-0.tar", "all.tar"],
+    ],
+)
+def test_names_that_leave_a_question_are_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        real.tar(tmp_path / name, name[:-4])
+    with pytest.raises(UsageError, match="--split none") as error:
+        open_sources(tmp_path)
+    assert error.value.where["path"] == tmp_path
+    assert splits(tmp_path, split="none") == {"": len(names)}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("data/train", "data/test"),
+        ("data/train/0", "data/test/0"),
+        ("reviews_train", "reviews_test"),
+        ("train_0", "test_0"),
+        ("Train", "Test"),
+    ],
+)
+def test_tables_of_text_are_split_by_their_names(
+    tmp_path: Path, train: str, test: str, suffix: str
+) -> None:
+    row = "text\nx\n" if suffix == "csv" else '{"text": "x"}\n'
+    put(tmp_path, {f"{name}.{suffix}": row for name in (train, test)})
+    put(tmp_path, {"README.md": "# Data"})
+    assert list(open_sources(tmp_path)) == ["train", "test"]
+
+
+def test_tables_in_folders_that_speak_of_splits_are_refused(tmp_path: Path) -> None:
+    for name in ("en/train.csv", "de/test.csv"):
+        put(tmp_path, {name: "text\nx\n"})
+    with pytest.raises(UsageError, match="tell of several splits"):
+        open_sources(tmp_path)
+    put(tmp_path / "essays", {"a/train.txt": "x", "b/test.txt": "y"})  # a document each
+    assert splits(tmp_path / "essays") == {"": 2}
+
+
+# --- folders of images ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "images"),
+    [
+        (real.coco, "COCO", "train2017"),
+        (real.voc, "Pascal VOC", "JPEGImages"),
+        (real.yolo, "YOLO", "images/train"),
+        (real.yolo_by_split, "YOLO", "train/images"),
+        (real.ade20k, "masks", "images/training"),
+    ],
+)
+def test_images_with_annotations_are_no_classes(
+    tmp_path: Path, make: Make, name: str, images: str
+) -> None:
+    root = make(tmp_path / "data")
+    with pytest.raises(UsageError, match=f"{name}.* cannot read yet") as error:
+        shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert str(root / images) in str(error.value.fix)
+    (source,) = open_sources(root / images).values()
+    assert list(source.schema) == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message", "fix"),
+    [
+        (["images/train/cat/1.jpg", "images/val/cat/2.jpg"], "the only class", "images;"),
+        (["images/cat/1.jpg", "images/dog/2.jpg"], "the only class", "images;"),
+        (["a/b/cat/1.jpg", "a/b/dog/1.jpg"], "the only class", "a/b;"),
+        (["images/1.jpg", "images/2.jpg"], "which is no class", "images"),
+        (["train2017/1.jpg"], "which is no class", "train2017"),
+        (["train2017/1.jpg", "val2017/2.jpg"], "tell of several splits", "one split at a time"),
+        (["seg_train/a/1.jpg", "seg_test/a/1.jpg"], "tell of several splits", "rename"),
+        (["bottle/train/good/1.png", "bottle/test/broken/1.png", "cap/1.png"], "splits", "rename"),
+        (["image/1.jpg", "mask/1.png"], "cannot read yet", "image"),
+        (["1.jpg", "masks/1.png"], "cannot read yet", "images alone"),
+    ],
+)
+def test_folders_that_are_no_classes_are_refused(
+    tmp_path: Path, names: list[str], message: str, fix: str
+) -> None:
+    put(tmp_path, dict.fromkeys(names))
+    with pytest.raises(UsageError, match=message) as error:
+        open_sources(tmp_path)
+    assert fix in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["Train/cat/1.jpg", "Val/cat/2.jpg"], {"train": ("cat",), "val": ("cat",)}),
+        (["Training/a/1.jpg", "Test/a/2.jpg"], {"training": ("a",), "test": ("a",)}),
+        (["train/1.jpg", "test/2.jpg"], {"train": None, "test": None}),
+        (["train/1.jpg"], {"train": None}),
+        (["cat/1.jpg"], {"": ("cat",)}),
+        (["mask/1.jpg", "no_mask/2.jpg"], {"": ("mask", "no_mask")}),
+        (
+            ["train/1.jpg", "plane/2.jpg", "bullet_train/3.jpg"],
+            {"": ("bullet_train", "plane", "train")},
+        ),
+    ],
+)
+def test_folders_that_are_splits_or_classes(
+    tmp_path: Path, names: list[str], expected: dict[str, tuple[str, ...] | None]
+) -> None:
+    put(tmp_path, dict.fromkeys(names))
+    assert {name: source.classes for name, source in open_sources(tmp_path).items()} == expected
+
+
+def test_classes_that_are_named_are_taken_at_their_word(tmp_path: Path) -> None:
+    put(tmp_path, {"images/a/1.jpg": None, "images/b/2.jpg": None})
+    (source,) = open_sources(tmp_path, classes=["images"]).values()
+    assert source.classes == ("images",)
+
+
+def test_images_beside_shards_in_other_folders_are_a_question(tmp_path: Path) -> None:
+    root = real.hub_repository(tmp_path)
+    put(root, {"assets/banner.png": None})
+    with pytest.raises(UsageError, match="both shards and what may be images") as error:
+        open_sources(root)
+    assert error.value.found == "'data/test-00000-of-00001.parquet' beside 'assets/banner.png'"
+    assert splits(root / "data") == {"train": 3, "test": 1}
+
+
+# --- formats that are not read -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (real.librispeech, "folder of audio files"),
+        (real.speech_commands, "folder of audio files"),
+        (real.litdata, "dataset of LitData"),
+        (real.mds, "an MDS dataset"),
+        (real.cifar10, "CIFAR"),
+        (real.cifar10_binary, "CIFAR"),
+        (real.cifar100, "CIFAR"),
+        (real.cifar100_binary, "CIFAR"),
+        (real.mnist, "MNIST"),
+        (real.tfds, "TFRecord"),
+        (real.hdf5, "HDF5"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [open_sources, shardkit.open, inspect, verify],
+    ids=["convert", "open", "inspect", "verify"],
+)
+def test_what_is_not_read_is_called_by_its_name(
+    tmp_path: Path, make: Make, name: str, use: Callable[[Path], object]
+) -> None:
+    root = make(tmp_path / "data")
+    with pytest.raises(FormatError, match=f"this is .*{name}.*cannot read it yet") as error:
+        use(root)
+    assert "shardkit.create" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("x.h5", b"", "HDF5"),
+        ("x", b"\x89HDF\r\n\x1a\n0000", "HDF5"),
+        ("train", real.tfrecord(), "TFRecord"),
+        ("x.tfrecord.gz", b"", "TFRecord"),
+        ("shard.00000.mds.zstd", b"", "MDS"),
+        ("chunk-0-0.zstd.bin", b"", "LitData"),
+        ("train-images.idx3-ubyte", b"", "MNIST"),
+        ("cifar-10-python.tar.gz", b"", "CIFAR"),
+        ("data_batch_1.bin", b"", "CIFAR"),
+        ("song.FLAC", b"", "audio"),
+        ("film.mp4", b"", "video"),
+    ],
+)
+@pytest.mark.parametrize("use", [open_sources, shardkit.open], ids=["convert", "open"])
+def test_a_file_that_is_not_read_is_called_by_its_name(
+    tmp_path: Path, name: str, data: bytes, kind: str, use: Callable[[Path], object]
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FormatError, match=f"{kind}.*cannot read it yet"):
+        use(tmp_path / name)
+
+
+def test_other_names_are_of_no_such_format(tmp_path: Path) -> None:
+    for name in ("train.bin", "shard-000000.tar", "a.txt", "index.json", "chunk.bin", "mds", "h5"):
+        assert kind_by_name(name) is None
+    (tmp_path / "x").write_bytes(struct.pack("<QI", 14, 0) + bytes(20))  # no such checksum
+    with pytest.raises(FormatError, match="no dataset or shard"):
+        shardkit.open(tmp_path / "x")
+
+
+def test_a_few_other_files_beside_what_can_be_read_are_counted(
+    images: Path, tmp_path: Path
+) -> None:
+    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
+    source = open_sources(images)[""]
+    assert len(source) == 12
+    assert source.ignored == {".wav file": 1, ".h5 file": 1}
+    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "a.mp3": b"ID3"})
+    assert splits(tmp_path / "text") == {"": 2}
+    put(tmp_path / "text", {"b.mp3": b"ID3"})
+    with pytest.raises(FormatError, match="audio") as error:
+        open_sources(tmp_path / "text")
+    assert "to convert the others alone" in str(error.value.fix)
+
+
+# --- TARs with other files beside them -----------------------------------------------------------
+
+
+def test_img2datasets_folders_are_their_tars(tmp_path: Path) -> None:
+    root = real.img2dataset(tmp_path / "laion")
+    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert result.samples == 4
+    assert result.ignored == {".parquet file": 2, ".json file": 2}
+    with shardkit.open(root) as ds:
+        assert (ds.format, len(ds), list(ds.schema)) == ("wds", 4, ["jpg", "txt", "json"])
+    assert inspect(root)["ignored"] == {".parquet file": 2, ".json file": 2}
+    assert verify(tmp_path / "out", against=root).sound
+
+
+def test_img2datasets_other_outputs_are_not_their_tables(tmp_path: Path) -> None:
+    put(tmp_path / "records", {"00000.tfrecord": real.tfrecord()})
+    real.parquet(tmp_path / "records/00000.parquet", "http://x/1.jpg")
+    put(tmp_path / "files", {"00000/000000000.jpg": None, "00000/000000000.txt": "a"})
+    real.parquet(tmp_path / "files/00000.parquet", "http://x/1.jpg")
+    with pytest.raises(FormatError, match="TFRecord"):
+        shardkit.open(tmp_path / "records")
+    with pytest.raises(ShardkitError):
+        shardkit.open(tmp_path / "files")
+
+
+def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path: Path) -> None:
+    real.tar(tmp_path / "shards/0.tar", "a", "b")
+    put(tmp_path / "shards", {"vocab.bin": b"x"})
+    result = shardkit.convert(tmp_path / "shards", "wds", tmp_path / "out", workers=0)
+    assert (result.samples, result.ignored) == (2, {".bin file": 1})
+    assert len(shardkit.open(tmp_path / "shards")) == 2
+    put(tmp_path / "shards", {"vocab.idx": b"x"})
+    with pytest.raises(FormatError, match="several formats"):
+        shardkit.open(tmp_path / "shards")
+    put(tmp_path / "lonely", {"tokens.bin": b"x"})
+    with pytest.raises(FormatError, match="needs its index beside it"):
+        shardkit.open(tmp_path / "lonely")
+
+
+def test_datasets_below_a_folder_are_a_question(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    shardkit.convert(images, "wds", tmp_path / "all/one", workers=0)
+    shardkit.convert(images, "wds", tmp_path / "all/two", workers=0)
+    with pytest.raises(FormatError, match="datasets in several folders") as error:
+        shardkit.open(tmp_path / "all")
+    assert error.value.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
