@@ -36,7 +36,7 @@ _ROOM = 4 << 30  # bytes free there, so that temporary files may go there
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("large" if _is_large(config) else "default run")
     room = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
-    if room > _ROOM:  # half the time of many tests is that of waiting for the disk to sync
+    if room > _ROOM:  # what is not about disks need not wait for one to sync
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
