@@ -116,6 +116,12 @@ class Dataset:
         return label_of(self.class_names) if self.manifest is None else self.manifest.label
 
     @property
+    def guessed(self) -> frozenset[str]:
+        """Fields of which nobody knows whether all samples have them, in shards of others."""
+        names = (name for layout in self._layouts if layout for name in layout.get("guessed", ()))
+        return frozenset(names)
+
+    @property
     def ignored(self) -> dict[str, int]:
         """What is passed over in shards that others made, and beside them, and how often."""
         total: Counter[str] = Counter(self._beside)

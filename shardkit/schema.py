@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -236,6 +236,13 @@ class Schema(Mapping[str, FieldType]):
                 fix=f"add {extra[0]!r} to the schema (optional=True if only some samples have it)",
             )
         return checked
+
+    def with_optional(self, names: Collection[str], optional: bool = True) -> Schema:
+        """The schema with these fields, as far as there are such, optional or not."""
+        fields = self._fields.items()
+        return Schema(
+            {n: dataclasses.replace(k, optional=optional) if n in names else k for n, k in fields}
+        )
 
     def renamed(self, names: Mapping[str, str]) -> Schema:
         """The schema with fields renamed as `names` says (old: new)."""

@@ -70,7 +70,9 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     _check_keys(plan.format, schema, pieces)
     rename = plan.options.rename
     label = rename.get(part.source.label, part.source.label)
-    content = Content(plan.format, schema, part.source.names_in(schema, rename), label)
+    guessed = [rename.get(name, name) for name in part.source.guessed]
+    names = part.source.names_in(schema, rename)
+    content = Content(plan.format, schema, names, label, guessed)
     problems = [error_line(None, problem) for problem in part.problems]
     lists = (
         *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
@@ -105,6 +107,12 @@ class Content:
     schema: Schema
     class_names: dict[str, tuple[str, ...]]
     label: str = "label"
+    guessed: Collection[str] = ()  # optional fields that all samples may have
+
+    def schema_of(self, samples: int, stats: Stats) -> Schema:
+        """The schema, now that it is known which fields all samples have."""
+        found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
+        return self.schema.with_optional(found.intersection(self.guessed), False)
 
 
 def place(
@@ -138,7 +146,7 @@ def place(
     classes = content.class_names.get(content.label)
     made = Manifest(
         format=format.name,
-        layout=format.layout(content.schema),
+        layout=format.layout(content.schema_of(sum(shard.samples for shard in shards), stats)),
         shards=tuple(shards),
         class_names=content.class_names,
         label=content.label,

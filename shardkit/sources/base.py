@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -28,6 +28,8 @@ class Described:
     # What else the source has for each of its samples: fields that are not asked for (None), and
     # those that no field can hold, with the error that says so.
     others: Mapping[str, ShardkitError | None] = MappingProxyType({})
+    # Fields that are optional because nobody knows before the end whether all samples have them.
+    guessed: Collection[str] = frozenset()
     all_known: bool = True  # whether no sample has a field that is neither in `schema` nor here
     # By field, the names of the classes that its values number.
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})

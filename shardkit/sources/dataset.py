@@ -46,7 +46,8 @@ class DatasetSource(Source):
         self._indices = indices
         self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
         self.safe_keys = bool(dataset.manifest and dataset.manifest.options.get("safe_keys"))
-        self.schema = dataset.schema
+        self.guessed = dataset.guessed
+        self.schema = dataset.schema.with_optional(self.guessed)
         self.others = dataset.unusable
         self.ignored = dict(dataset.ignored)
         self.class_names = dataset.class_names
@@ -65,7 +66,7 @@ class DatasetSource(Source):
     def _read(self, reader: ShardReader, position: int) -> Sample:
         if self.selection == ALL_FIELDS:
             return self._stored(reader, position)
-        if isinstance(reader, ReadsFields) and not self._has_json:
+        if isinstance(reader, ReadsFields) and not (self._has_json or self.guessed):
             return reader.read_fields(position, self.schema)
         return self.selected(self._stored(reader, position))
 

@@ -114,6 +114,26 @@ def test_caffes_datum_with_its_keys(tmp_path: Path) -> None:
     assert_same(dataset[0], {"__key__": "x", "image": picture(1), "label": 1})
 
 
+def test_fields_of_a_datum_that_caffe_or_others_added(tmp_path: Path) -> None:
+    """Floats are the pixels where there are no bytes; nothing in a message is lost."""
+    floats = np.arange(6, dtype="<f4")
+    shape = bytes([8, 1, 16, 2, 24, 3])
+    packed = b"\x32" + bytes([24]) + floats.tobytes()
+    single = b"".join(b"\x35" + value.tobytes() for value in floats)
+    for number, stored in enumerate((packed, single)):
+        values = {b"a": shape + stored + bytes([0x28, 4])}
+        (sample,) = list(shardkit.open(make(tmp_path / f"{number}", values)))
+        assert_same(sample, {"__key__": "a", "pixels": floats.reshape(1, 2, 3), "label": 4})
+    both = datum((1, 2, 3), bytes(range(6)), 5, False).replace(b"\x22\x86\x00", b"\x22\x06")
+    values = {b"a": both + packed, b"b": both + b"\x4a\x01z" + b"\x51" + bytes(8)}
+    first, second = shardkit.open(make(tmp_path / "both", values))
+    np.testing.assert_array_equal(first["float_data"], floats)
+    assert second["other"] == b"\x4a\x01z" + b"\x51" + bytes(8)
+    assert (first["label"], first["pixels"].ravel().tolist()) == (5, list(range(6)))
+    twice = {b"a": both + bytes([0x28, 6])}  # which of the labels?
+    assert list(shardkit.open(make(tmp_path / "twice", twice)).schema) == ["value"]
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_are_refused_by_name_and_never_loaded(tmp_path: Path, protocol: int) -> None:
     class Bomb:

@@ -7,10 +7,11 @@ Pickles are refused by name: reading one runs the code in it.
 from __future__ import annotations
 
 import json
+import math
 import pickletools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_LOOKED_AT = 100  # values that are looked at to find the fields of all
+_LOOKED_AT = 100  # values, spread evenly, that are looked at to find the fields of all
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
 # Entries that tell of the others: torchvision-style and text-recognition data sets have them.
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
@@ -63,6 +64,16 @@ class Entries:
             raise SampleError(
                 f"a value is not {self.kind} like the others: {error}", key=key, **where
             ) from error
+        for name in schema.keys() - fields.keys():
+            if not schema[name].optional:
+                raise SampleError(
+                    f"the sample has no field {name!r}, as all have that were looked at on opening",
+                    key=key,
+                    field=name,
+                    **where,
+                    fix="convert the LMDB: `shardkit convert` reads all values before it says which"
+                    " fields every sample has",
+                )
         try:
             return schema.check({"__key__": key, **fields})
         except SampleError as error:
@@ -75,14 +86,18 @@ def scan(tree: Tree) -> dict[str, Any]:
     every = _entries(tree)
     entries = [entry for entry in every if not ABOUT_OTHERS.fullmatch(entry.key)]
     about = [entry.key for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
-    first = [tree.read(e.offset, e.size) for e in entries[:_LOOKED_AT]]
-    for entry, value in zip(entries, first, strict=False):
-        _refuse_pickle(bytes(value), entry, tree.path)
-    kind = _kind([bytes(value) for value in first])
-    schema = _schema(kind, [bytes(value) for value in first])
+    count = min(len(entries), _LOOKED_AT)
+    some = [entries[n * (len(entries) - 1) // max(count - 1, 1)] for n in range(count)]
+    values = [bytes(tree.read(entry.offset, entry.size)) for entry in some]
+    for entry, value in zip(some, values, strict=True):
+        _refuse_pickle(value, entry, tree.path)
+    kind = _kind(values)
+    schema = _schema(kind, values)
+    guessed = [n for n, k in schema.items() if count < len(entries) and not k.optional]
     places = np.array([(e.offset, e.size) for e in entries], np.int64).reshape(-1, 2)
     found = Entries(_keys(entries), places[:, 0].copy(), places[:, 1].copy(), kind)
-    return {"schema": schema.to_json(), "entries": found, **passed_over(about)}
+    layout = {"schema": schema.to_json(), "entries": found, **passed_over(about)}
+    return {**layout, "guessed": guessed} if kind in _MAPS and guessed else layout
 
 
 def passed_over(keys: list[bytes]) -> dict[str, Any]:
@@ -208,42 +223,72 @@ def _bytes(value: bytes) -> Sample:
 
 
 def _datum(value: bytes) -> Sample:
-    """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 7 whether it is encoded."""
-    fields = _protobuf(value)
-    data = fields.get(4)
-    numbers = {n: fields.get(n, 0) for n in (1, 2, 3, 5, 7)}
-    if not isinstance(data, bytes) or not all(isinstance(n, int) for n in numbers.values()):
+    """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
+
+    As in Caffe floats are the pixels where there are no bytes. What else stands in the message is a
+    field as well, `other`, as it is stored.
+    """
+    numbers: dict[int, int] = {}
+    data, floats, other = b"", b"", b""
+    for number, content, stored in _protobuf(value):
+        if number in (1, 2, 3, 5, 7) and isinstance(content, int):
+            if number == 5 and number in numbers:
+                raise ValueError("several labels")
+            numbers[number] = content
+        elif number == 4 and isinstance(content, bytes):
+            data = content
+        elif number == 6 and isinstance(content, bytes):  # packed, or one by one
+            floats += content
+        else:
+            other += stored
+    shape = tuple(numbers.get(n, 0) for n in (1, 2, 3))
+    sample: Sample = {}
+    if data and (numbers.get(7) or is_image(data[:64])):
+        sample |= _picture(data)
+    elif data or floats:
+        sample["pixels"] = _pixels(data or floats, "|u1" if data else "<f4", shape)
+    else:
         raise ValueError("no Datum")
-    label = {"label": _signed(int(numbers[5]))} if 5 in fields else {}
-    if numbers[7] or is_image(data[:64]):
-        return {**_picture(data), **label}
-    shape = tuple(int(numbers[n]) for n in (1, 2, 3))
-    if len(data) != shape[0] * shape[1] * shape[2]:
+    if 5 in numbers:
+        sample["label"] = _signed(numbers[5])
+    if data and floats:
+        sample["float_data"] = np.frombuffer(floats, "<f4").copy()
+    return {**sample, "other": other} if other else sample
+
+
+def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"{len(data)} bytes of pixels for {shape}")
-    return {"pixels": np.frombuffer(data, np.uint8).reshape(shape).copy(), **label}
+    return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def _protobuf(data: bytes) -> dict[int, int | bytes]:
-    """The fields of a message, by number; the last of each."""
-    fields: dict[int, int | bytes] = {}
+_FIXED = {1: 8, 5: 4}  # bytes of values of these types
+
+
+def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """The fields of a message: number, value, and the bytes that both are stored in."""
     at = 0
     while at < len(data):
+        start = at
         tag, at = _varint(data, at)
+        content: int | bytes
         if tag & 7 == 0:
-            fields[tag >> 3], at = _varint(data, at)
-        elif tag & 7 == 2:
-            size, at = _varint(data, at)
+            content, at = _varint(data, at)
+        elif tag & 7 == 2 or tag & 7 in _FIXED:
+            size = _FIXED.get(tag & 7, 0)
+            if not size:
+                size, at = _varint(data, at)
             if at + size > len(data):
                 raise ValueError("a message that is cut")
-            fields[tag >> 3] = data[at : at + size]
+            content = data[at : at + size]
             at += size
         else:
             raise ValueError("no Datum")
-    return fields
+        yield tag >> 3, content, data[start:at]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -268,6 +313,9 @@ _KINDS: dict[str, Callable[[bytes], Sample]] = {
 }
 
 
+_MAPS = ("a msgpack map", "a Caffe Datum")  # whose fields may differ
+
+
 def _kind(values: list[bytes]) -> str:
     """The first kind that all values are of."""
     for kind, read in _KINDS.items():
@@ -281,8 +329,8 @@ def _kind(values: list[bytes]) -> str:
 
 
 def _schema(kind: str, values: list[bytes]) -> Schema:
-    """The fields of all values; what the next may lack, or hold otherwise, is optional or JSON."""
-    if kind not in ("a msgpack map", "a Caffe Datum"):
+    """The fields of all values; what some lack is optional, what some hold otherwise is JSON."""
+    if kind not in _MAPS:
         single: dict[str, dict[str, FieldType]] = {
             "a picture": {"image": Image()},
             "JSON": {"json": Json()},
@@ -291,18 +339,12 @@ def _schema(kind: str, values: list[bytes]) -> Schema:
         return Schema(single[kind])
     samples = [_KINDS[kind](value) for value in values]
     fields: dict[str, FieldType] = {}
+    everywhere = set(samples[0]).intersection(*samples) if samples else set()
     for sample in samples:
         for name, found in Schema.of({"__key__": "", **sample}).items():
             kind_before = fields.get(name)
             fields[name] = found if kind_before is None else _both(kind_before, found)
-    return Schema({name: type_.__class__(**_optional(type_)) for name, type_ in fields.items()})
-
-
-def _optional(kind: FieldType) -> dict[str, Any]:
-    options: dict[str, Any] = {"optional": True}
-    if isinstance(kind, Array):
-        options["dtype"] = kind.dtype
-    return options
+    return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in fields.items()})
 
 
 def _both(one: FieldType, other: FieldType) -> FieldType:

@@ -65,6 +65,7 @@ class LmdbReader(ShardReader):
                 layout = {"schema": about["schema"], "classes": about["classes"], **ignored}
         self.layout = layout
         self.schema = Schema.from_json(layout["schema"])
+        self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
         self._columns = _columns(self.schema, _DECODERS)
         self._leaf_pages: list[int] = []
         self._leaf_starts: list[int] = []  # the first position in each leaf
@@ -75,14 +76,22 @@ class LmdbReader(ShardReader):
 
     def __getitem__(self, position: int) -> Sample:
         if self._foreign is not None:
-            return {n: _parsed(value) for n, value in self.stored(position).items()}
+            found = self._foreign_sample(position, self.schema)
+            return {n: _parsed(value) for n, value in found.items()}
         return self._read(position, self._columns)
 
     def stored(self, position: int) -> Sample:
-        """The sample with JSON values as the text that is stored."""
+        """The sample with JSON values as the text that is stored.
+
+        In an environment of others it may lack fields that are only guessed to be everywhere.
+        """
         if self._foreign is not None:
-            return self._foreign.sample(position, self.value(position), self.schema, self._path)
+            return self._foreign_sample(position, self._relaxed)
         return self._read(position, _columns(self.schema, {**_DECODERS, Json: (str, _json_text)}))
+
+    def _foreign_sample(self, position: int, schema: Schema) -> Sample:
+        assert self._foreign is not None
+        return self._foreign.sample(position, self.value(position), schema, self._path)
 
     def read_fields(self, position: int, fields: Collection[str]) -> Sample:
         """The sample with these fields alone; those of an environment of others are all read."""

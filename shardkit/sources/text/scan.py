@@ -77,6 +77,7 @@ def open_text(
             stream = TextStream(root, files, parts, fields, options.encoding_errors)
             stream.others = {n: None for n in sampled.names() if n not in fields.schema}
             stream.all_known = sampled.whole
+            stream.guessed = frozenset(fields.others)
             sources[name] = stream
     first = next(iter(sources.values()))
     first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
