@@ -9,10 +9,13 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import UsageError
 from shardkit.processors import processors
+
+if TYPE_CHECKING:
+    from shardkit.schema import ClassNames
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
@@ -168,7 +171,8 @@ class ConvertOptions:
     seed: int = 0
     limit: int | None = None  # the first so many samples, after shuffling, of each split
     split: str = "auto"  # "auto", "none", or "train=0.9,val=0.1"
-    classes: Sequence[str] | None = None  # class names in the order of their labels
+    # Class names in the order of their labels; of Python samples also those of several fields.
+    classes: ClassNames | None = None
     fields: Sequence[str] | None = None  # of the source: store these and no others
     drop: Sequence[str] = ()  # of the source: store all but these
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name

@@ -14,7 +14,7 @@ from shardkit.formats import format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
-from shardkit.schema import Schema
+from shardkit.schema import ClassNames, Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.splits import check_card
 from shardkit.walk import is_folder
@@ -27,7 +27,7 @@ def open_sources(
     source: str | os.PathLike[str] | Sequence[Any],
     *,
     split: str = "auto",
-    classes: Sequence[str] | None = None,
+    classes: ClassNames | None = None,
     schema: Mapping[str, Any] | None = None,
     text: TextOptions | None = None,
     selection: Selection = ALL_FIELDS,
@@ -46,7 +46,7 @@ def open_sources(
 def _opened(
     source: str | os.PathLike[str] | Sequence[Any],
     split: str,
-    classes: Sequence[str] | None,
+    classes: ClassNames | None,
     schema: Mapping[str, Any] | None,
     text: TextOptions,
     selection: Selection,
@@ -54,6 +54,11 @@ def _opened(
     if isinstance(source, str | os.PathLike):
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
+        if isinstance(classes, Mapping):
+            raise UsageError(
+                "class names by field are for Python sequences",
+                fix="give a list of names for a folder; a dataset has names of its own",
+            )
         path = storage.local(source)
         shares = split not in ("auto", "none")
         found = _of_path(path, "auto" if shares else split, classes, text, selection)

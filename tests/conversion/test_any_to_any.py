@@ -162,6 +162,15 @@ def test_a_class_that_no_field_names_is_refused(tmp_path: Path, format: str) -> 
     assert error.value.where["field"] == "coarse"
 
 
+def test_class_names_by_field_are_for_python_samples(tmp_path: Path) -> None:
+    names = {"fine": ["a", "b"], "coarse": ["x"]}
+    samples = [{"fine": 1, "coarse": 0}]
+    shardkit.convert(samples, "arrow", tmp_path / "a", workers=0, classes=names)
+    assert shardkit.open(tmp_path / "a").class_names == {"fine": ("a", "b"), "coarse": ("x",)}
+    with pytest.raises(shardkit.UsageError, match="for Python sequences"):
+        shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0, classes=names)
+
+
 def test_class_names_of_what_is_no_class_are_refused(tmp_path: Path) -> None:
     schema = {"text": shardkit.Text(), "n": shardkit.Int()}
     for classes in (["a"], {"text": ["a"]}, {"other": ["a"]}, {"n": "ab"}, {"n": [1]}):
