@@ -270,3 +270,10 @@ def _drawn(value: int, rng: Any) -> float:
 
 def _fail(value: int) -> None:
     raise ValueError("no")
+
+
+@pytest.mark.parametrize("name", ["__shardkit__", "__shardkit__/manifest.json"])
+def test_what_stands_beside_the_shards_is_no_dataset(out: Path, name: str) -> None:
+    with pytest.raises(FormatError, match="and no samples") as error:
+        shardkit.open(out / name)
+    assert f"give the dataset: {out}" in str(error.value.fix)

@@ -105,6 +105,13 @@ def unknown_format(path: Path) -> FormatError:
     pair = path.with_suffix(".bin")
     if path.suffix == ".idx" and pair.is_file():
         return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")
+    if FOLDER in (path.name, path.parent.name):
+        folder = path if path.name == FOLDER else path.parent
+        return FormatError(
+            "this holds what shardkit knows of a dataset, and no samples",
+            path=path,
+            fix=f"give the dataset: {folder.parent}, or the file beside {FOLDER}",
+        )
     return FormatError(
         "this is no dataset or shard that shardkit knows",
         path=path,
