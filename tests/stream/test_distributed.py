@@ -120,7 +120,7 @@ def write_shards(folder, sizes):
                 tar.addfile(member, io.BytesIO(b"1"))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.large)])
 def ranks(request, data, tmp_path_factory):
     """What each rank of several processes got."""
     out = tmp_path_factory.mktemp("out")

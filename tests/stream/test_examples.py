@@ -43,11 +43,13 @@ def blocks(tmp_path_factory):
     return folder / "blocks"
 
 
-@pytest.fixture(params=[("train_cnn", "images"), ("train_gpt", "blocks")], ids=lambda pair: pair[0])
-def example(request):
+EXAMPLES = {"train_cnn": "images", "train_gpt": "blocks"}
+
+
+@pytest.fixture
+def example(request, script):
     """A script, and the dataset that it trains on."""
-    script, data = request.param
-    return ROOT / f"docs/examples/{script}.py", request.getfixturevalue(data)
+    return ROOT / f"docs/examples/{script}.py", request.getfixturevalue(EXAMPLES[script])
 
 
 def command(example, folder, processes, steps, *options):
@@ -110,7 +112,15 @@ def children(parent):
     return found
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "processes"),
+    [
+        ("train_cnn", 1),
+        ("train_gpt", 2),
+        pytest.param("train_cnn", 2, marks=pytest.mark.large),
+        pytest.param("train_gpt", 1, marks=pytest.mark.large),
+    ],
+)
 def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
     example, processes, tmp_path
 ):
