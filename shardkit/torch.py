@@ -258,8 +258,9 @@ class _Numbers:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch comes next."""
-        self._loader.set_epoch(epoch)
+        """Which epoch of the training comes next; a state that was just loaded says it better."""
+        if not self._loader._loaded:
+            self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Callable[[], Batch]]:
         loader = self._loader

@@ -80,6 +80,7 @@ class Loader:
         self._profile = Profile() if profile else None  # of the last iteration
         self._place = START
         self._used = False  # whether `epoch` has been iterated from `_place`
+        self._loaded = False  # whether a state was loaded that the next iteration continues
         self._tokens = [0, 0]  # real ones and all, of this epoch
         self._identity = source.stream.identity
         self._schedule()  # so that what cannot be is said now
@@ -140,7 +141,7 @@ class Loader:
         Raises UsageError for a state of another dataset or of other settings.
         """
         self.epoch, self._place = states.load(state, self._identity)
-        self._used = False
+        self._used, self._loaded = False, True
         self.epoch, self._place = self._next()
 
     def _skip_to(self, number: int) -> None:
@@ -157,7 +158,7 @@ class Loader:
         """
         epoch = checked_epoch(epoch)
         if self._used or epoch != self.epoch:
-            self.epoch, self._place, self._used = epoch, START, False
+            self.epoch, self._place, self._used, self._loaded = epoch, START, False, False
 
     @property
     def padding(self) -> float:
@@ -193,7 +194,7 @@ class Loader:
     def _begin(self) -> tuple[int, Place]:
         """Called for the first batch of an iteration: what it starts with."""
         self.epoch, self._place = self._next()
-        self._used = False
+        self._used = self._loaded = False
         self._tokens = [0, 0]
         return self.epoch, self._place
 

@@ -48,7 +48,7 @@ def loss_of(model, batch):
 # --- training, until `stop` steps are done, or from where the last run of the folder stopped -----
 
 
-def lightning(data, folder, stop=-1, **options):
+def lightning(data, folder, stop=-1, loaders=None, **options):
     import lightning.pytorch as pl
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -60,11 +60,13 @@ def lightning(data, folder, stop=-1, **options):
             self.layer = torch.nn.Linear(16, 1)
 
         def train_dataloader(self):
-            return make_loader(data)
+            return make_loader(data) if loaders is None else loaders()
 
         def training_step(self, batch, number):
-            seen.add(self.current_epoch, batch)
-            return loss_of(self.layer, batch)
+            batches = [batch] if loaders is None else list(batch.values())
+            for each in batches:
+                seen.add(self.current_epoch, each)
+            return loss_of(self.layer, batches[0])
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -162,6 +164,23 @@ def test_training_continues_with_the_next_sample(train, data, whole, tmp_path):
         folder = tmp_path / str(stop)
         assert train(data, folder, stop) == whole[:stop]
         assert train(data, folder) == whole[stop:], f"stopped behind step {stop}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_continues_a_shorter_loader_that_it_goes_through_twice_in_an_epoch(
+    data, tmp_path
+):
+    short = write_tokens(tmp_path / "short", samples=17)  # 3 batches beside 5
+
+    def loaders():
+        return {"long": make_loader(data), "short": make_loader(short)}
+
+    whole = lightning(data, tmp_path / "whole", loaders=loaders)
+    assert len(whole) == 2 * EPOCHS * STEPS
+    for stop in (2, 3, 4, STEPS + 4):
+        folder = tmp_path / str(stop)
+        assert lightning(data, folder, stop, loaders=loaders) == whole[: 2 * stop]
+        assert lightning(data, folder, loaders=loaders) == whole[2 * stop :], stop
 
 
 @pytest.mark.filterwarnings("ignore")
