@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,8 @@ def look_into(
             first = next(e.name for e in entries if e.name.lower().endswith(_IMAGES))
             found.images.append(prefix + first)
         for name in names:
+            if _belongs_to(name, shards):
+                continue
             kind = together or kind_by_name(name)
             if kind is not None and not (name in shards and _has_index(name, names)):
                 found.foreign.setdefault(kind, []).append(prefix + name)
@@ -80,6 +82,24 @@ def look_into(
     if unpaired and not found.shards and not found.foreign:
         found.shards = unpaired  # whose error says what is missing
     return found
+
+
+# What a file beside a shard of a format is called; the shard has another ending.
+_BESIDE = {
+    ".idx": ".bin",
+    ".keys": ".bin",
+    ".index.npy": ".tar",
+    "lock.mdb": "data.mdb",
+    ".lmdb-lock": ".lmdb",
+}
+
+
+def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
+    """Whether a file is the index or the lock of one of the shards."""
+    return any(
+        name.endswith(ending) and name.removesuffix(ending) + of in shards
+        for ending, of in _BESIDE.items()
+    )
 
 
 def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:

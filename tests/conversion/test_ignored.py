@@ -11,6 +11,7 @@ from typing import Any
 
 import lmdb
 import msgpack
+import numpy as np
 import pytest
 
 import shardkit
@@ -19,7 +20,7 @@ from shardkit.cli.progress import show_result
 from shardkit.errors import DamagedError, FormatError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
-from shardkit.schema import Int, Text
+from shardkit.schema import Array, Int, Text
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_pictures
 from tests.sources.test_text import put, put_lines
@@ -219,3 +220,16 @@ def test_the_summary_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}] * 2)
     show_result(shardkit.convert(source, "arrow", tmp_path / "out", workers=0))
     assert "passed over  2 values of 'label'" in capsys.readouterr().out
+
+
+def test_indexes_and_locks_of_shards_are_no_other_files(tmp_path: Path) -> None:
+    for to, key in (("wds", "tar"), ("megatron", "bin"), ("lmdb", "mdb")):
+        samples = [{"tokens": np.arange(3, dtype=np.uint16)}]
+        schema = {"tokens": Array("uint16", (None,))}
+        shardkit.convert(samples, to, tmp_path / to, schema=schema, workers=0)
+        for manifest in (tmp_path / to).glob("__shardkit__"):
+            shutil.rmtree(manifest)
+        put(tmp_path / to / "notes.xyz", "?")
+        folder = next((tmp_path / to).rglob(f"*.{key}")).parent if to == "lmdb" else tmp_path / to
+        found = {} if to == "lmdb" else {".xyz file": 1}
+        assert ignored(folder, tmp_path / f"{to}-out") == found
