@@ -79,8 +79,8 @@ def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
     """What other readers stumble over: known only once all keys were written."""
     found = sum((Counter(split.keys) for split in splits), Counter())
     return [
-        f"keys with {what}, at which DALI's index and other tools cut them: {count:,}; --safe-keys"
-        " percent-encodes what is unsafe"
+        f"keys with {what}, which DALI's index of a TAR and other tools cannot take: {count:,};"
+        " --safe-keys percent-encodes them"
         for what, count in sorted(found.items())
     ]
 

@@ -140,14 +140,14 @@ def test_any_key(key: str) -> None:
     assert not safe.startswith("/")
 
 
-def test_keys_with_blanks_are_counted_where_others_split_at_them(tmp_path: Path) -> None:
-    source = [{"__key__": key, "text": ""} for key in ("a b", "c\td", "e")]
+def test_keys_that_others_cannot_take_are_counted(tmp_path: Path) -> None:
+    source = [{"__key__": key, "text": ""} for key in ("a b", "c\td", "\u00e9", "e", "f/g-h_i")]
     result = convert(source, "wds", tmp_path / "out", shard_samples=1)
-    assert result.splits[""].keys == {"blanks": 2}
-    (note,) = result.notes
-    assert note.startswith("keys with blanks")
-    assert "cut them: 2;" in note
-    assert "--safe-keys" in note
+    assert result.splits[""].keys == {"blanks": 2, "characters outside of ASCII": 1}
+    blanks, other = result.notes
+    assert blanks.startswith("keys with blanks")
+    assert "cannot take: 2; --safe-keys" in blanks
+    assert "outside of ASCII" in other
     assert convert(source, "parquet", tmp_path / "p").notes == []
 
 
