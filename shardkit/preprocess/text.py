@@ -114,7 +114,7 @@ class TextSteps:
             raise UsageError(
                 "a block has tokens of several documents, and no place for their other fields",
                 found=", ".join(kept),
-                fix="leave out keep_fields, or seq_len",
+                fix="leave out --keep-fields and --fields, or --seq-len",
             )
         length = seq_len if self.options.remainder != "keep" else None
         ends = Array(ends_dtype(seq_len), (None,))
