@@ -44,12 +44,14 @@ def convert(
     workers = checked.processes(source)
     row = FORMATS.get(to)
     preload = [row.module] if row else []
-    if checked.image.active or checked.transform is not None:
+    images = checked.image.active or checked.transform is not None
+    if images:
         preload.append("shardkit.preprocess.images")
     if checked.text.tokenizer is not None:
         preload.append("shardkit.codecs.tokenizers")
-    # One shard is most often one task, which this process does itself.
-    early = row is not None and not row.one_shard
+    # One shard of what is copied is most often one task, which this process does itself.
+    works = images or checked.text.tokenizer is not None
+    early = row is not None and (works or not row.one_shard)
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 

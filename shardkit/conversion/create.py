@@ -11,7 +11,7 @@ from typing import Any
 from shardkit import storage
 from shardkit.conversion.lengths import length_fields, lengths_header
 from shardkit.conversion.partial import Partial, check_output, is_single
-from shardkit.conversion.publish import Content, described, place
+from shardkit.conversion.publish import Content, Made, described, place
 from shardkit.conversion.shards import ShardSequence
 from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
@@ -118,12 +118,11 @@ class DatasetWriter:
             files.append(path)
         place(
             Content(self._format, self._schema, self._class_names, label_of(self._class_names)),
-            [(self._folder, shard) for shard in self._shards.shards],
+            [[Made(self._folder, shard)] for shard in self._shards.shards],
             self._shards.stats,
             folder,
             stem=self._partial.stem(self._format.name),
             manifest=self._partial.manifest(),
-            one_shard=False,
             files=described(folder, files),
         )
         self._partial.publish()

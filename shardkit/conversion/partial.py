@@ -285,7 +285,8 @@ def _locked(folder: Path) -> int | None:
 def is_single(out: Path, format: str) -> bool:
     """Whether an output's name says that it is to be one shard, and no folder of them."""
     suffix = FORMATS[format].suffixes[0]
-    if not isinstance(get_format(format), Joins) or not out.name.lower().endswith(suffix):
+    can = FORMATS[format].single and isinstance(get_format(format), Joins)
+    if not can or not out.name.lower().endswith(suffix):
         _refuse_suffix(out, format)
         return False
     if not out.name.endswith(suffix):

@@ -15,7 +15,7 @@ from shardkit.conversion.reading import Reading, Share, key_fraction
 from shardkit.conversion.shards import Stats
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.formats.base import Format
+from shardkit.formats.base import Format, Joins
 from shardkit.options import ConvertOptions, TextOptions, parse_split
 from shardkit.order import permutation
 from shardkit.preprocess.filtered import Filtered
@@ -33,15 +33,18 @@ if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
     from shardkit.sources.base import Indices
 
-_TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples
-# The only shard is made in pieces: a few for each worker where pictures are encoded. Where values
-# are copied, one process keeps the disk busy, and joining copies them twice: then pieces are there
-# for a run to continue at, and only a large one has any.
-_PIECES = 16
+_TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
+# Where pictures are decoded or text is tokenized, tasks are cut by that work, whoever does it: each
+# is at most so small a share of what is left, so that none of as many workers ever waits long.
+_SHARES = 64
+_LEAST_WORK = 2 << 20  # bytes to decode or tokenize, in a fifth of a second or so
+_LEAST_BLOCKS = 128  # of a task's own: the last one may not be full
+_TOKEN_BYTES = 4  # of text that becomes one, about
+# Where values are copied, one process keeps the disk busy, and joining copies them twice: pieces of
+# an only shard are there for a run to continue at, and only a large one has any.
+_COPIED_BYTES = 4000 * 10**6
 _PROBE_TEXT = 1 << 15  # characters of a document that the engines are compared on
 _MARGIN = 1.1  # so that a guess of sizes does not fall short
-_ENCODED_BYTES = (16 * 10**6, 256 * 10**6)
-_COPIED_BYTES = 4000 * 10**6
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Task:
     part: Part
     start: int
     stop: int
+    piece: bool = False  # its shards are to be joined with those of its neighbours
 
     def reading(self) -> Reading:
         part, chosen = self.part, self.part.slice
@@ -105,7 +109,7 @@ class Plan:
     sizes: list[int]  # payload bytes per task
     identity: dict[str, Any]
     resumable: bool
-    one_shard: bool  # tasks make pieces, which publishing joins
+    one_shard: bool  # all there is goes into one, however large
 
     @property
     def unit(self) -> str:
@@ -215,11 +219,9 @@ def make_plan(
     for part in parts:
         payload = part.source.sizes()[part.slice.order]
         limits = (None, None) if one_shard else (options.max_bytes(), options.shard_samples)
-        encodes = one_shard and _encodes(part, format)
-        bounds = _bounds(part, payload, format, options.rename, guess=not one_shard)
-        exact = part.samples is not None and part.steps.text is None
-        for start, stop in _cuts(bounds, *limits, encodes=encodes, exact=exact):
-            tasks.append(Task(len(tasks), part, start, stop))
+        cuts = list(_cuts(part, payload, format, options.rename, *limits))
+        for start, stop, piece in cuts:
+            tasks.append(Task(len(tasks), part, start, stop, piece and len(cuts) > 1))
             sizes.append(int(payload[start:stop].sum()))
     if single and len(parts) > 1:
         raise UsageError(
@@ -245,11 +247,11 @@ def make_plan(
 
 
 def _encodes(part: Part, format: Format) -> bool:
-    """Whether values are encoded, and not copied, as far as a few samples tell."""
+    """Whether values are decoded or encoded, and not copied, as far as a few samples tell."""
     pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
-    encodes = part.steps.images is not None or part.steps.text is not None
-    if encodes or not format.encodes_pictures or isinstance(part.source, Stream):
-        return encodes
+    steps = part.steps.images is not None or part.steps.text is not None
+    if steps or isinstance(part.source, Stream) or not format.encodes_pictures:
+        return steps or isinstance(part.source, Stream)
     for document in some_of(part.source, part.slice.order):
         sample = {} if isinstance(document.sample, SampleError) else document.sample
         try:
@@ -266,14 +268,12 @@ def _bounds(
     payload: npt.NDArray[np.int64],
     format: Format,
     rename: dict[str, str],
-    *,
-    guess: bool,
 ) -> npt.NDArray[np.int64]:
     """Bounds in bytes of what the source's samples, or a stream's parts, become.
 
     Where steps change them or nobody knows their number, about what a few tell, and some more.
     """
-    if isinstance(part.source, Source) and not (part.steps and (guess or part.steps.text)):
+    if isinstance(part.source, Source) and not part.steps:
         return format.bound(payload, len(part.schema))
     stats, samples, read = Stats(part.schema), 0, 0
     few = some_of(part.source, part.slice.order)
@@ -436,40 +436,89 @@ def by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
 
 
 def _cuts(
-    bounds: npt.NDArray[np.int64],
+    part: Part,
+    payload: npt.NDArray[np.int64],
+    format: Format,
+    rename: dict[str, str],
     max_bytes: int | None,
     max_samples: int | None,
-    *,
-    encodes: bool,
-    exact: bool,
-) -> Iterator[tuple[int, int]]:
-    """Where the tasks begin and end: about one shard each, or one piece of the only shard.
+) -> Iterator[tuple[int, int, bool]]:
+    """Where the tasks begin and end, and whether each makes a piece, to be joined with others.
 
-    `exact` if the bounds are of single samples, so that `max_samples` of them can be counted.
+    A task makes about one shard, where values are copied; else it is cut by the work.
     """
-    if max_samples is not None and exact:
-        mean = int(bounds.mean()) + 1 if len(bounds) else 1
-        step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
-        for start in range(0, len(bounds), step):
-            yield start, min(start + step, len(bounds))
+    exact = part.samples is not None and part.steps.text is None  # samples of shards can be counted
+    if _joins(format, max_bytes) and _encodes(part, format):
+        most = _TASK_BYTES
+        if max_bytes is not None:
+            stored = int(_bounds(part, payload, format, rename).sum())
+            most = max(max_bytes * int(payload.sum()) // max(stored, 1), 1)
+        yield from _work_cuts(payload, most, _least_work(part), max_samples if exact else None)
         return
+    bounds = _bounds(part, payload, format, rename)
+    if max_samples is not None and exact:
+        cuts = _whole_shards(bounds, max_samples)
+    else:
+        cuts = _even_cuts(bounds, max_bytes or (_TASK_BYTES if max_samples else _COPIED_BYTES))
+    unbounded = max_bytes is None and max_samples is None
+    yield from ((start, stop, unbounded) for start, stop in cuts)
+
+
+def _joins(format: Format, max_bytes: int | None) -> bool:
+    """Whether pieces that are as large as `max_bytes` together make a shard that is no larger."""
+    return isinstance(format, Joins) and (max_bytes is None or not format.join_pads)
+
+
+def _least_work(part: Part) -> int:
+    """Bytes of the smallest task: with blocks of tokens, those of so many."""
+    text = part.steps.text
+    seq_len = 0 if text is None else text.options.seq_len or 0
+    return max(_LEAST_WORK, _LEAST_BLOCKS * seq_len * _TOKEN_BYTES)
+
+
+def _work_cuts(
+    work: npt.NDArray[np.int64], most: int, least: int, shard: int | None = None
+) -> Iterator[tuple[int, int, bool]]:
+    """Tasks of at most `most` bytes of work, and less towards the end: see _SHARES.
+
+    With a `shard` of so many samples, each of its multiples is a cut between shards.
+    """
+    ends = np.concatenate([[0], np.cumsum(work)])
+    start, samples, piece = 0, len(work), False
+    while start < samples:
+        left = int(ends[-1] - ends[start])
+        whole = -(-left // most)
+        shares = max(whole, min(_SHARES, left // least), 1)
+        aim = int(ends[start]) - (-left // shares)
+        stop = max(int(np.searchsorted(ends, aim, side="right")) - 1, start + 1)
+        piece = piece or shares > whole
+        if shard is not None:
+            first = (start // shard + 1) * shard  # end of the shard that the task begins in
+            stop = min(stop, first) if start % shard else max(stop - stop % shard, min(stop, first))
+            piece = bool(start % shard) or (bool(stop % shard) and stop < samples)
+        yield start, stop, piece
+        start = stop
+
+
+def _whole_shards(bounds: npt.NDArray[np.int64], max_samples: int) -> Iterator[tuple[int, int]]:
+    """Tasks of as many samples as one or more shards have."""
+    mean = int(bounds.mean()) + 1 if len(bounds) else 1
+    step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
+    for start in range(0, len(bounds), step):
+        yield start, min(start + step, len(bounds))
+
+
+def _even_cuts(bounds: npt.NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]:
+    """Tasks of nearly equal bytes, at most `limit` where samples allow it."""
     ends = np.concatenate([[0], np.cumsum(bounds)])
-    limit = _TASK_BYTES if max_samples else max_bytes
-    limit = limit or _piece_bytes(int(ends[-1]), encodes=encodes)
     tasks = -(-int(ends[-1]) // limit)
-    cuts = _even_cuts(ends, tasks)
+    cuts = _evenly(ends, tasks)
     if np.diff(ends[cuts]).max(initial=0) > limit:  # by the size of a sample: one more has room
-        cuts = _even_cuts(ends, tasks + 1)
+        cuts = _evenly(ends, tasks + 1)
     yield from itertools.pairwise(cuts.tolist())
 
 
-def _piece_bytes(total: int, *, encodes: bool) -> int:
-    if not encodes:
-        return _COPIED_BYTES
-    return min(max(total // _PIECES, _ENCODED_BYTES[0]), _ENCODED_BYTES[1])
-
-
-def _even_cuts(ends: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.int64]:
+def _evenly(ends: npt.NDArray[np.int64], tasks: int) -> npt.NDArray[np.int64]:
     """Numbers of samples at which `tasks` slices of nearly equal bytes begin and end."""
     aims = int(ends[-1]) * np.arange(tasks + 1) // max(tasks, 1)
     return np.unique(np.searchsorted(ends, aims, side="left"))

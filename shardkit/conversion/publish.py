@@ -5,10 +5,11 @@ Every step can be repeated: a run that was killed in here does it all again with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -55,19 +56,19 @@ def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str
 def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection[int]) -> Manifest:
     folder = partial.dataset / part.name
     storage.make_folder(folder / FOLDER)
-    numbers = [task.number for task in plan.tasks if task.part.name == part.name]
-    tasks = [partial.task_folder(number) for number in numbers]
-    results = [read_result(task) for task in tasks]
+    tasks = [task for task in plan.tasks if task.part.name == part.name]
+    folders = [partial.task_folder(task.number) for task in tasks]
+    results = [read_result(where) for where in folders]
     stats = Stats()
     stats.ignored.update(part.ignored)
-    pieces = []
-    for task, result in zip(tasks, results, strict=True):
-        pieces += [(task, shard_of(entry)) for entry in result["shards"]]
+    made: list[Made] = []
+    for task, where, result in zip(tasks, folders, results, strict=True):
+        made += [Made(where, shard_of(entry), task.piece) for entry in result["shards"]]
         stats.merge(Stats.from_json(result["stats"]))
-    if plan.one_shard:
-        _check_pieces(pieces, {partial.task_folder(number) for number in earlier})
+    groups = list(_groups(made, plan.max_bytes(), plan.options.shard_samples))
+    _check_pieces(groups, {partial.task_folder(number) for number in earlier})
     schema = part.schema
-    _check_keys(plan.format, schema, pieces)
+    _check_keys(plan.format, schema, made)
     rename = plan.options.rename
     label = rename.get(part.source.label, part.source.label)
     guessed = [rename.get(name, name) for name in part.source.guessed]
@@ -75,21 +76,20 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     content = Content(plan.format, schema, names, label, guessed)
     problems = [error_line(None, problem) for problem in part.problems]
     lists = (
-        *_write_list(partial.list_path(folder, ERRORS), problems + _lines(tasks, ERRORS)),
-        *_write_list(partial.list_path(folder, FILTERED), _lines(tasks, FILTERED)),
-        *_write_list(partial.list_path(folder, KEYS), _lines(tasks, KEYS)),
-        *_write_lengths(partial.list_path(folder, LENGTHS), schema, tasks),
+        *_write_list(partial.list_path(folder, ERRORS), problems + _lines(folders, ERRORS)),
+        *_write_list(partial.list_path(folder, FILTERED), _lines(folders, FILTERED)),
+        *_write_list(partial.list_path(folder, KEYS), _lines(folders, KEYS)),
+        *_write_lengths(partial.list_path(folder, LENGTHS), schema, folders),
         *_write_tokenizer(part, partial, folder),
     )
     tokenizer, _ = part.tokenizer()
     return place(
         content,
-        pieces,
+        groups,
         stats,
         folder,
         stem=partial.stem(plan.format.name),
         manifest=partial.list_path(folder, NAME),
-        one_shard=plan.one_shard,
         errors=len(part.problems) + sum(result["errors"] for result in results),
         files=described(folder, lists),
         tokenizer=tokenizer,
@@ -97,6 +97,44 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         options=plan.identity["options"],
         versions=plan.identity["versions"],
     )
+
+
+class Made(NamedTuple):
+    """A shard that a task has made, or the piece of one."""
+
+    task: Path  # its folder
+    shard: Shard
+    piece: bool = False  # not synced, and to be joined with those beside it
+
+
+def _groups(
+    made: list[Made], max_bytes: int | None, max_samples: int | None
+) -> Iterator[list[Made]]:
+    """What becomes a shard each: pieces that lie side by side, as far as its limits allow.
+
+    Shards of pieces come out about equally large, as those that tasks make by themselves.
+    """
+    for joined, run in itertools.groupby(made, lambda one: one.piece):
+        if not joined:
+            yield from ([one] for one in run)
+            continue
+        pieces = list(run)
+        sizes = [piece.shard.file.bytes for piece in pieces]
+        room = max((max_bytes or 2 * sum(sizes)) - max(sizes), *sizes, 1)
+        aim = sum(sizes) / -(-sum(sizes) // room) if sum(sizes) else 0  # of each shard
+        group: list[Made] = []
+        size = samples = done = shards = 0
+        for piece, more in zip(pieces, sizes, strict=True):
+            full = max_bytes is not None and (
+                size + more > max_bytes or done + more / 2 > aim * (shards + 1)
+            )
+            count = piece.shard.samples
+            if group and (full or (max_samples is not None and samples + count > max_samples)):
+                yield group
+                group, size, samples, shards = [], 0, 0, shards + 1
+            group.append(piece)
+            size, samples, done = size + more, samples + count, done + more
+        yield group
 
 
 @dataclass(frozen=True)
@@ -117,32 +155,28 @@ class Content:
 
 def place(
     content: Content,
-    pieces: list[tuple[Path, Shard]],
+    groups: list[list[Made]],
     stats: Stats,
     folder: Path,
     *,
     stem: str | None,
     manifest: Path,
-    one_shard: bool,
     files: tuple[File, ...] = (),
     **rest: Any,
 ) -> Manifest:
-    """Give shards their final names in `folder`, or join them to one, and write the manifest.
+    """Give shards their final names in `folder`, and write the manifest.
 
-    `pieces` are shards and the folders they lie in; `stem` is the name of an only shard.
+    Each of the `groups` becomes a shard: it is one already, or pieces to join; without any, there
+    is a shard without samples. `stem` is the name of an only shard.
     """
     format = content.format
-    if len(pieces) == 1 and one_shard:  # what turned out to be all there is may not be synced
-        for file in (pieces[0][1].file, *pieces[0][1].beside):
-            if (pieces[0][0] / file.name).exists():
-                storage.sync(pieces[0][0] / file.name)
-    if len(pieces) == 1 or (pieces and not one_shard):
-        shards = [
-            _move_shard(shard, task, folder, stem or format.shard_stem(n, len(pieces)), format.name)
-            for n, (task, shard) in enumerate(pieces)
-        ]
-    else:
-        shards = [_joined(content, pieces, folder, stem or format.shard_stem(0, 1))]
+    shards = []
+    for number, group in enumerate(groups or [[]]):
+        name = stem or format.shard_stem(number, max(len(groups), 1))
+        if len(group) == 1:
+            shards.append(_move_shard(group[0], folder, name, format.name))
+        else:
+            shards.append(_joined(content, group, folder, name))
     classes = content.class_names.get(content.label)
     made = Manifest(
         format=format.name,
@@ -171,25 +205,27 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
     )
 
 
-def _joined(content: Content, pieces: list[tuple[Path, Shard]], folder: Path, stem: str) -> Shard:
+def _joined(content: Content, pieces: list[Made], folder: Path, stem: str) -> Shard:
     """One shard of the pieces that tasks made; an empty one of none."""
     format = content.format
     path = folder / file_name(stem, format.name)
     if pieces:
         assert isinstance(format, Joins)
-        parts = [task / piece.file.name for task, piece in pieces]
+        parts = [piece.task / piece.shard.file.name for piece in pieces]
         format.join(path, parts, content.schema, content.class_names)
     else:
         format.create(path, content.schema, None, content.class_names).close()
     shard = finished_shard(folder, stem, format.name)
-    return replace(shard, samples=sum(piece.samples for _, piece in pieces))
+    return replace(shard, samples=sum(piece.shard.samples for piece in pieces))
 
 
-def _check_pieces(pieces: list[tuple[Path, Shard]], earlier: set[Path]) -> None:
-    """Compare the pieces of an earlier run. The only one may have its final name already."""
-    for task, piece in pieces:
-        if task in earlier and (len(pieces) > 1 or (task / piece.file.name).exists()):
-            _check_piece(task, piece)
+def _check_pieces(groups: list[list[Made]], earlier: set[Path]) -> None:
+    """Compare the pieces of an earlier run. One by itself may have its final name already."""
+    for group in groups:
+        for task, piece, unsynced in group:
+            there = len(group) > 1 or (task / piece.file.name).exists()
+            if unsynced and task in earlier and there:
+                _check_piece(task, piece)
 
 
 def _check_piece(task: Path, piece: Shard) -> None:
@@ -208,14 +244,14 @@ def _check_piece(task: Path, piece: Shard) -> None:
         )
 
 
-def _check_keys(format: Format, schema: Schema, pieces: list[tuple[Path, Shard]]) -> None:
+def _check_keys(format: Format, schema: Schema, made: list[Made]) -> None:
     """Raise SampleError where a key stands in two shards. Within each it was checked already."""
-    folders = dict.fromkeys(task for task, _ in pieces)
+    folders = dict.fromkeys(one.task for one in made)
     hashes = [np.frombuffer(storage.read(task / HASHES), np.uint64) for task in folders]
     every = np.concatenate([np.zeros(0, np.uint64), *hashes])
     order = np.argsort(every, kind="stable")
     for at in np.flatnonzero(every[order][1:] == every[order][:-1]).tolist():
-        places = [_place_of(int(order[n]), pieces) for n in (at, at + 1)]
+        places = [_place_of(int(order[n]), made) for n in (at, at + 1)]
         keys = [_key_at(format, schema, *place) for place in places]
         if keys[0] == keys[1]:
             shards = [f"shard {number}, position {position}" for *_, number, position in places]
@@ -227,13 +263,13 @@ def _check_keys(format: Format, schema: Schema, pieces: list[tuple[Path, Shard]]
             )
 
 
-def _place_of(sample: int, pieces: list[tuple[Path, Shard]]) -> tuple[Path, int, int]:
+def _place_of(sample: int, made: list[Made]) -> tuple[Path, int, int]:
     """File and number of the shard that holds a sample, and its position there."""
-    for number, (task, shard) in enumerate(pieces):
+    for number, (task, shard, _) in enumerate(made):
         if sample < shard.samples:
             return task / shard.file.name, number, sample
         sample -= shard.samples
-    raise DamagedError("a task has more keys than samples", path=pieces[-1][0])
+    raise DamagedError("a task has more keys than samples", path=made[-1].task)
 
 
 def _key_at(format: Format, schema: Schema, path: Path, number: int, position: int) -> str | None:
@@ -254,14 +290,17 @@ def shard_of(entry: dict[str, Any]) -> Shard:
     )
 
 
-def _move_shard(shard: Shard, task: Path, folder: Path, stem: str, format: str) -> Shard:
+def _move_shard(made: Made, folder: Path, stem: str, format: str) -> Shard:
     """Give a task's shard its final name; one that was moved by an earlier run is left."""
+    task, shard, unsynced = made
     old = shard.file.name.removesuffix(file_name("", format))
     moved = []
     for file in (shard.file, *shard.beside):
         own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
         target = own + stem + file.name.removeprefix(own).removeprefix(old)
         if (task / file.name).exists():
+            if unsynced:
+                storage.sync(task / file.name)
             if "/" in target:
                 storage.make_folder((folder / target).parent)
             storage.rename(task / file.name, folder / target)

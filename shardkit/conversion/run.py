@@ -40,7 +40,6 @@ from shardkit.sources import open_sources
 from shardkit.sources.text.names import parse_name
 
 _OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
-_MAX_THREADS = 16  # of one task: more would wait for the interpreter
 
 
 class Monitor(Protocol):
@@ -292,7 +291,7 @@ def _work(
             monitor.advance(progress)
 
     left = len(plan.tasks) - len(finished)
-    works = _works(plan, partial, finished, processes.workers if processes else 0)
+    works = _works(plan, partial, finished)
     # This process has all loaded that a single task takes. A sequence, which cannot be resumed, is
     # the user's own code: that stays where it was asked to be.
     if processes is None or (left == 1 and plan.resumable):
@@ -303,15 +302,8 @@ def _work(
         processes.run(works, left, report)
 
 
-def _threads(workers: int, tasks: int) -> int:
-    """Threads for the steps of a task when so many are left: none of the cores should be idle."""
-    return max(min(-(-workers // tasks), _MAX_THREADS), 1)
-
-
-def _works(plan: Plan, partial: Partial, finished: set[int], workers: int) -> Iterator[Work]:
+def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
     options = plan.options
-    tasks_of = Counter(task.part.name for task in plan.tasks)
-    left = len(plan.tasks) - len(finished)
     for task in plan.tasks:
         if task.number not in finished:
             yield Work(
@@ -325,11 +317,9 @@ def _works(plan: Plan, partial: Partial, finished: set[int], workers: int) -> It
                 rename=options.rename,
                 safe_keys=options.safe_keys and not task.part.source.safe_keys,
                 skip_errors=options.on_error == "skip",
-                threads=_threads(workers, left),
                 transformed=options.transform is not None,
-                durable=not plan.one_shard or tasks_of[task.part.name] == 1,
+                durable=not task.piece,
             )
-            left -= 1
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:

@@ -47,9 +47,8 @@ class Work:
     rename: dict[str, str]
     safe_keys: bool  # to be made so
     skip_errors: bool
-    threads: int  # that do the steps
     transformed: bool  # whether samples are what a user's function made
-    durable: bool  # whether the shards are final, or will be joined to one
+    durable: bool  # whether the shards are final, or pieces to be joined
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     reporter = _Reporter(report)
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
-        for item in work.reading.items(work.threads, shards.stats):
+        for item in work.reading.items(1, shards.stats):
             try:
                 sample = _checked(sample_of(item.read), work)
                 shards.write(sample)

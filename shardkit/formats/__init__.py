@@ -24,6 +24,7 @@ class Row:
     summary: str
     inside: str = ""  # where the file is in a shard that is a folder
     one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
+    single: bool = True  # a shard by itself, with its manifest, can be a dataset
 
 
 FORMATS: dict[str, Row] = {
@@ -53,6 +54,7 @@ FORMATS: dict[str, Row] = {
         "shardkit.formats.arrow.hf",
         (".arrow",),
         "a folder as Hugging Face datasets saves it, for load_from_disk",
+        single=False,
     ),
     "beton": Row(
         "shardkit.formats.beton",

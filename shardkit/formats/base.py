@@ -139,6 +139,7 @@ class Format(ABC):
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
     raw_pictures: str = "array"  # what stores decoded pixels: arrays, or "ppm": picture fields
     encodes_pictures: bool = False  # it cannot hold all kinds, so that storing some takes long
+    join_pads: bool = False  # a joined shard may be larger than its parts together
 
     @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:

@@ -252,7 +252,7 @@ def test_raw_pixels_are_those_of_the_picture(tmp_path: Path) -> None:
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 1)
-    monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (20_000, 20_000))
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 20_000)
 
 
 @pytest.mark.parametrize("format", FEW_FORMATS)

@@ -12,12 +12,11 @@ import pytest
 import shardkit
 from shardkit import storage
 from shardkit.errors import OutputError, StorageError, UsageError
-from shardkit.formats import FORMATS, get_format
-from shardkit.formats.base import Joins
+from shardkit.formats import FORMATS
 from tests.conftest import FEW_FORMATS, PICTURE_FORMATS, files_of, write_pictures
 from tests.conversion.test_crash import died_everywhere
 
-JOINED = sorted(name for name in PICTURE_FORMATS if isinstance(get_format(name), Joins))
+JOINED = sorted(name for name in PICTURE_FORMATS if FORMATS[name].single)
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 def set_piece_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("shardkit.conversion.plan._COPIED_BYTES", size)
-    monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (size, size))
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", size)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from shardkit.formats.base import Joins
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.options import PACKINGS, REMAINDERS, TextOptions
+from shardkit.preprocess.text import TextTally
 from shardkit.sources.text import scan
 from shardkit.testing import picture
 from tests.codecs import tokenizer_zoo
@@ -103,7 +105,8 @@ def expected(gpt2: Path) -> list[list[int]]:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in parts of 4 kB, and an only shard in pieces: both are decided in planning alone."""
     monkeypatch.setattr(scan, "PART", 4096)
-    monkeypatch.setattr("shardkit.conversion.plan._ENCODED_BYTES", (20_000, 20_000))
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 8_000)
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_BLOCKS", 8)
 
 
 # --- documents, tokens, blocks --------------------------------------------------------------------
@@ -301,12 +304,11 @@ def test_threads_inside_a_task_change_nothing(
     monkeypatch.setattr("shardkit.preprocess.text._BATCH_DOCUMENTS", 7)
     for tokenizer in (gpt2, wordpiece):
         options = {"tokenizer": tokenizer, "seq_len": 32, "pack": "nosplit"}
+        plan = engine.prepare(corpus, "arrow", tmp_path / "out", text=TextOptions(**options))
         found = []
         for threads in (1, 2, 9):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("shardkit.conversion.run._threads", lambda *_, n=threads: n)
-                make(corpus, "arrow", tmp_path / "out", options, overwrite=True)
-            found.append(files_of(tmp_path / "out"))
+            items = plan.tasks[0].reading().items(threads, TextTally())
+            found.append([pickle.dumps(item.read) for item in items])
         assert found[0] == found[1] == found[2]
 
 

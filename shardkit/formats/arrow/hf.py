@@ -14,7 +14,7 @@ from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.arrow.unmapped import UnmappedIpcReader
-from shardkit.formats.arrow.writer import BatchWriter, ipc_stream
+from shardkit.formats.arrow.writer import BatchWriter, ipc_stream, join_batches
 from shardkit.formats.base import Format
 from shardkit.schema import Schema
 
@@ -47,6 +47,16 @@ class Hf(Format):
         classes: Mapping[str, Sequence[str]] | None = None,
     ) -> BatchWriter:
         return BatchWriter(path, schema, ipc_stream, max_bytes=max_bytes, classes=classes)
+
+    def join(
+        self,
+        path: Path,
+        parts: Sequence[Path],
+        schema: Schema,
+        classes: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        readers = (IpcReader(part, self.layout(schema)) for part in parts)
+        join_batches(path, readers, schema, ipc_stream, classes)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         return {"schema": schema.to_json()}

@@ -6,7 +6,7 @@ Samples are gathered until a batch is full; pyarrow encodes it, and the file is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -121,11 +121,7 @@ class BatchWriter(ShardWriter):
         self._columns = columns(schema, weigh_list)
         self._images = {n: k for n, k in schema.items() if isinstance(k, Image | Images)}
         self._fixed = sum(column.fixed for column in self._columns)
-        large = any(
-            isinstance(kind, Images) or arrow_type(kind) in (pa.binary(), IMAGE)
-            for kind in schema.values()
-        )
-        self._most_rows = _LARGE_ROWS if large else _ROWS
+        self._most_rows = _most_rows(schema)
         self._max_bytes = max_bytes
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes that those rows take
@@ -204,6 +200,14 @@ class BatchWriter(ShardWriter):
         self._finished += self._sink.size - before + self._per_batch
 
 
+def _most_rows(schema: Schema) -> int:
+    large = any(
+        isinstance(kind, Images) or arrow_type(kind) in (pa.binary(), IMAGE)
+        for kind in schema.values()
+    )
+    return _LARGE_ROWS if large else _ROWS
+
+
 def to_batch(
     rows: Sequence[Sequence[Any]], columns: Sequence[Column], schema: pa.Schema
 ) -> pa.RecordBatch:
@@ -222,20 +226,40 @@ def join_batches(
     make: MakeOutput,
     classes: Mapping[str, Sequence[str]] | None,
 ) -> None:
-    """One shard with the batches of several, as they are."""
+    """One shard with the values of several as they are; small batches become larger ones."""
     columns = arrow_schema(schema, classes)
     sink = Sink(path)
     try:
         output = make(pa.PythonFile(sink, mode="w"), columns)
-        for part in parts:
-            for arrays in part.batches():
-                in_order = [arrays[name] for name in columns.names]
-                output.write(pa.RecordBatch.from_arrays(in_order, schema=columns))
-                sink.flush()
-            part.close()
+        for batch in _filled(_batches(parts, columns), _most_rows(schema)):
+            output.write(batch)
+            sink.flush()
         output.close()
     finally:
         sink.finish()
+
+
+def _batches(parts: Iterable[BatchReader], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        for arrays in part.batches():
+            in_order = [arrays[name] for name in columns.names]
+            yield pa.RecordBatch.from_arrays(in_order, schema=columns)
+        part.close()
+
+
+def _filled(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows: batches side by side are one, as far as a writer would have filled it."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        more, nbytes = batch.num_rows, batch.nbytes
+        if held and (rows + more > most_rows or size + nbytes > _BATCH_BYTES):
+            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + more, size + nbytes
+    if held:
+        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
 # Bytes by which what describes and pads a column may be longer than in the smallest file.

@@ -45,6 +45,7 @@ class Beton(Format):
     )
     encodes_pictures = True
     raw_pictures = "ppm"  # FFCV's raw images
+    join_pads = True  # a value that does not fit into what is left of a page begins another
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
         return BetonReader(path, layout)

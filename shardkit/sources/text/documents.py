@@ -75,6 +75,18 @@ class Parts(NamedTuple):
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]  # of a compressed file an estimate, which nothing is cut by
 
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """The same, where parts that lie one behind the other are one."""
+        behind = (self.file[1:] == self.file[:-1]) & (self.start[1:] == self.end[:-1])
+        first = np.flatnonzero(np.concatenate([[True], ~behind])[: len(self.file)])
+        last = np.concatenate([first[1:], [len(self.file)]])[: len(first)] - 1
+        yield from zip(
+            self.file[first].tolist(),
+            self.start[first].tolist(),
+            self.end[last].tolist(),
+            strict=True,
+        )
+
 
 class TextStream(Stream):
     """Files of lines or rows under `root`, each a document: JSON Lines, CSV, or text.
@@ -112,7 +124,7 @@ class TextStream(Stream):
         return self._files.fingerprint(list(self._fields.schema))
 
     def documents(self) -> Iterator[Document]:
-        for file, start, end in zip(*(column.tolist() for column in self._parts), strict=True):
+        for file, start, end in self._parts.runs():
             yield from self._part(file, start, end)
 
     def _part(self, file: int, start: int, end: int) -> Iterator[Document]:

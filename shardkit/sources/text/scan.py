@@ -31,7 +31,7 @@ _ABOUT = re.compile(
     r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
     r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
 )
-PART = 16 << 20  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
+PART = 1 << 19  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
 _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # of each
 _SAMPLE_BYTES = 256 << 10  # of each, unless its first document is longer

@@ -1,0 +1,193 @@
+"""Where tasks begin and end: no core waits, no shard is too large, and few blocks are not full."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import shardkit
+from shardkit import ConvertOptions, ImageOptions, TextOptions
+from shardkit.conversion.plan import Plan, make_plan
+from shardkit.formats import FORMATS
+from shardkit.schema import Schema, Text
+from shardkit.sources import open_sources
+from shardkit.sources.base import Document, Stream
+from shardkit.sources.text.scan import PART
+from tests.codecs import tokenizer_zoo
+from tests.conftest import write_pictures
+
+if TYPE_CHECKING:
+    from shardkit.sources.base import Indices
+
+WORDS = "one two three four five six seven eight nine ten "
+
+
+class LongFile(Stream):
+    """A corpus of so many bytes, cut as a file of lines is; only planning ever looks into it."""
+
+    reads_text = True
+    unique_keys = True
+
+    def __init__(self, size: int, parts: Indices | None = None) -> None:
+        super().__init__()
+        self.schema = Schema({"text": Text()})
+        self._size = size
+        self._parts = np.arange(-(-size // PART)) if parts is None else parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def sizes(self) -> Indices:
+        return np.minimum(PART, self._size - self._parts * PART)
+
+    def select(self, parts: Indices) -> LongFile:
+        return LongFile(self._size, self._parts[parts])
+
+    def fingerprint(self) -> None:
+        return None
+
+    def documents(self) -> Iterator[Document]:
+        for part in self._parts:
+            text = WORDS * 20
+            yield Document(f"{part}", {"__key__": f"{part}", "text": text}, len(text))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+def plan_of(size: int, gpt2: Path, *, to: str = "arrow", seq_len: int | None = 1024) -> Plan:
+    text = TextOptions(tokenizer=gpt2, seq_len=seq_len)
+    return make_plan({"": LongFile(size)}, to, ConvertOptions(text=text))
+
+
+def simulated(sizes: list[int], workers: int) -> tuple[float, float]:
+    """When the first of equally fast workers has nothing to do any more, and when the last.
+
+    In shares of the time that all of them would take if work could be cut at will.
+    """
+    free = [0] * workers
+    for size in sizes:  # whoever is free first gets the next task, as in `pool.py`
+        heapq.heappush(free, heapq.heappop(free) + size)
+    ideal = sum(sizes) / workers
+    return min(free) / ideal, max(free) / ideal
+
+
+def test_sixteen_workers_on_a_gigabyte_have_a_task_each_at_all_times(gpt2: Path) -> None:
+    plan = plan_of(10**9, gpt2)
+    idle, done = simulated(plan.sizes, 16)
+    assert sum(plan.sizes) == 10**9
+    assert idle > 0.95
+    assert done < 1.04
+
+
+@pytest.mark.parametrize(
+    ("size", "workers", "slack"),
+    [(60 * 10**6, 2, 0.05), (60 * 10**6, 4, 0.12), (10**9, 64, 0.15), (10**11, 64, 0.01)],
+)
+@pytest.mark.parametrize("format", ["arrow", "megatron"])
+def test_no_core_waits_long_whatever_there_is_to_tokenize(
+    size: int, workers: int, slack: float, format: str, gpt2: Path
+) -> None:
+    plan = plan_of(size, gpt2, to=format, seq_len=None if format == "megatron" else 1024)
+    _, done = simulated(plan.sizes, workers)
+    assert done < 1 + slack
+    assert len(plan.tasks) < 64 + 300 + size / (100 * 10**6)
+
+
+def test_large_corpora_begin_with_tasks_of_a_shard_each_that_nobody_has_to_join(
+    gpt2: Path,
+) -> None:
+    pieces = [task.piece for task in plan_of(10**11, gpt2).tasks]
+    first = pieces.index(True)
+    assert first > 100
+    assert all(pieces[first:])
+    assert plan_of(1000, gpt2).tasks[0].piece is False
+
+
+@pytest.mark.parametrize("seq_len", [512, 2048, 8192, 131072])
+def test_less_than_one_block_in_a_hundred_ends_with_its_task(seq_len: int, gpt2: Path) -> None:
+    plan = plan_of(300 * 10**6, gpt2, seq_len=seq_len)
+    blocks = 300 * 10**6 / 4 / seq_len
+    assert len(plan.tasks) < max(blocks / 100, 2)
+
+
+@pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 2_000)
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_BLOCKS", 1)
+    monkeypatch.setattr("shardkit.sources.text.scan.PART", 1_000)
+
+
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("format", sorted(set(FORMATS) - {"megatron"}))
+def test_shards_of_pieces_keep_to_their_size(
+    format: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 20_000)
+    source = tmp_path / "corpus.txt"
+    draw = random.Random(0)
+    lines = (draw.sample(range(10**6), draw.randrange(40)) for _ in range(2500))
+    source.write_text("".join(f"{' '.join(map(str, line))}\n" for line in lines))
+    options = {"text": TextOptions(tokenizer=gpt2, seq_len=128), "workers": 0}
+    one = shardkit.convert(source, format, tmp_path / "one", shard_size="1GB", **options)
+    shardkit.convert(source, format, tmp_path / "out", shard_size=one.bytes // 3, **options)
+    assert one.splits[""].shards == 1
+    with shardkit.open(tmp_path / "out") as dataset:
+        sizes = [dataset.shard_path(number).stat().st_size for number in range(dataset.shards)]
+        tasks = {sample["__key__"].partition("/")[0] for sample in dataset}
+    assert len(sizes) in (4, 5)
+    assert max(sizes) <= one.bytes // 3
+    if format != "beton":  # whose pages may make a joined shard larger than its pieces
+        assert len(tasks) > 12
+        assert min(sizes) > 0.6 * max(sizes)
+    assert shardkit.verify(tmp_path / "out", against=source).problems == []
+
+
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
+def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: Path) -> None:
+    photos = write_pictures(tmp_path / "in", classes=1, each=23, kilobytes=3)
+    options = ConvertOptions(shard_samples=10, image=ImageOptions(resize=8))
+    sources = open_sources(photos)
+    plan = make_plan(sources, format, options)
+    assert sum(task.piece for task in plan.tasks) > 6
+    shardkit.convert(
+        photos, format, tmp_path / "out", shard_samples=10, image=options.image, workers=0
+    )
+    with shardkit.open(tmp_path / "out") as dataset:
+        assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [10, 10, 3]
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_resizing_one_large_shard_is_work_for_many(tmp_path: Path) -> None:
+    photos = write_pictures(tmp_path / "in", classes=1, each=40, kilobytes=3)
+    shardkit.convert(photos, "wds", tmp_path / "large", workers=0)
+    sources = open_sources(tmp_path / "large")
+    for format in ("wds", "beton"):
+        plan = make_plan(sources, format, ConvertOptions(image=ImageOptions(resize=8)))
+        _, done = simulated(plan.sizes, 4)
+        assert len(plan.tasks) > 30
+        assert done < 1.1
+    assert len(make_plan(sources, "wds", ConvertOptions()).tasks) == 1  # nothing but copying
+
+
+@pytest.mark.usefixtures("small_tasks")
+def test_small_batches_of_pieces_become_large_ones(gpt2: Path, tmp_path: Path) -> None:
+    source = tmp_path / "corpus.txt"
+    source.write_text("".join(f"{number} {WORDS}\n" for number in range(700)))
+    options = {"text": TextOptions(tokenizer=gpt2), "workers": 0}
+    shardkit.convert(source, "arrow", tmp_path / "arrow", **options)
+    shardkit.convert(source, "parquet", tmp_path / "parquet", **options)
+    with pa.ipc.open_file(tmp_path / "arrow/shard-000000.arrow") as file:
+        assert file.num_record_batches == 1
+    assert pq.ParquetFile(tmp_path / "parquet/shard-000000.parquet").num_row_groups == 1
