@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import operator
 import os
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
 # Each open shard holds up to three files, and a process may often hold 1,024.
 _OPEN_SHARDS = 128
 _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
+
+
+@functools.lru_cache(maxsize=8)
+def read_key_table(path: Path, checksum: str) -> Mapping[str, str]:
+    """Keys and the paths that samples had as files, once per process for a file and its content."""
+    lines = map(json.loads, storage.read(path).splitlines())
+    return {line["key"]: line["path"] for line in lines}
 
 
 class Dataset:
@@ -201,11 +209,14 @@ class Dataset:
 
     def original_paths(self) -> dict[str, str]:
         """The key table: the path that a sample had as a file, for keys that do not tell it."""
+        table = self.key_table
+        return {} if table is None else dict(read_key_table(*table))
+
+    @property
+    def key_table(self) -> tuple[Path, str] | None:
+        """The file with the key table, and its checksum; None where all keys tell their paths."""
         table = self.manifest.list_named(manifests.KEYS) if self.manifest else None
-        if table is None:
-            return {}
-        lines = map(json.loads, storage.read(self.path / table.name).splitlines())
-        return {line["key"]: line["path"] for line in lines}
+        return None if table is None else (self.path / table.name, table.checksum)
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What made the tokens, as the manifest has it, and its files; nothing where unknown."""

@@ -43,7 +43,7 @@ _TOKEN_BYTES = 4  # of text that becomes one, about
 # Where values are copied, one process keeps the disk busy, and joining copies them twice: pieces of
 # an only shard are there for a run to continue at, and only a large one has any.
 _COPIED_BYTES = 4000 * 10**6
-_PROBE_TEXT = 1 << 15  # characters of a document that the engines are compared on
+_PROBE_TEXT = 1 << 13  # characters of a document that the engines are compared on
 _MARGIN = 1.1  # so that a guess of sizes does not fall short
 
 

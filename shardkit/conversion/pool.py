@@ -31,11 +31,17 @@ from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
 if TYPE_CHECKING:
     from shardkit.conversion.work import Progress, Report, Work
 
-_START = (
-    "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
-    "import pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
-    "from shardkit.conversion.pool import serve; serve()"
-)
+_START = """
+import sys
+sys.path = [p for p in sys.path if p]  # no modules of the current folder
+import pickle
+try:
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+except Exception:
+    sys.exit(1)  # the parent was killed
+from shardkit.conversion.pool import serve
+serve()
+"""
 
 # Processes that are started before it is known whether there is work for them.
 _EARLY = 4
@@ -264,7 +270,11 @@ def serve() -> None:
     """Do the tasks that arrive on stdin, until it ends."""
     from shardkit.conversion.work import run_task
 
-    for module in pickle.load(sys.stdin.buffer):
+    try:
+        preload = pickle.load(sys.stdin.buffer)
+    except Exception:
+        sys.exit(1)  # the parent was killed
+    for module in preload:
         importlib.import_module(module)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are parallel
     if "cv2" in sys.modules:  # workers share the cores: threads of its own would be in the way
@@ -298,6 +308,8 @@ def _listen(stdin: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
             inbox.put(pickle.load(stdin))
     except (EOFError, OSError):
         os._exit(0)  # the parent is gone or done: stop in the middle, nothing half-done counts
+    except BaseException:  # it was killed while it sent a task, of which this is the beginning
+        os._exit(1)
 
 
 def _unexpected(error: Exception, work: Work) -> WorkerError:

@@ -37,7 +37,6 @@ from shardkit.manifest import (
 )
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
-from shardkit.sources.text.names import parse_name
 
 _OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
 
@@ -194,9 +193,12 @@ def default_output(source: Path | None, format: str) -> Path:
     inside = [row.inside for row in FORMATS.values() if row.inside]
     if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
         source = source.resolve().parent
-    text = parse_name(source.name) if source.is_file() else None
-    if text is not None:
-        return source.parent / f"{text.stem}-{format}"
+    if source.is_file():
+        from shardkit.sources.text.names import parse_name
+
+        text = parse_name(source.name)
+        if text is not None:
+            return source.parent / f"{text.stem}-{format}"
     suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
     name = source.name
     for suffix in sorted(suffixes, key=len, reverse=True):

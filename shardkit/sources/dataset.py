@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from shardkit import storage
-from shardkit.dataset import Dataset
+from shardkit.dataset import Dataset, read_key_table
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.formats.base import KeepsJsonText, KnowsKeys, ReadsFields, ShardReader
@@ -20,6 +20,8 @@ from shardkit.schema import Json
 from shardkit.sources.base import Source
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
     from shardkit.sources.base import Indices
@@ -37,10 +39,14 @@ class DatasetSource(Source):
         self,
         dataset: Dataset,
         indices: Indices | None = None,
-        originals: dict[str, str] | None = None,
+        key_table: tuple[Path, str] | None = None,
         prefixes: Sequence[str] | None = None,
     ) -> None:
-        """`prefixes`, by shard, stand before the keys; by default they make keys differ."""
+        """`key_table` is that of a larger dataset, of which this one is a part.
+
+        It is read where it is needed: with each task it would go to all workers again and again.
+        `prefixes`, by shard, stand before the keys; by default they make keys differ.
+        """
         super().__init__()
         self._dataset = dataset
         self._indices = indices
@@ -51,7 +57,7 @@ class DatasetSource(Source):
         self.others = dataset.unusable
         self.ignored = dict(dataset.ignored)
         self.class_names = dataset.class_names
-        self._originals = dataset.original_paths() if originals is None else originals
+        self._key_table = key_table or dataset.key_table
 
     def __len__(self) -> int:
         return len(self._dataset if self._indices is None else self._indices)
@@ -100,7 +106,7 @@ class DatasetSource(Source):
         part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
         moved = indices - starts[shard_of] + part_starts[number]
         prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
-        source = DatasetSource(part, moved, self._originals, prefixes)
+        source = DatasetSource(part, moved, self._key_table, prefixes)
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
@@ -125,7 +131,7 @@ class DatasetSource(Source):
         return f"{self._dataset.shard_name(shard)}:{position}"
 
     def original(self, index: int, key: str) -> str | None:
-        return self._originals.get(key)
+        return read_key_table(*self._key_table).get(key) if self._key_table else None
 
     def _global(self, index: int) -> int:
         return index if self._indices is None else int(self._indices[index])

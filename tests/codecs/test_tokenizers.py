@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +23,13 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardkit.codecs.tokenizers import Tokenizer, load_tokenizer, open_copy, patterns
+from shardkit.codecs.tokenizers import (
+    Tokenizer,
+    bytelevel,
+    load_tokenizer,
+    open_copy,
+    patterns,
+)
 from shardkit.codecs.tokenizers.engines import ByteLevelByTiktoken
 from shardkit.errors import DamagedError, SampleError, SourceError, UsageError
 from tests.codecs import tokenizer_zoo as zoo
@@ -615,3 +622,37 @@ def test_unknown_options_are_errors(folder: Path) -> None:
         load_tokenizer(folder / "gpt2", eos_token="<nothing>")
     with pytest.raises(UsageError, match="special_tokens is 'some'"):
         load_tokenizer(folder / "gpt2", special_tokens="some")
+
+
+def test_the_proof_takes_a_short_way_only_where_it_comes_to_the_same() -> None:
+    dice = random.Random(0)
+    outcomes: Counter[str] = Counter()
+    for _ in range(1500):
+        tokens = list("abc")
+        merges: list[tuple[str, str]] = []
+        for _ in range(dice.randrange(1, 14)):
+            pair = dice.choice(tokens), dice.choice(tokens)
+            if len("".join(pair)) <= 8 and pair not in merges:
+                merges.append(pair)
+                tokens += ["".join(pair)] * ("".join(pair) not in tokens)
+        if dice.random() < 0.4:
+            one, other = dice.choices(range(len(tokens)), k=2)
+            tokens[one], tokens[other] = tokens[other], tokens[one]
+        vocab = {token: number for number, token in enumerate(tokens)}
+        if dice.random() < 0.3:  # a token that no merge makes
+            vocab.setdefault("".join(dice.choices("abc", k=dice.randrange(2, 4))), len(vocab))
+        found = [_proof(merges, vocab)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bytelevel, "_stay_apart", lambda *_: False)
+            found.append(_proof(merges, vocab))
+        assert found[0] == found[1]
+        outcomes[found[0][:4]] += 1
+    assert min(outcomes[words] for words in ("", "the ", "its ")) > 50
+
+
+def _proof(merges: list[tuple[str, str]], vocab: dict[str, int]) -> str:
+    try:
+        bytelevel.prove({"merges": merges}, vocab)
+    except bytelevel.UnprovenError as why:
+        return str(why)
+    return ""

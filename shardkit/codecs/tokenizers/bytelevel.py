@@ -66,17 +66,50 @@ def prove(model: Json, vocab: dict[str, int]) -> None:
     """Raises UnprovenError unless merging by ids is merging by the list, as said above."""
     orders: dict[tuple[str, ...], int] = {}
     orders.update((pair, order) for order, pair in enumerate(_merges(model)))
-    made = {"".join(pair) for pair in orders}
-    if not vocab.keys() >= made:
+    listed = {left + right: (left, right) for left, right in orders}
+    if not vocab.keys() >= listed.keys():
         raise UnprovenError("there is a merge of what does not stand for bytes")
+    proven = dict.fromkeys(_CHARACTERS, (-1, "", ""))
     before = -1
-    for rank, token in sorted((vocab[token], token) for token in made):
-        order = orders.get(_last_parts(token, rank, vocab), -1)
+    for token in sorted(listed, key=vocab.__getitem__):
+        rank = vocab[token]
+        left, right = listed[token]
+        apart = _stay_apart(left, right, vocab, proven)
+        pair = (left, right) if apart else _last_parts(token, rank, vocab)
+        order = orders.get(pair, -1)
         if order < 0:
             raise UnprovenError(f"the bytes of token {rank}, {token!r}, merge otherwise by ids")
         if order < before:
             raise UnprovenError(f"its merges are not in the order of ids, at {rank}, {token!r}")
+        proven[token] = (rank, pair[0], pair[1])
         before = order
+
+
+def _stay_apart(
+    left: str, right: str, vocab: dict[str, int], proven: dict[str, tuple[int, str, str]]
+) -> bool:
+    """Whether the bytes of two tokens merge to just these two; False where that is not seen.
+
+    Each of them does, if it is `proven`: by its id, of its first and its last part; and its merges
+    have rising ids. So what stands at its end at any time is one of its last parts, of their last
+    parts, and so on. The two tokens' bytes merge otherwise only if at some time what meets there
+    joins to a token, of no higher id than that of the merge that makes a longer end of one of the
+    two. These pairs of ends are gone through from the last to the first.
+    """
+    if left not in proven or right not in proven:
+        return False
+    left_rank, _, left_last = proven[left]
+    right_rank, right_first, _ = proven[right]
+    while left_rank >= 0 or right_rank >= 0:
+        if left_rank > right_rank:
+            before, left = left_rank, left_last
+            left_rank, _, left_last = proven[left]
+        else:
+            before, right = right_rank, right_first
+            right_rank, right_first, _ = proven[right]
+        if vocab.get(left + right, before + 1) <= before:
+            return False
+    return True
 
 
 def _last_parts(token: str, rank: int, vocab: dict[str, int]) -> tuple[str, ...]:

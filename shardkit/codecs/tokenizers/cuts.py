@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.uint32]
 
-_MARK, _MARK_ID = "\U0010ffff", 2**32 - 2
+_MARK, _MARK_ID = "\0", 2**32 - 2  # it makes no text wider
 _LOOK_AHEAD = r"|\s+(?!\S)|\s+"
 _LINE_ENDS = ("\r", "\n")
 _AT_ONCE = 1 << 20  # characters that are looked at together
+_SPACE, _LAST = 1, 2  # flags of a character
+_CODES = 0x3002  # above the last space; the flags of the others are those of the highest here
 
 
 def make_encoding(
@@ -58,12 +60,13 @@ class Cutter:
     def __init__(self, pattern: str, ranks: dict[bytes, int]) -> None:
         without = pattern.replace(_LOOK_AHEAD, r"|\s+")
         self._encoding = make_encoding(without, ranks, {_MARK: _MARK_ID})
-        self._space = np.zeros(patterns.CODES, bool)
-        self._space[[ord(character) for character in patterns.spaces()]] = True
+        flags = np.zeros(_CODES, np.uint8)
+        flags[[ord(character) for character in patterns.spaces()]] = _SPACE | _LAST
         # A run's last space, if what follows may begin with it.
-        self._last = self._space.copy()
         if pattern != patterns.GPT2:
-            self._last[[ord(character) for character in _LINE_ENDS]] = False
+            flags[[ord(character) for character in _LINE_ENDS]] = _SPACE
+        self._flags = flags
+        self._of_bytes = flags[:256].tobytes()
 
     def encode(self, text: str) -> Ids | None:
         """None if the text has the mark in it, or tiktoken's regex engine gives up."""
@@ -85,12 +88,12 @@ class Cutter:
         return cuts
 
     def _cuts_from(self, text: str, start: int) -> list[int]:
-        codes: npt.NDArray[np.unsignedinteger]
         if text.isascii():
-            codes = np.frombuffer(text.encode("ascii"), np.uint8)
+            flags = np.frombuffer(text.encode("ascii").translate(self._of_bytes), np.uint8)
         else:
             codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        space = self._space[codes]
-        at = np.flatnonzero(space[:-2] & self._last[codes[1:-1]] & ~space[2:])
-        cuts: list[int] = (at + (start + 1)).tolist()
+            flags = self._flags.take(codes, mode="clip")
+        # A space, a last one, and none.
+        found = (flags[:-2] & (flags[1:-1] >> 1) & ~flags[2:]) & _SPACE
+        cuts: list[int] = (np.flatnonzero(found) + (start + 1)).tolist()
         return cuts

@@ -32,8 +32,12 @@ class Engine(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def open_tokenizers(data: bytes, path: str) -> tokenizers.Tokenizer:
-    """A tokenizer.json that neither cuts nor pads what it encodes."""
+@functools.lru_cache(maxsize=1)
+def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.Tokenizer:
+    """A tokenizer.json that neither cuts nor pads what it encodes.
+
+    It takes a while, and is asked for twice: to look at it, and to compare a fast engine with it.
+    """
     from tokenizers import Tokenizer
 
     try:
@@ -47,6 +51,7 @@ def open_tokenizers(data: bytes, path: str) -> tokenizers.Tokenizer:
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = special_tokens == "text"
     return tokenizer
 
 
@@ -54,8 +59,7 @@ class Tokenizers:
     """The `tokenizers` library, which decides what is right for a tokenizer.json."""
 
     def __init__(self, data: bytes, path: str, special_tokens: str) -> None:
-        self.tokenizer = open_tokenizers(data, path)
-        self.tokenizer.encode_special_tokens = special_tokens == "text"
+        self.tokenizer = open_tokenizers(data, path, special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def _of_file(path: Path, special_tokens: str, eos_token: str | None) -> Tokenize
 
 
 def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | None) -> Tokenizer:
-    slow = engines.open_tokenizers(data, str(path))
+    slow = engines.open_tokenizers(data, str(path.absolute()), special_tokens)
     document = json.loads(slow.to_str())
     model = document["model"]
     vocab = model["vocab"]
@@ -173,8 +174,10 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
     unsafe: tuple[tuple[int, int], ...] = ()
     try:
         found = bytelevel.settings(document, special_tokens)
-        bytelevel.prove(model, bytelevel.ranks(model, found.pattern))
-        fast, unsafe = found, patterns.unsafe(found.pattern)
+        with ThreadPoolExecutor(1) as thread:  # both libraries let others run meanwhile
+            measured = thread.submit(patterns.unsafe, found.pattern)
+            bytelevel.prove(model, bytelevel.ranks(model, found.pattern))
+        fast, unsafe = found, measured.result()
     except bytelevel.UnprovenError as why:
         notes.append(f"tokenizers is used, and not tiktoken, which is several times as fast: {why}")
     libraries = ("tokenizers", "tiktoken") if fast.pattern else ("tokenizers",)

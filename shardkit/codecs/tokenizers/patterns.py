@@ -73,8 +73,9 @@ def _differing(members: str) -> list[int]:
 
 @functools.lru_cache(maxsize=1)
 def _every_character() -> str:
-    codes = (code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16))
-    return "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
+    planes = [np.arange(plane << 16, (plane + 1) << 16, dtype="<u4") for plane in _PLANES]
+    codes = np.concatenate(planes)
+    return codes[(codes < 0xD800) | (codes >= 0xE000)].tobytes().decode("utf-32-le")
 
 
 def _by_tokenizers(members: str, text: str) -> str:

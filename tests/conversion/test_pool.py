@@ -1,0 +1,62 @@
+"""Workers and what they are sent."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.conversion import pool
+from shardkit.sources import open_sources
+from shardkit.testing import picture
+
+
+@pytest.mark.parametrize("at", ["the path", "what to import", "a task", "garbage"])
+def test_a_worker_ends_when_its_parent_is_killed_while_sending(at: str) -> None:
+    messages = [pickle.dumps(sys.path), pickle.dumps(["json"]), pickle.dumps(["task"] * 100)]
+    cut = {"the path": 0, "what to import": 1, "a task": 2}.get(at)
+    if cut is not None:
+        messages = [*messages[:cut], messages[cut][: len(messages[cut]) // 2]]
+    else:
+        messages[2] = b"no pickle at all"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", pool._START],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert worker.stdin is not None
+        worker.stdin.write(b"".join(messages))
+        worker.stdin.flush()
+        if cut is not None:  # garbage ends it by itself
+            worker.stdin.close()
+            worker.stdin = None
+        _, said = worker.communicate(timeout=60) if cut is not None else (b"", b"")
+        assert worker.wait(60) == 1
+        assert said == b""
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_a_task_carries_no_keys_of_other_samples(tmp_path: Path) -> None:
+    photos = tmp_path / "in"
+    photos.mkdir()
+    for number in range(300):
+        (photos / f"a.{'long' * 20}.{number}.jpg").write_bytes(picture(number))
+    shardkit.convert(photos, "wds", tmp_path / "first", workers=0)
+    source = open_sources(tmp_path / "first")[""]
+    some = source.select(np.arange(10))
+    assert len(pickle.dumps(some)) < 4000 < 300 * 80
+    copy = pickle.loads(pickle.dumps(some))
+    assert copy.original(0, copy[0]["__key__"]).endswith(".0.jpg")
+    shardkit.convert(tmp_path / "first", "arrow", tmp_path / "second", workers=0)
+    with shardkit.open(tmp_path / "first") as first, shardkit.open(tmp_path / "second") as second:
+        assert len(first.original_paths()) == 300
+        assert first.original_paths() == second.original_paths()
