@@ -184,7 +184,8 @@ def show_plan(plan: Plan, out: Path) -> None:
         amount = "of documents" if part["samples"] is None else f"{part['samples']:,}"
         rows.append((name, f"{amount}{classes}: {', '.join(part['schema'])}"))
     rows.append(("bytes to read", size(plan.bytes)))
-    what = "joined to one shard" if plan.one_shard else "each about one shard or more"
+    pieces = sum(task.piece for task in plan.tasks)
+    what = f"{pieces:,} of them pieces of shards" if pieces else "each a shard or more"
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
     for option, value in about["options"].items():
         if option == "image" and value:

@@ -138,7 +138,6 @@ def _loose(
     `found` is what is in a folder, None for a file.
     """
     from shardkit.sources.folder_scan import no_images, scan_folder
-    from shardkit.sources.text import open_text
     from shardkit.sources.text.names import parse_name
 
     if found is not None and found.image_files:
@@ -146,6 +145,8 @@ def _loose(
     if found.text_files if found is not None else parse_name(path.name):
         if classes is not None:
             raise UsageError("--classes is for folders of images", path=path, found="text")
+        from shardkit.sources.text.scan import open_text  # much, and nothing that images need
+
         return open_text(path, options, split=split, selection=selection)
     if found is None:
         raise unknown_format(path)

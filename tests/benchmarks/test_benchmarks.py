@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 
 from shardkit.testing import picture
-from tests.benchmarks import bench, corpus, ids, loading, photos, planted, quality, tokens
+from tests.benchmarks import bench, cores, corpus, ids, loading, photos, planted, quality, tokens
 from tests.codecs.pictures import photo_like
 from tests.conftest import PICTURE_FORMATS
 
@@ -121,3 +121,12 @@ def test_quality_is_measured(
         assert json.loads(printed)["scales"]["1.2"] == report["scales"][1.2]
     else:
         assert len(printed.splitlines()) == 2 + len(quality.SCALES)
+
+
+@pytest.mark.large
+def test_conversions_with_more_processes_run(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("\n\n".join(f"One {n}, two and three." for n in range(99)))
+    words = ["--data", str(tmp_path), "--work", str(tmp_path / "work"), "--rounds", "1"]
+    report = cores.main([*words, "--megabytes", "1"])
+    assert len(report["seconds"]) == 7

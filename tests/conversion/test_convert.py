@@ -6,6 +6,8 @@ import errno
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -646,3 +648,14 @@ def test_a_source_without_length_is_refused_with_what_to_give_instead(
     shardkit.convert([{"n": 1}], "wds", tmp_path / "out")
     with pytest.raises(UsageError, match="a path, or a sequence"):
         shardkit.verify(tmp_path / "out", against=source)
+
+
+def test_converting_images_loads_nothing_for_text(images: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, shardkit\n"
+        f"shardkit.convert({str(images)!r}, 'wds', {str(tmp_path / 'out')!r}, workers=0)\n"
+        "others = {'shardkit.sources.text.scan', 'zstandard', 'pyarrow', 'tokenizers', 'cv2'}\n"
+        "print(sorted(others & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

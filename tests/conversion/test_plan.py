@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import pkgutil
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Stream
 from shardkit.sources.text.scan import PART
 from tests.codecs import tokenizer_zoo
-from tests.conftest import write_pictures
+from tests.conftest import files_of, write_pictures
 
 if TYPE_CHECKING:
     from shardkit.sources.base import Indices
@@ -191,3 +193,27 @@ def test_small_batches_of_pieces_become_large_ones(gpt2: Path, tmp_path: Path) -
     with pa.ipc.open_file(tmp_path / "arrow/shard-000000.arrow") as file:
         assert file.num_record_batches == 1
     assert pq.ParquetFile(tmp_path / "parquet/shard-000000.parquet").num_row_groups == 1
+
+
+@pytest.mark.usefixtures("small_tasks")
+@pytest.mark.parametrize("dies", ["publish._joined", "publish.Manifest"])
+def test_a_run_that_died_while_joining_goes_on(dies: str, tmp_path: Path) -> None:
+    photos = write_pictures(tmp_path / "in", classes=1, each=23, kilobytes=3)
+    image = ImageOptions(resize=8)
+
+    def convert(out: Path) -> None:
+        shardkit.convert(photos, "wds", out, shard_samples=10, image=image, workers=0)
+
+    convert(tmp_path / "reference")
+    name = f"shardkit.conversion.{dies}"
+    real = pkgutil.resolve_name(name.replace("publish.", "publish:"))
+    calls = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:  # some shards have their names by then, or all
+        patch.setattr(name, lambda *args, **kw: real(*args, **kw) if next(calls) < 1 else 1 / 0)
+        if dies != "publish._joined":
+            next(calls)
+        with pytest.raises(ZeroDivisionError):
+            convert(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    convert(tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "reference")

@@ -28,6 +28,7 @@ import zstandard
 import shardkit
 from shardkit import cli
 from shardkit.conversion import run as engine
+from shardkit.conversion.shards import Stats
 from shardkit.errors import (
     FormatError,
     OutputError,
@@ -36,12 +37,10 @@ from shardkit.errors import (
     SourceError,
     UsageError,
 )
-from shardkit.formats import FORMATS, get_format
-from shardkit.formats.base import Joins
+from shardkit.formats import FORMATS
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.options import PACKINGS, REMAINDERS, TextOptions
-from shardkit.preprocess.text import TextTally
 from shardkit.sources.text import scan
 from shardkit.testing import picture
 from tests.codecs import tokenizer_zoo
@@ -70,7 +69,7 @@ PACKS = [
     (p, r) for p, r in itertools.product(PACKINGS, REMAINDERS) if (p == "concat") >= (r == "drop")
 ]
 TEXTS = prose(80)
-SINGLE = [name for name in sorted(FORMATS) if isinstance(get_format(name), Joins)]
+SINGLE = sorted(name for name in FORMATS if FORMATS[name].single)
 
 
 @pytest.fixture(scope="session")
@@ -307,7 +306,7 @@ def test_threads_inside_a_task_change_nothing(
         plan = engine.prepare(corpus, "arrow", tmp_path / "out", text=TextOptions(**options))
         found = []
         for threads in (1, 2, 9):
-            items = plan.tasks[0].reading().items(threads, TextTally())
+            items = plan.tasks[0].reading().items(threads, Stats())
             found.append([pickle.dumps(item.read) for item in items])
         assert found[0] == found[1] == found[2]
 

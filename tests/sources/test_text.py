@@ -29,7 +29,8 @@ from shardkit.options import TextOptions
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Bool, Float, Int, Json, Schema, Text
 from shardkit.sources.base import Document, Source, Stream
-from shardkit.sources.text import blocks, lines, open_text, scan
+from shardkit.sources.text import blocks, lines, scan
+from shardkit.sources.text.scan import open_text
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

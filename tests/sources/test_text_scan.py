@@ -16,8 +16,9 @@ from shardkit.errors import SourceError, UsageError
 from shardkit.options import TextOptions
 from shardkit.sources import open_sources
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.text import encodings, open_text, scan
+from shardkit.sources.text import encodings, scan
 from shardkit.sources.text.names import parse_name
+from shardkit.sources.text.scan import open_text
 from tests.sources.test_text import (
     COMPRESS,
     files,
