@@ -20,7 +20,6 @@ import shardkit.stream
 from shardkit.errors import SampleError
 from shardkit.formats import get_format
 from shardkit.formats.arrow.columns import features
-from shardkit.formats.base import Joins
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema, Text
@@ -169,8 +168,19 @@ def test_a_folder_of_splits_loads_as_a_dict(datasets: Any, tmp_path: Path) -> No
     assert {name: len(split) for name, split in found.items()} == {"train": 3, "val": 1}
 
 
-def test_shards_are_not_joined() -> None:
-    assert not isinstance(HF, Joins)
+def test_shards_that_tasks_made_together_load_from_disk(
+    datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 500)
+    monkeypatch.setattr("shardkit.sources.text.scan.PART", 400)
+    lines = [f"line {number}, and so on" for number in range(300)]
+    (tmp_path / "in.txt").write_text("\n".join(lines))
+    out = tmp_path / "out"
+    shardkit.convert(tmp_path / "in.txt", "hf", out, shard_size="16kB", workers=0)
+    assert datasets.load_from_disk(str(out))["text"][:] == lines
+    shards = [path.name for path in sorted(out.glob("*.arrow"))]
+    assert len(shards) > 1
+    assert shards[1] == f"data-00001-of-{len(shards):05d}" + ".arrow"
     assert HF.shard_stem(3, 12) == "data-00003-of-00012"
 
 
