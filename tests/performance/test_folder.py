@@ -113,7 +113,7 @@ def test_what_is_no_folder_of_pictures_is_refused_with_what_to_do(tmp_path: Path
     with pytest.raises(FormatError, match="convert it first"):
         open_any(texts / "a.txt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="no pictures"):
+    with pytest.raises(SourceError, match="no images"):
         open_any(tmp_path / "empty")
     with pytest.raises(NotFoundError):
         open_any(tmp_path / "missing")
