@@ -54,7 +54,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def _is_large(config: pytest.Config) -> bool:
     """Whether `-m` asks for the long tests."""
-    return re.search(r"(?<!not )\blarge\b", config.option.markexpr) is not None
+    asked = re.sub(r"not (\([^)]*\)|\w+)", "", config.option.markexpr)
+    return re.search(r"\blarge\b", asked) is not None
 
 
 @pytest.fixture(scope="session")
