@@ -448,19 +448,21 @@ def _cuts(
     A task makes about one shard, where values are copied; else it is cut by the work.
     """
     exact = part.samples is not None and part.steps.text is None  # samples of shards can be counted
+    unbounded = max_bytes is None and max_samples is None  # all goes into one shard, however large
     if _joins(format, max_bytes) and _encodes(part, format):
         most = _TASK_BYTES
         if max_bytes is not None:
             stored = int(_bounds(part, payload, format, rename).sum())
             most = max(max_bytes * int(payload.sum()) // max(stored, 1), 1)
-        yield from _work_cuts(payload, most, _least_work(part), max_samples if exact else None)
+        shard = max_samples if exact else None
+        for start, stop, piece in _work_cuts(payload, most, _least_work(part), shard):
+            yield start, stop, piece or unbounded
         return
     bounds = _bounds(part, payload, format, rename)
     if max_samples is not None and exact:
         cuts = _whole_shards(bounds, max_samples)
     else:
         cuts = _even_cuts(bounds, max_bytes or (_TASK_BYTES if max_samples else _COPIED_BYTES))
-    unbounded = max_bytes is None and max_samples is None
     yield from ((start, stop, unbounded) for start, stop in cuts)
 
 

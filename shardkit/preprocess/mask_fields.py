@@ -112,4 +112,6 @@ def _may_be_mask(data: bytes) -> bool:
             return True
         values = np.asarray(image)
     same = values[:, 1:] == values[:, :-1]
+    if not same.size:  # one pixel wide: nothing is beside another
+        return False
     return bool((same if same.ndim == 2 else same.all(axis=2)).mean() >= _FLAT)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit import storage
+from shardkit import ImageOptions, storage
 from shardkit.errors import OutputError, StorageError, UsageError
 from shardkit.formats import FORMATS
 from tests.conftest import FEW_FORMATS, PICTURE_FORMATS, files_of, write_pictures
@@ -98,6 +98,18 @@ def test_a_folder_of_such_a_format_has_one_shard_unless_asked(
     convert(source, tmp_path / "many", format, shard_samples=5)
     with shardkit.open(tmp_path / "many") as dataset:
         assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [5, 5, 3]
+
+
+@pytest.mark.parametrize("format", ["beton", "lmdb", "wds"])
+def test_one_shard_of_more_work_than_tasks_share_is_one(
+    source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with more than 64 tasks of 256 MB.
+    monkeypatch.setattr("shardkit.conversion.plan._SHARES", 2)
+    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 5_000)
+    convert(source, single(tmp_path, format), format, image=ImageOptions(resize=16))
+    with shardkit.open(single(tmp_path, format)) as dataset:
+        assert (dataset.shards, len({sample["__key__"] for sample in dataset})) == (1, 13)
 
 
 @pytest.mark.large

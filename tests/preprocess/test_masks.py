@@ -437,6 +437,7 @@ class Samples(Source):
 PHOTO_PNG = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)), "PNG")
 PHOTO_JPEG = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)), "JPEG")
 GREY_PHOTO = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)).convert("L"), "PNG")
+NARROW = encoded(PIL.Image.fromarray(photo_like(1, 1, 80)), "PNG")  # no pixel is beside another
 
 
 @pytest.mark.parametrize(
@@ -463,7 +464,9 @@ def test_an_image_that_may_be_a_mask_is_a_question(map: bytes) -> None:
         assert (steps.masks, steps.pictures) == ({}, ("one", "other"))
 
 
-@pytest.mark.parametrize("other", [PHOTO_JPEG, PHOTO_PNG, GREY_PHOTO, encoded(scene(), "JPEG")])
+@pytest.mark.parametrize(
+    "other", [PHOTO_JPEG, PHOTO_PNG, GREY_PHOTO, NARROW, encoded(scene(), "JPEG")]
+)
 def test_two_photos_are_images(other: bytes) -> None:
     source = Samples(PHOTO_JPEG, other)
     steps = steps_for(source.schema, ImageOptions(resize=40), None, "array", source)
