@@ -446,11 +446,13 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
         return {"": _Place(path, lambda: _open_ours(path))}
     if (saved := _saved(path)) is not None:
         return {"": _Place(path, lambda: _foreign(path, saved, "hf"))}
-    found = look_into(path, images=False)
+    found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
         raise unknown_format(path)
     every = shards_by_split(found, together=together)
+    if found.image_files:
+        found.ignored["image"] = found.image_files
     format = found.shards[next(iter(every.values()))[0]]
     return {
         split: _Place(

@@ -16,7 +16,7 @@ from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, UsageError
 from shardkit.formats import FORMATS, format_of
 from shardkit.formats.foreign import Kind, kind_by_name, kind_of_folder, not_read
-from shardkit.splits import check_card, common_start, grouped
+from shardkit.splits import CARD, check_card, common_start, grouped, shown_images
 from shardkit.walk import Walk, kind_of_file
 
 # Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
@@ -36,20 +36,25 @@ class Contents:
     foreign: dict[Kind, list[str]] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)  # other files than shards, by kind
 
+    def add_images(self, names: Sequence[str]) -> None:
+        """Note the images of a folder."""
+        self.image_files += len(names)
+        self.images += names[:1]
+
     @property
     def at_top(self) -> bool:
         """Whether there are shards in the folder itself, and not only below."""
         return any(_holder(name, format) == "" for name, format in self.shards.items())
 
 
-def look_into(
-    root: Path, is_text: Callable[[str], bool] = lambda name: False, *, images: bool = True
-) -> Contents:
+def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -> Contents:
     """What is in a folder and, unless it holds shards itself, below.
 
-    Without `images`, looking ends at the first folder that has some.
+    Images that README.md shows are no data, where there are any.
     """
     found, walk = Contents(root), Walk(root)
+    shown = shown_images(root)
+    about: list[str] = []
     unpaired: dict[str, str] = {}
     for folder, entries, folders in walk:
         # Of millions of images, names are looked at once.
@@ -58,9 +63,9 @@ def look_into(
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
         if len(names) < len(entries):
-            found.image_files += len(entries) - len(names)
-            first = next(e.name for e in entries if e.name.lower().endswith(_IMAGES))
-            found.images.append(prefix + first)
+            images = [prefix + e.name for e in entries if e.name.lower().endswith(_IMAGES)]
+            about += [name for name in images if name in shown]
+            found.add_images([name for name in images if name not in shown] if shown else images)
         for name in names:
             if _belongs_to(name, shards):
                 continue
@@ -75,8 +80,12 @@ def look_into(
             elif is_text(name):
                 found.text_files += 1
             found.ignored[kind_of_file(name)] += 1
-        if (found.images and not images) or (found.shards and not folder.relative):
-            return found
+        if found.shards and not folder.relative:
+            break
+    if found.shards or found.text_files > is_text(CARD):
+        found.ignored.update(map(kind_of_file, about))
+    else:
+        found.add_images(about)
     if walk.problems and not (found.ignored or found.shards or found.image_files):
         raise walk.problems[0]
     if unpaired and not found.shards and not found.foreign:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from shardkit import storage
+from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
 
 # Names of splits, in the order of an output, and which of the usual three each is.
@@ -26,8 +29,14 @@ KINDS = {
 _ORDER = list(KINDS)
 _FIRST = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})($|[.-]|[ _]?\d)", re.I)
 _LETTERS = re.compile("[a-z]+")
-_CARD = "README.md"  # of a repository on the Hugging Face Hub
+CARD = "README.md"  # of a repository on the Hugging Face Hub
 _CARD_BYTES = 1 << 20
+# A path, or a URL on the Hub, in Markdown or HTML.
+_SHOWN = re.compile(
+    rf"(?:https?://[^\s\"'()<>]*?/(?:resolve|blob|raw)/[^/\s]+/)?"
+    rf"([^\s\"'()<>\[\]=]+\.(?:{'|'.join(SUFFIXES)}))\b",
+    re.I,
+)
 
 
 class Split(NamedTuple):
@@ -167,11 +176,11 @@ def check_card(folder: Path, found: Collection[str]) -> None:
 
     Raises UsageError where that names several subsets, or splits that names of files do not tell.
     """
-    configs, splits = _card(folder / _CARD)
+    configs, splits = _card(folder / CARD)
     if len(configs) > 1:
         raise UsageError(
             "the repository has several subsets, which are datasets of their own",
-            path=folder / _CARD,
+            path=folder / CARD,
             found=", ".join(configs[:5]),
             fix="give the folder of one of them, or take all together with --split none",
         )
@@ -179,20 +188,29 @@ def check_card(folder: Path, found: Collection[str]) -> None:
     if len(told) > 1 and told != {KINDS.get(split, split) for split in found}:
         raise UsageError(
             "the repository has splits that the names of its files do not tell",
-            path=folder / _CARD,
+            path=folder / CARD,
             expected=", ".join(splits),
             found=", ".join(filter(None, found)) or "none by name",
             fix="give the files of one split, or take all together with --split none",
         )
 
 
+def shown_images(folder: Path) -> frozenset[str]:
+    """The images that a folder's README.md shows: paths relative to it."""
+    found = _SHOWN.findall(_text_of(folder / CARD))
+    return frozenset(posixpath.normpath(unquote(name)) for name in found)
+
+
+def _text_of(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with storage.explained("read", path), open(path, "rb") as file:
+        return file.read(_CARD_BYTES).decode("utf-8", "replace")
+
+
 def _card(path: Path) -> tuple[list[str], list[str]]:
     """The names of subsets and of splits under `configs:` in the YAML at a README's beginning."""
-    if not path.is_file():
-        return [], []
-    with storage.explained("read", path), open(path, "rb") as file:
-        text = file.read(_CARD_BYTES).decode("utf-8", "replace")
-    front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+    front = re.match(r"---\s*\n(.*?)\n---", _text_of(path), re.DOTALL)
     block = re.search(r"^configs:[^\n]*\n((?:[-\s][^\n]*\n?)*)", front[1] if front else "", re.M)
     lines = block[1] if block else ""
 

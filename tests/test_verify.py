@@ -651,6 +651,18 @@ def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path) ->
     assert shardkit.verify(out / "val/shard-000000.tar", against=source).sound
 
 
+def test_one_of_the_splits_of_a_source_under_another_name_cannot_be_told(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("train", "val"):
+        write_pictures(source / name, classes=2, kilobytes=1)
+    out = make(source, "wds", tmp_path / "out")
+    whole = make(source, "wds", tmp_path / "whole", split="none")
+    (out / "train").rename(tmp_path / "mine")
+    with pytest.raises(shardkit.UsageError, match="cannot be told"):
+        shardkit.verify(tmp_path / "mine", against=source)
+    assert damage_of(whole, source) == []
+
+
 def test_a_split_of_one_side_alone_is_found(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):

@@ -118,5 +118,6 @@ def unknown_format(path: Path) -> FormatError:
         "this is no dataset or shard that shardkit knows",
         path=path,
         expected=f"a folder with {FOLDER}/{NAME}, a file or folder of {', '.join(suffixes)}",
-        fix="`shardkit formats` lists what can be read",
+        fix="`shardkit formats` lists what can be read"
+        + (f"; images and text: shardkit convert {path} --to wds" if path.is_dir() else ""),
     )

@@ -157,14 +157,28 @@ class _Scan:
         self.problems = self._walk.problems
         self._below: dict[str, list[str]] = {}  # folder -> names of those in it
         self._metadata: list[str] = []
+        self._at_root: set[str] = set()  # files
         self.files = Files.joined(self._pictures())
         self.tree = Tree(root, self._below, self.files.folders)
         self.class_folders = self.tree.folders()
         pictures_at_root = "" in self.files.folders
         # A metadata file above one folder of pictures is the Hugging Face layout: no classes.
         one_folder = len(self.tree.filled()) < 2 and bool(self._metadata)
-        self.labelled = bool(self.class_folders) and not pictures_at_root and not one_folder
+        self.numbered = self._is_numbered()
+        self.labelled = bool(self.class_folders) and not (
+            pictures_at_root or one_folder or self.numbered
+        )
         self.files.metadata = self._read_metadata()
+
+    def _is_numbered(self) -> bool:
+        """Whether folders are but parts of a list: `00000/` beside `00000_stats.json`.
+
+        img2dataset makes them, with `output_format="files"`.
+        """
+        return bool(self.tree.filled()) and all(
+            name.isdigit() and {f"{name}.parquet", f"{name}_stats.json"} & self._at_root
+            for name in self.tree.filled()
+        )
 
     def check_folders(self, *, splits: bool) -> None:
         """Raise UsageError for folders that would be taken for what they are not."""
@@ -196,6 +210,9 @@ class _Scan:
         if "" in files.folders and len(files.folders) > 1:
             first = files.names[files.folder_of.tolist().index(files.folders.index(""))]
             source.notes = (f"no labels from folders: {first!r} lies beside them",)
+        elif self.numbered:
+            folder = self.tree.filled()[0]
+            source.notes = (f"no labels from folders: {folder}/ is a part that img2dataset made",)
         source.problems = self.problems
         source.ignored = dict(self.ignored)
         if files.metadata is not None:
@@ -221,6 +238,8 @@ class _Scan:
         """The pictures of every folder, in torchvision's order: by class, then by path as text."""
         found = []
         for folder, entries, subfolders in self._walk:
+            if not folder.relative:
+                self._at_root = {entry.name for entry in entries}
             files = self._take(folder.relative, entries)
             if files.names:
                 found.append(files)

@@ -86,8 +86,9 @@ def check_splits(tree: Tree) -> None:
     """Raise UsageError where folders seem to be splits, or each of them holds some."""
     for folder in ("", *tree.filled()):
         names = tree.filled(folder)
-        kinds = {kind: name for name in names if (kind := kind_of_split(name))}
-        if len(kinds) > 1:
+        told = [(kind, name) for name in names if (kind := kind_of_split(name))]
+        kinds = dict(told)
+        if len(kinds) > 1 and 2 * len(told) >= len(names):  # else classes: bullet_train, test_tube
             prefix = f"{folder}/" if folder else ""
             raise mixed_splits(tree.root, [f"{prefix}{name}/" for name in sorted(kinds.values())])
 
@@ -98,6 +99,9 @@ def _refuse_annotations(tree: Tree, folder: str) -> None:
     holds = names & IMAGES or {name for name in names if kind_of_split(name)}
     if not tells or not (holds or tree.has_own(folder)):
         return
+    others = {name.lower() for name in tree.filled(folder)} - ANNOTATIONS - holds
+    if len(others) > len(holds) + len(tells):
+        return  # among many classes, one may be called mask or target
     kind = "a dataset with annotations or masks"
     if "jpegimages" in names:
         kind = "a dataset in the layout of Pascal VOC"
@@ -119,7 +123,8 @@ def _refuse_annotations(tree: Tree, folder: str) -> None:
         path=tree.path(folder),
         found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
         expected="a folder for each class, or images alone",
-        fix=f"give a folder that holds images alone{way}",
+        fix=f"give a folder that holds images alone{way}; or, if these folders are classes, name"
+        " them with --classes FILE",
     )
 
 

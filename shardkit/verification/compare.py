@@ -106,14 +106,18 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
 def _split_of(part: Part, against: Against, sources: Mapping[str, Source | Stream]) -> str | None:
     """Which split of the sources a dataset is, by the name of its folder; None for all of them.
 
-    Raises UsageError where the dataset was split off by shares and the name is of none of them.
+    Raises UsageError where the dataset was made as one of several and the name is of none of them.
     """
     name = Path(os.path.abspath(part.dataset.path)).name
-    if WHOLE not in sources:
-        return name if name in sources else None
     options = part.manifest.options if part.manifest else {}
-    shares = parse_split(options.get("split", "auto"))
-    if not shares or _was_made_so_too(against, options, "split"):
+    shares: Collection[str] | None
+    if WHOLE not in sources:
+        same = part.manifest is not None and part.manifest.source.keys() == sources.keys()
+        shares = sources.keys() if same or name in sources else None
+    else:
+        shares = parse_split(options.get("split", "auto"))
+        shares = None if _was_made_so_too(against, options, "split") else shares
+    if not shares:
         return None
     if name not in shares:
         raise UsageError(

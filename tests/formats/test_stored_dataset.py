@@ -125,3 +125,10 @@ def test_the_command_that_made_it_finds_it_complete(tmp_path: Path, name: str) -
     assert run()
     assert files_of(tmp_path) == before
     assert not [file for file in before if "__shardkit__" in file]
+
+
+def test_the_fingerprint_of_its_source_is_as_it_was(stored: Path) -> None:
+    again = shardkit.convert(
+        stored / "source", "wds", stored / "folder", shard_samples=2, on_error="skip", workers=0
+    )
+    assert again.already_complete

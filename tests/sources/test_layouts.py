@@ -63,6 +63,39 @@ def test_opening_several_splits_says_how_to_open_one(tmp_path: Path) -> None:
         shardkit.open(data / "val-*.parquet")
 
 
+@pytest.mark.parametrize("image", ["assets/teaser.png", "teaser.png"])
+@pytest.mark.parametrize(
+    "shown",
+    ["![a]({})", '<img src="./{}" width=9>', "![a](https://hub/datasets/me/x/resolve/main/{})"],
+)
+def test_images_that_a_readme_shows_are_no_data(tmp_path: Path, image: str, shown: str) -> None:
+    root = real.hub_repository(tmp_path / "hub")
+    put(root, {image: None, "README.md": real.CARD + shown.format(image)})
+    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert (result.samples, result.ignored) == (4, {".md file": 1, ".png file": 1})
+    assert verify(root).samples == 4
+    rows = {f"data/{split}.jsonl": '{"text": "x"}\n' for split in ("train", "test")}
+    put(tmp_path / "text", {**rows, image: None, "README.md": shown.format(image)})
+    assert splits(tmp_path / "text") == {"train": 1, "test": 1}
+    put(tmp_path / "alone", {image: None, "README.md": shown.format(image)})
+    assert splits(tmp_path / "alone") == {"": 1}
+
+
+@pytest.mark.parametrize("image", ["a/1.png", "z/1.png", "1.png"])
+def test_opening_shards_does_not_depend_on_where_images_lie(tmp_path: Path, image: str) -> None:
+    real.parquet(tmp_path / "data/0.parquet", "x", "y")
+    put(tmp_path, {image: None})
+    assert inspect(tmp_path)["ignored"] == {"image": 1}
+    with pytest.raises(UsageError, match="both shards and what may be images"):
+        open_sources(tmp_path)
+
+
+def test_a_folder_of_images_that_is_opened_is_to_be_converted(tmp_path: Path) -> None:
+    put(tmp_path, {"cat/1.jpg": None})
+    with pytest.raises(FormatError, match=r"shardkit convert .* --to wds"):
+        shardkit.open(tmp_path)
+
+
 def test_shares_do_not_mix_splits(tmp_path: Path) -> None:
     root = real.hub_repository(tmp_path / "hub")
     put(tmp_path / "images", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
@@ -284,6 +317,29 @@ def test_folders_that_are_splits_or_classes(
     assert {name: source.classes for name, source in open_sources(tmp_path).items()} == expected
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["bullet_train", "mask", "cat", "dog", "owl"],
+        ["train_station", "test_track", "a", "b", "c"],
+        ["target", "photo", "a", "b", "c"],
+    ],
+)
+def test_many_classes_may_have_names_of_other_things(tmp_path: Path, names: list[str]) -> None:
+    put(tmp_path, {f"{name}/1.jpg": None for name in names})
+    (source,) = open_sources(tmp_path).values()
+    assert source.classes == tuple(sorted(names))
+
+
+def test_classes_that_look_like_annotations_can_be_named(tmp_path: Path) -> None:
+    put(tmp_path, {"rgb/1.png": None, "depth/1.png": None})
+    with pytest.raises(UsageError, match="cannot read yet") as error:
+        open_sources(tmp_path)
+    assert "if these folders are classes, name them with --classes FILE" in str(error.value.fix)
+    (source,) = open_sources(tmp_path, classes=["depth", "rgb"]).values()
+    assert source.classes == ("depth", "rgb")
+
+
 def test_classes_that_are_named_are_taken_at_their_word(tmp_path: Path) -> None:
     put(tmp_path, {"images/a/1.jpg": None, "images/b/2.jpg": None})
     (source,) = open_sources(tmp_path, classes=["images"]).values()
@@ -403,6 +459,19 @@ def test_img2datasets_other_outputs_are_not_their_tables(tmp_path: Path) -> None
         shardkit.open(tmp_path / "records")
     with pytest.raises(ShardkitError):
         shardkit.open(tmp_path / "files")
+
+
+@pytest.mark.parametrize("beside", ["{}.parquet", "{}_stats.json"])
+def test_img2datasets_folders_of_files_are_no_classes(tmp_path: Path, beside: str) -> None:
+    for part in ("00000", "00001"):
+        put(tmp_path, {f"{part}/{part}0.jpg": None, f"{part}/{part}0.txt": "a", "metadata": "x"})
+        put(tmp_path, {beside.format(part): "{}"})
+    (source,) = open_sources(tmp_path).values()
+    assert list(source.schema) == ["image", "text"]
+    assert "a part that img2dataset made" in source.notes[0]
+    (tmp_path / beside.format("00001")).unlink()
+    (source,) = open_sources(tmp_path).values()
+    assert source.classes == ("00000", "00001")
 
 
 def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path: Path) -> None:
