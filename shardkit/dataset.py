@@ -30,7 +30,7 @@ from shardkit.folders import (
     shards_like,
     way_to,
 )
-from shardkit.formats import format_of, get_format, unknown_format
+from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import Manifest
@@ -458,10 +458,29 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
         split: _Place(
             way_to(path, names, found.shards),
             # What lies beside the shards of all splits is named once.
-            partial(_foreign, path, names, format, {} if number else dict(found.ignored)),
+            partial(_shards, path, names, format, {} if number else dict(found.ignored)),
         )
         for number, (split, names) in enumerate(every.items())
     }
+
+
+def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
+    """The shards in a folder without a manifest; one that is itself a dataset of ours as that."""
+    files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
+    ours = [file for file in files if manifests.single_manifest(file)]
+    if len(ours) == len(files) == 1:
+        dataset = _open_ours(ours[0])
+        dataset._beside = ignored
+        return dataset
+    tables = {file: manifests.load(file).class_names for file in ours}
+    if any(table != tables[ours[0]] for table in tables.values()):
+        raise FormatError(
+            "this folder holds datasets that number their classes differently",
+            path=folder,
+            found=", ".join(file.name for file in ours[:5]),
+            fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
+        )
+    return _foreign(folder, names, format, ignored)
 
 
 def _foreign(

@@ -398,5 +398,6 @@ def _guess(name: str, value: Any) -> FieldType:
         "a value is of a type that no field can hold",
         field=name,
         expected=", ".join(kind.python for kind in TYPES.values()),
-        found=type(value).__name__,
+        found=type(value).__name__
+        + (" with what is not JSON, such as NaN" if isinstance(value, dict | list) else ""),
     )

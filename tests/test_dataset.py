@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit.dataset import open_splits
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
+from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
 from shardkit.testing import picture
 from tests.conftest import files_of, write_pictures
@@ -277,3 +279,33 @@ def test_what_stands_beside_the_shards_is_no_dataset(out: Path, name: str) -> No
     with pytest.raises(FormatError, match="and no samples") as error:
         shardkit.open(out / name)
     assert f"give the dataset: {out}" in str(error.value.fix)
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb"])
+def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path: Path, format: str) -> None:
+    suffix = FORMATS[format].suffixes[0]
+    (tmp_path / "in").mkdir()
+    for name in ("train", "val"):
+        images = write_pictures(tmp_path / name, classes=2, kilobytes=1)
+        shardkit.convert(images, format, tmp_path / f"in/{name}{suffix}", workers=0)
+    found = open_splits(tmp_path / "in")
+    assert list(found) == ["train", "val"]
+    assert {dataset.classes for dataset in found.values()} == {("class0", "class1")}
+    report = shardkit.verify(tmp_path / "in")
+    assert report.sound
+    assert not report.notes  # of missing checksums
+    shardkit.convert(tmp_path / "in", "arrow", tmp_path / "out", workers=0)
+    assert set(shardkit.open(tmp_path / "out/val").schema) == {"image", "label"}
+
+
+def test_datasets_of_one_file_whose_labels_mean_something_else_are_not_mixed(
+    images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    shardkit.convert(images, "wds", tmp_path / "in/a.tar", workers=0)
+    shardkit.convert(images, "wds", tmp_path / "in/b.tar", workers=0)
+    assert len(shardkit.open(tmp_path / "in")) == 2 * len(shardkit.open(tmp_path / "in/a.tar"))
+    (images / "class0").rename(images / "zebra")
+    shardkit.convert(images, "wds", tmp_path / "in/b.tar", workers=0, overwrite=True)
+    with pytest.raises(FormatError, match="number their classes differently"):
+        shardkit.open(tmp_path / "in")

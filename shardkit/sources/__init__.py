@@ -109,6 +109,8 @@ def _of_path(
         if format_of(path) is None or kind_of_file(path) is not None:
             return _loose(path, None, split, classes, options, selection)
         return _datasets(path, split, classes)
+    if path.name == FOLDER:
+        raise unknown_format(path)
     if _is_dataset(path):
         return _datasets(path, split, classes)
     from shardkit.sources.text.names import parse_name
@@ -160,6 +162,13 @@ def _datasets(path: Path, split: str, classes: Sequence[str] | None) -> dict[str
     if classes is not None:
         raise UsageError("class names come from the dataset; --classes is for folders")
     found = open_splits(path, together=split == "none", partly=True)
+    if split == "none" and list(found) != [WHOLE]:
+        raise UsageError(
+            "a folder with a dataset for each split cannot be taken as one dataset",
+            path=path,
+            found=", ".join(found),
+            fix="leave --split none away, or convert one of them",
+        )
     return {name: DatasetSource(dataset) for name, dataset in found.items()}
 
 

@@ -308,6 +308,7 @@ def test_a_sequence_that_cannot_go_to_workers_is_named(tmp_path: Path) -> None:
         ([3], "something that is no sample"),
         ([{"__key__": "", "label": 1}], "the key of a sample is no text"),
         ([{"label": {1, 2}}], "a type that no field can hold"),
+        ([{"about": {"x": float("nan")}}], "dict with what is not JSON, such as NaN"),
         ([{"label": 1}, {"label": "x"}], "not of its field's type"),
         ([{"label": 1}, {}], "has no field 'label'"),
         ([{"label": 1}, {"label": 1, "more": 2}], "does not name: 'more'"),

@@ -108,6 +108,16 @@ def test_shares_do_not_mix_splits(tmp_path: Path) -> None:
     assert verify(tmp_path / "out", against=one).sound
 
 
+def test_datasets_of_splits_are_not_taken_as_one(tmp_path: Path) -> None:
+    put(tmp_path / "in", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
+    shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=0)
+    with pytest.raises(UsageError, match="cannot be taken as one dataset"):
+        open_sources(tmp_path / "out", split="none")
+    for folder in ("out/__shardkit__", "out/train/__shardkit__"):
+        with pytest.raises(FormatError, match="no samples"):
+            open_sources(tmp_path / folder)
+
+
 def test_subsets_of_a_hub_repository_are_not_mixed(tmp_path: Path) -> None:
     for subset in ("de", "en"):
         for split in ("train", "test"):
