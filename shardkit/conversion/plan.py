@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
     from shardkit.sources.base import Indices
 
+# How tasks are cut, and what they leave behind: changes with that. A run goes on only with its own,
+# and the blocks of tokens of another cannot be made again.
+TASKS = "2"
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
 # Where pictures are decoded or text is tokenized, tasks are cut by that work, whoever does it: each
 # is at most so small a share of what is left, so that none of as many workers ever waits long.
@@ -358,7 +361,7 @@ def _steps(
 
 def _versions(parts: list[Part]) -> dict[str, str]:
     """Of what decides the bytes: us, and the libraries that do the steps."""
-    found = {"shardkit": __version__}
+    found = {"shardkit": __version__, "tasks": TASKS}
     for part in parts:
         found |= part.steps.versions()
     return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from shardkit.conversion.plan import Task, by_hash, make_plan, shares_of
+from shardkit.conversion.plan import TASKS, Task, by_hash, make_plan, shares_of
 from shardkit.conversion.reading import Reading, Share
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError
 from shardkit.formats import get_format
@@ -144,13 +144,21 @@ def _part_of(
 def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Task] | None:
     """The tasks that made tokens of these sources; None where datasets are not made so."""
     part = next((part for part in parts if part.manifest), None)
-    options = part.manifest.options if part is not None and part.manifest else {}
+    if part is None or part.manifest is None:
+        return None
+    options = part.manifest.options
     text = options.get("text") or {}
-    copy = None if part is None else part.dataset.tokenizer_path
-    if part is None or copy is None or not text.get("tokenizer") or options.get("transform"):
+    copy = part.dataset.tokenizer_path
+    if copy is None or not text.get("tokenizer") or options.get("transform"):
         return None
     if all(source.tokenizer()[0] for source in sources.values()):
         return None  # the source has tokens too: it is a copy of this dataset, say
+    if text["seq_len"] is not None and part.manifest.versions.get("tasks") != TASKS:
+        raise UsageError(
+            "the source cannot be compared with blocks of tokens that an earlier shardkit has made",
+            path=part.dataset.path,
+            fix="verify without --against, or convert again",
+        )
     from shardkit.codecs.tokenizers import open_copy
 
     identity = text["tokenizer"]

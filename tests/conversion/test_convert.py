@@ -419,6 +419,21 @@ def test_unfinished_work_of_other_options_is_not_touched(many: Path, tmp_path: P
     assert len(keys(tmp_path / "out")) == 60
 
 
+def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # as 0.1.0 was before tasks were cut by their work
+        patch.setattr(
+            "shardkit.conversion.plan._versions", lambda parts: {"shardkit": shardkit.__version__}
+        )
+        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    with pytest.raises(OutputError, match="other versions") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    assert error.value.found == "tasks was None, is 2"
+
+
 def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
     from shardkit.conversion.partial import Partial
 

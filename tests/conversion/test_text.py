@@ -297,6 +297,19 @@ def test_c1_one_shard_of_pieces_made_by_any_number_of_workers(
     assert f"__shardkit__/train{suffix}.tokenizer.json" in found[0]
 
 
+def test_blocks_of_a_version_that_cut_tasks_otherwise_are_not_called_damaged(
+    corpus: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.plan._versions", lambda parts: {"shardkit": "0.1.0"})
+        make(corpus, "arrow", tmp_path / "blocks", {"tokenizer": gpt2, "seq_len": 32})
+        make(corpus, "arrow", tmp_path / "documents", {"tokenizer": gpt2})
+    assert shardkit.verify(tmp_path / "blocks").sound
+    assert shardkit.verify(tmp_path / "documents", against=corpus).sound
+    with pytest.raises(UsageError, match="an earlier shardkit"):
+        shardkit.verify(tmp_path / "blocks", against=corpus)
+
+
 def test_threads_inside_a_task_change_nothing(
     corpus: Path, gpt2: Path, wordpiece: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
