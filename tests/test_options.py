@@ -123,6 +123,7 @@ ASKED: dict[str, tuple[dict[str, Any], bool]] = {
     "max_aspect": ({"max_aspect": 1.0}, False),
     "max_pixels": ({"max_pixels": 1}, False),
     "check": ({"check": "decode"}, False),
+    "masks": ({"masks": "none"}, False),
 }
 
 
