@@ -113,7 +113,7 @@ def test_a_pickle_carries_paths_only(out: Path) -> None:
     assert pickle.loads(data)[17] == ds[17]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
 def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str, workers: int) -> None:

@@ -13,6 +13,8 @@ from tests.benchmarks import bench, cores, corpus, ids, loading, photos, planted
 from tests.codecs.pictures import photo_like
 from tests.conftest import PICTURE_FORMATS
 
+pytestmark = pytest.mark.large
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -87,7 +89,6 @@ def test_loading_is_measured(
     assert list(report["seconds"]) == runs
 
 
-@pytest.mark.large
 def test_bottlenecks_are_planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planted, "LATE", 0.001)
     report = planted.main(["--work", str(tmp_path), "--seconds", "0.05"])
@@ -123,7 +124,6 @@ def test_quality_is_measured(
         assert len(printed.splitlines()) == 2 + len(quality.SCALES)
 
 
-@pytest.mark.large
 def test_conversions_with_more_processes_run(data: Path, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.txt").write_text("\n\n".join(f"One {n}, two and three." for n in range(99)))

@@ -367,6 +367,7 @@ LINUX = pytest.mark.skipif(
 @pytest.mark.usefixtures("my_steps")
 @LINUX
 @TIMED
+@pytest.mark.large
 def test_kill_9_at_any_moment_is_continued(tmp_path: Path) -> None:
     kill_at_random(tmp_path, rounds=2, seed=1)
 

@@ -22,9 +22,10 @@ from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import write_shard
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed"
-)
+pytestmark = [
+    pytest.mark.large,  # it compiles its decoders anew for each process
+    pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed"),
+]
 
 BETON = get_format("beton")
 WIDTH, HEIGHT = 44, 30

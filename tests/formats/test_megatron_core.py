@@ -18,9 +18,12 @@ from shardkit.formats.base import Joins
 from shardkit.schema import Array, Schema
 from shardkit.testing import write_shard
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
-)
+pytestmark = [
+    pytest.mark.large,  # its import takes as long as a hundred other tests
+    pytest.mark.skipif(
+        importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
+    ),
+]
 
 MEGATRON = get_format("megatron")
 

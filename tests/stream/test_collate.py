@@ -209,6 +209,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
         pad_collate(**options)
 
 
+@pytest.mark.large  # the process imports torch
 def test_it_serves_torchs_loader_in_other_processes(tmp_path: Path) -> None:
     schema = {"tokens": shardkit.Array("<u2", (None,)), "label": shardkit.Int()}
     with shardkit.create(tmp_path / "out", to="arrow", schema=schema) as writer:

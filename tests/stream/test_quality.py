@@ -98,6 +98,7 @@ def test_measures_are_relative_to_the_mean_of_all_permutations(labels, seed, dat
     assert np.mean([variety(values[order], batch) for order in orders]) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.large
 def test_blocks_and_windows_of_a_sorted_dataset_against_a_full_shuffle():
     """ImageNet's size, sorted, in shards of 256 MB: what each window makes of it."""
     labels = np.repeat(np.arange(1000), 1281)

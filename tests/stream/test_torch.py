@@ -191,7 +191,7 @@ def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monk
 # --- torch's DataLoader --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, context, persistent):
     """S3: batches are made inside; the order is that of the Loader, epoch by epoch."""
@@ -246,7 +246,7 @@ def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world)
     assert came == Counter({f"{n:04d}": 1 for n in range(37)})
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.large)])
 def test_batches_are_not_batched_again(photos, workers):
     for batches in ({"batch_size": 4}, {"global_batch_size": 4}):
         dataset = StreamingDataset(photos, fields=["label"], **batches)
@@ -318,7 +318,7 @@ def test_a_state_of_other_workers_is_refused(photos):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dispatch", [False, True])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
 def test_accelerate_is_told_not_to_split_again(photos, monkeypatch, dispatch, workers, context):
     data_loader = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")

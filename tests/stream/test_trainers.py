@@ -24,7 +24,8 @@ from shardkit.torch import Loader
 from tests.stream.data import write_tokens
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("trainers")  # their imports take longer than the tests
+# Their imports take longer than the tests.
+pytestmark = [pytest.mark.large, pytest.mark.xdist_group("trainers")]
 SAMPLES, EPOCHS, STEPS = 37, 3, 5  # 5 steps of 8 samples are an epoch
 
 
@@ -249,7 +250,6 @@ def stopped(data, tmp_path_factory):
     return torchrun(2, data, folder, STEPS + 2), folder
 
 
-@pytest.mark.large
 @pytest.mark.torchrun
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_run_of_two_ranks_continues_with_any_number(world, data, stopped, tmp_path):
