@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardkit.errors import SourceError, UsageError
+from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.options import TextOptions
 from shardkit.sources import open_sources
 from shardkit.sources.base import Source, Stream
@@ -226,6 +226,25 @@ def test_long_files_are_cut_where_a_line_can_be_found(
     assert [len(part) for part in parts] == [5, 1, -(-len(plain) // 64)]
     assert len(source) == sum(map(len, parts)) + 1
     assert values(source) == ["x"] * 40 + [row[0] for row in rows[1:]] * 2
+
+
+def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_planning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "PART", 64)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("text\n" + "line\n" * 40)
+    real = open
+
+    def refuse(path: object, *args: object, **more: object) -> object:
+        if str(path).endswith("b.csv"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", refuse)
+    found = [document.sample for document in stream(tmp_path).documents()]
+    assert len(found) == 41
+    assert isinstance(found[-1], SampleError)
 
 
 @pytest.mark.parametrize("how", sorted(COMPRESS))

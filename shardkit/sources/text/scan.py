@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.text.blocks import BLOCK, expansion
+from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
@@ -365,13 +365,11 @@ def _can_be_cut(root: str, files: Files, index: int) -> bool:
         return True
     if b'"' not in '"'.encode(files.encoding(index)):
         return False
-    return not any(b'"' in block for block in _blocks(os.path.join(root, files.relative(index))))
-
-
-def _blocks(path: str) -> Iterator[bytes]:
-    with storage.explained("read the source", Path(path)), open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            yield block
+    try:
+        found = open_file(root, files, index, "strict").blocks()
+        return not any(b'"' in block for block in found)
+    except SampleError:  # which reading will say in its turn
+        return False
 
 
 def _odd_keys(files: Files) -> dict[int, str]:
