@@ -118,6 +118,9 @@ def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
     assert "installed WITHOUT its extension for fast loading of JPEGs" in built.stderr
     assert "libjpeg-dev" in built.stderr
     assert not list(tmp_path.rglob("*.so"))
+    for said in (built.stderr, extension.FIX):  # a command that pip takes: it says what to install
+        options = said.partition("pip install ")[2].partition("\n")[0].split()
+        assert options == ["--force-reinstall", "--no-deps", "."]
 
 
 def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ shardkit: WARNING: installed WITHOUT its extension for fast loading of JPEGs
   found: {error:.120}
   Everything works, and JPEGs are cropped and resized about 3 times slower while loading.
   fix: install a C compiler and libjpeg-turbo's jpeglib.h (Debian: gcc libjpeg-dev python3-dev;
-       conda: c-compiler libjpeg-turbo), then again: pip install --force-reinstall --no-deps
+       conda: c-compiler libjpeg-turbo), then again, in this folder:
+       pip install --force-reinstall --no-deps .
   `shardkit --version` says whether it is there.
 """
 

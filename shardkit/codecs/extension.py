@@ -18,5 +18,6 @@ except ImportError as error:
 
 FIX = (
     "install a C compiler and libjpeg-turbo's jpeglib.h (Debian: gcc libjpeg-dev python3-dev; "
-    "conda: c-compiler libjpeg-turbo), then shardkit again: pip install --force-reinstall --no-deps"
+    "conda: c-compiler libjpeg-turbo), then shardkit again, in its folder: "
+    "pip install --force-reinstall --no-deps ."
 )
