@@ -45,6 +45,8 @@ def scan_folder(
     splits = _split_folders(root) if split == "auto" else {}
     folders = {name: root / folder for name, folder in splits.items()} or {"": root}
     scans = {name: _Scan(folder) for name, folder in folders.items()}
+    if splits:  # what lies beside their folders is named once
+        next(iter(scans.values())).ignored.update(_files_in(root))
     if not any(scan.files.names for scan in scans.values()):
         for scan in scans.values():
             if scan.problems:
@@ -77,6 +79,16 @@ def _refuse_empty(
             fix="move them away, or name the classes with --classes FILE: one that is listed may be"
             " empty, and an empty folder that is not listed is passed over",
         )
+
+
+def _files_in(folder: Path) -> list[str]:
+    """What to call the files in a folder itself, and what is hidden there."""
+    with storage.explained("list", folder), os.scandir(folder) as entries:
+        return [
+            "hidden" if entry.name[0] == "." else kind_of_file(entry.name)
+            for entry in entries
+            if entry.name[0] == "." or not is_folder(entry)
+        ]
 
 
 def _split_folders(root: Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.schema import Array, Int, Text
+from shardkit.testing import picture
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_pictures
 from tests.sources.test_text import put, put_lines
@@ -207,6 +208,19 @@ def test_what_is_no_sample_in_archives_and_lmdbs_of_others(tmp_path: Path) -> No
         "TAR member without an extension": 1,
         "sample marked as __bad__": 1,
     }
+
+
+@pytest.mark.parametrize("names", [["train/a.jpg", "val/a.jpg"], ["train/c/a.jpg", "val/c/a.jpg"]])
+def test_files_beside_the_folders_of_splits(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(picture())
+    for name in ("train.csv", "README.md", ".DS_Store"):
+        put(tmp_path / "in" / name, "x")
+    put(tmp_path / "in/val/list.csv", "x")
+    result = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=0)
+    assert result.samples == 2
+    assert result.ignored == {".csv file": 2, ".md file": 1, "hidden": 1}
 
 
 def test_images_without_a_row_of_metadata(tmp_path: Path) -> None:

@@ -277,7 +277,12 @@ def test_the_text_is_the_field_that_was_asked_for(tmp_path: Path) -> None:
 def test_the_only_field_of_text_is_the_text(tmp_path: Path) -> None:
     source = stream(put_lines(tmp_path / "a.jsonl", [{"n": 1, "content": "c"}]))
     assert values(source, "content") == ["c"]
-    assert source.notes == ["the text is the field 'content': the only one of text"]
+    assert source.notes == [
+        "the text is the field 'content': the only one of text",
+        "of documents the text alone is stored, without n: --keep-fields",
+    ]
+    told = stream(put_lines(tmp_path / "b.jsonl", [{"n": 1, "text": "c"}]), keep_fields=True)
+    assert told.notes == []
 
 
 def test_names_that_samples_keep_for_themselves_are_left_out(tmp_path: Path) -> None:

@@ -64,6 +64,10 @@ def open_text(
     fields, sampled = Fields(LINE_FIELD, {}), Sampled()
     if not whole:
         fields, sampled = _fields(path, corpus, options, selection, notes)
+        left = [name for name in sampled.names() if name not in fields.schema]
+        if left and selection == ALL_FIELDS and not options.keep_fields:
+            some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+            notes.append(f"of documents the text alone is stored, without {some}: --keep-fields")
     chosen = splits or {"": Split("", list(range(len(corpus.files))))}
     sources: dict[str, Source | Stream] = {}
     for name, (folder, numbers) in chosen.items():
