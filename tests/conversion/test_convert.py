@@ -640,6 +640,7 @@ def test_what_json_cannot_give_back_is_refused(tmp_path: Path, value: Any) -> No
         ("parquet", "x.beton", "a name of --to beton, and --to parquet"),
         ("hf", "x.arrow", "a name of --to arrow, and --to hf"),
         ("beton", "x.bin", "a name of --to megatron, and --to beton"),
+        ("wds", "x.tar.gz", "a name of what is read and not written"),
     ],
 )
 def test_an_output_is_not_called_like_a_file_of_another_format(
