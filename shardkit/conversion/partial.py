@@ -309,7 +309,7 @@ def _refuse_suffix(out: Path, format: str) -> None:
         expected=f"a name for a folder{f', or {own} for a single shard' if single else ''}",
         found=f"a name of --to {other}, and --to {format}"
         if other != format
-        else "a name of what is read and not written",
+        else f"a suffix of --to {format} that is read and not written",
         fix=f"give -o another name{'' if other == format else f', or --to {other}'}",
     )
 

@@ -632,15 +632,14 @@ def test_what_json_cannot_give_back_is_refused(tmp_path: Path, value: Any) -> No
     ("to", "name", "found"),
     [
         ("wds", "x.lmdb", "a name of --to lmdb, and --to wds"),
-        ("wds", "x.tar.gz", "a name of --to wds, and --to wds"),
+        ("wds", "x.tar.gz", "a suffix of --to wds that is read and not written"),
         ("lmdb", "x.TAR", "a name of --to wds, and --to lmdb"),
-        ("lmdb", "data.mdb", "a name of --to lmdb, and --to lmdb"),
+        ("lmdb", "data.mdb", "a suffix of --to lmdb that is read and not written"),
         ("arrow", "x.parquet", "a name of --to parquet, and --to arrow"),
-        ("arrow", "x.feather", "a name of --to arrow, and --to arrow"),
+        ("arrow", "x.feather", "a suffix of --to arrow that is read and not written"),
         ("parquet", "x.beton", "a name of --to beton, and --to parquet"),
         ("hf", "x.arrow", "a name of --to arrow, and --to hf"),
         ("beton", "x.bin", "a name of --to megatron, and --to beton"),
-        ("wds", "x.tar.gz", "a name of what is read and not written"),
     ],
 )
 def test_an_output_is_not_called_like_a_file_of_another_format(
