@@ -295,8 +295,16 @@ class _Numbered(streaming.StreamingDataset):
         """The samples of all ranks in an epoch."""
         return self.stream.order.samples
 
-    def __getitems__(self, make: Callable[[], Batch]) -> Batch:
-        return make()
+    def __getitems__(self, make: object) -> Any:
+        """The batch. Raises UsageError where a DataLoader asks for samples by index."""
+        if callable(make):
+            return make()
+        raise UsageError(
+            "a Loader's dataset has no samples by index",
+            fix="iterate the Loader itself; a DataLoader takes a shardkit.torch.StreamingDataset",
+        )
+
+    __getitem__ = __getitems__
 
 
 class _Copies:

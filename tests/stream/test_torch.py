@@ -260,6 +260,10 @@ def test_batches_are_not_batched_again(photos, workers):
         next(iter(DataLoader(Loader(photos, batch_size=4), batch_size=2, num_workers=workers)))
     with pytest.raises(UsageError, match="iterate the Loader itself"):
         next(iter(DataLoader(Loader(photos, batch_size=4), batch_size=None, num_workers=workers)))
+    for size in (None, 2):
+        loose = DataLoader(Loader(photos, batch_size=4).dataset, batch_size=size)
+        with pytest.raises(UsageError, match="no samples by index"):
+            next(iter(loose))
 
 
 def test_a_dataset_can_be_pickled_and_counts_on(photos):
