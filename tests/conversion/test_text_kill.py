@@ -111,10 +111,8 @@ def test_the_task_of_a_worker_that_died_is_done_again(
     assert files_of(out) == reference
 
 
-def test_ctrl_c_among_threads_ends_the_run_and_the_next_continues(
-    tokenizer: Path, tmp_path: Path
-) -> None:
-    """A single task, which threads of the main process share."""
+@pytest.mark.large
+def test_ctrl_c_ends_a_run_and_the_next_continues(tokenizer: Path, tmp_path: Path) -> None:
     texts = prose(4000)
     source = write_corpus(tmp_path / "a.jsonl", texts)
     out = tmp_path / "out"
@@ -134,6 +132,7 @@ def test_ctrl_c_among_threads_ends_the_run_and_the_next_continues(
         assert dataset.manifest.text["documents"] == len(texts)
 
 
+@pytest.mark.large
 def test_another_tokenizer_does_not_continue_what_was_killed(
     source: Path, tokenizer: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:

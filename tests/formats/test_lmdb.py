@@ -202,7 +202,7 @@ def run_fuzz(folder: Path, seed: int, rounds: int) -> None:
 
 
 def test_damage_gives_samples_or_our_errors(tmp_path: Path) -> None:
-    run_fuzz(tmp_path, 1, 300)
+    run_fuzz(tmp_path, 1, 100)
 
 
 @pytest.mark.large
