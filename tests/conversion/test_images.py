@@ -279,7 +279,7 @@ def test_the_same_bytes_for_any_number_of_workers(
 
 
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
-def test_a_single_task_with_many_threads_makes_the_same_bytes(
+def test_one_shard_has_the_same_bytes_for_any_number_of_workers(
     pictures: Path, tmp_path: Path, format: str
 ) -> None:
     suffix = FORMATS[format].suffixes[0]
