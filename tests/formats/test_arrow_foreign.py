@@ -591,7 +591,7 @@ def test_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
 @pytest.mark.large
 @pytest.mark.timeout(3600)
 def test_many_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
-    fuzz(tmp_path, 2, 5000)
+    fuzz(tmp_path, 2, 1500)
 
 
 if __name__ == "__main__":
