@@ -585,7 +585,7 @@ def fuzz(folder: Path, seed: int, count: int) -> None:
 
 
 def test_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
-    fuzz(tmp_path, 1, 20)
+    fuzz(tmp_path, 1, 60)
 
 
 @pytest.mark.large
