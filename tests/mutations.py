@@ -3,15 +3,16 @@
     .venv/bin/python tests/mutations.py [--root CHECKOUT] [--jobs 2] [--check] [WORD ...]
 
 Each fault is put into a copy of the checkout, and the few files of tests that should catch it are
-run there. WORDs choose those whose file or text has one of them; `--check` only looks whether all
-of them can be applied. Ends with 1 where a fault survives, and where its text is no longer found:
-then choose another place for it.
+run there. WORDs choose those with such a number, or with the word in file or text; `--check` only
+looks whether all of them can be applied. Ends with 1 where a fault survives, and where its text is
+no longer found: then choose another place for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -359,7 +360,7 @@ def copied(root: Path, place: Path) -> Path:
 
 
 def tested(mutation: Mutation, place: Path) -> str:
-    """What became of a fault: "caught", "survived", or why neither can be said."""
+    """What became of a fault: "caught by TEST", "SURVIVED", or why neither can be said."""
     path = place / "shardkit" / mutation.file
     before = path.read_bytes()
     try:
@@ -376,8 +377,10 @@ def tested(mutation: Mutation, place: Path) -> str:
         return "NOT KNOWN: the tests take too long"
     finally:
         path.write_bytes(before)
-    if done.returncode in (0, 1):
-        return "caught" if done.returncode else "SURVIVED"
+    if done.returncode == 0:
+        return "SURVIVED"
+    if failed := re.search(r"^(?:FAILED|ERROR) (.{1,150})", done.stdout, re.MULTILINE):
+        return f"caught by {failed[1]}"
     return (
         f"NOT KNOWN: pytest ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-500:]}"
     )
@@ -393,7 +396,9 @@ def main() -> int:
     chosen = [
         (number, mutation)
         for number, mutation in enumerate(MUTATIONS, 1)
-        if not options.words or any(word in " ".join(mutation) for word in options.words)
+        if not options.words
+        or str(number) in options.words
+        or any(word in " ".join(mutation) for word in options.words if not word.isdigit())
     ]
     results: dict[int, str] = {}
     room = _MEMORY if os.access(_MEMORY, os.W_OK) else None

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow
 import pyarrow.parquet as pq
 import pytest
 
+import shardkit
 from shardkit.errors import DamagedError
 from shardkit.formats import get_format
 from shardkit.formats.arrow import reader as readers
@@ -131,3 +133,14 @@ def test_a_changed_byte_in_a_picture_is_noticed(shard: Path) -> None:
     with pytest.raises(DamagedError, match="batch is damaged") as error:
         reader[3]
     assert error.value.where["path"] == shard
+
+
+def test_a_negative_number_of_rows_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pyarrow.table({"text": ["a"] * 50}), path)
+    data = bytearray(path.read_bytes())
+    # The last number 50 is that of the row group's rows; zigzag makes 100 of it, and 99 of -50.
+    data[data.rindex(b"\x16\x64") + 1] = 99
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match="a row group of -50 rows"):
+        shardkit.open(path)
