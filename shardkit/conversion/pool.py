@@ -35,12 +35,14 @@ _START = """
 import sys
 sys.path = [p for p in sys.path if p]  # no modules of the current folder
 import pickle
+# Not sys.stdin: the interpreter closes that at its end, and dies if a thread waits for it.
+tasks = open(0, "rb", closefd=False)
 try:
-    sys.path[:] = pickle.load(sys.stdin.buffer)
+    sys.path[:] = pickle.load(tasks)
 except Exception:
     sys.exit(1)  # the parent was killed
 from shardkit.conversion.pool import serve
-serve()
+serve(tasks)
 """
 
 # Processes that are started before it is known whether there is work for them.
@@ -266,12 +268,12 @@ def _not_picklable(error: Exception) -> WorkerError:
 # --- in the worker -------------------------------------------------------------------------------
 
 
-def serve() -> None:
+def serve(tasks: BinaryIO) -> None:
     """Do the tasks that arrive on stdin, until it ends."""
     from shardkit.conversion.work import run_task
 
     try:
-        preload = pickle.load(sys.stdin.buffer)
+        preload = pickle.load(tasks)
     except Exception:
         sys.exit(1)  # the parent was killed
     for module in preload:
@@ -283,29 +285,36 @@ def serve() -> None:
     os.dup2(2, 1)  # what the user's code prints must not run into the channel
     warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(tasks, inbox), daemon=True).start()
     while True:
         task = inbox.get()
         try:
             work = pickle.loads(task)
         except Exception as error:  # the user's class is not to be found from here
-            _send(channel, ("failed", _not_picklable(error)))
+            _tell(channel, ("failed", _not_picklable(error)))
             continue
         try:
-            run_task(work, lambda progress: _send(channel, ("progress", progress)))
+            run_task(work, lambda progress: _tell(channel, ("progress", progress)))
         except ShardkitError as error:
-            _send(channel, ("failed", error))
+            _tell(channel, ("failed", error))
         except Exception as error:  # a bug, ours or in the user's code: say where
-            _send(channel, ("failed", _unexpected(error, work)))
+            _tell(channel, ("failed", _unexpected(error, work)))
         else:
-            _send(channel, ("done", None))
+            _tell(channel, ("done", None))
         _last = work  # as in `run_here`
 
 
-def _listen(stdin: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
+def _tell(channel: BinaryIO, message: tuple[str, Any]) -> None:
+    try:
+        _send(channel, message)
+    except OSError:  # the parent is gone, which `_listen` may not have noticed yet
+        os._exit(0)
+
+
+def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
     try:
         while True:
-            inbox.put(pickle.load(stdin))
+            inbox.put(pickle.load(tasks))
     except (EOFError, OSError):
         os._exit(0)  # the parent is gone or done: stop in the middle, nothing half-done counts
     except BaseException:  # it was killed while it sent a task, of which this is the beginning

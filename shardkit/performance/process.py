@@ -34,10 +34,15 @@ class Process:
         line = ""
         late = threading.Timer(_RUN, process.kill)
         late.start()
-        with contextlib.suppress(OSError):  # it has ended
-            print(json.dumps(request), file=process.stdin, flush=True)
-            line = process.stdout.readline()
-        late.cancel()
+        try:
+            with contextlib.suppress(OSError):  # it has ended
+                print(json.dumps(request), file=process.stdin, flush=True)
+                line = process.stdout.readline()
+        except BaseException:  # Ctrl-C: nobody waits for the answer
+            process.kill()
+            raise
+        finally:
+            late.cancel()  # or the interpreter would wait for it at its end
         if not line:
             return {"error": self._last_words()}
         try:

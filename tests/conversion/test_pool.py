@@ -45,6 +45,21 @@ def test_a_worker_ends_when_its_parent_is_killed_while_sending(at: str) -> None:
         worker.communicate()
 
 
+def test_a_worker_whose_parent_reads_no_more_ends_without_a_word() -> None:
+    """Also while its other thread waits for tasks, from a pipe that is still open."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", pool._START]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        worker.stdout.close()
+        for message in (sys.path, [], b"no task, which it reports"):
+            worker.stdin.write(pickle.dumps(message))
+        worker.stdin.flush()
+        assert (worker.wait(60), worker.stderr.read()) == (0, b"")
+
+
 def test_a_task_carries_no_keys_of_other_samples(tmp_path: Path) -> None:
     photos = tmp_path / "in"
     photos.mkdir()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +158,20 @@ def test_a_process_that_fails_is_told_and_may_be_asked_again(code: str, error: s
 
 def test_a_process_that_cannot_be_started_is_told() -> None:
     assert "cannot be started" in Process(["/no/such/python"]).ask({})["error"]
+
+
+def test_ctrl_c_ends_a_benchmark_and_its_processes_at_once(tokens: Path) -> None:
+    command = [sys.executable, "-m", "shardkit", "bench", tokens, "--rounds", "100000"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command, "--batch-size", "4"], stdout=pipe, stderr=pipe, text=True
+    ) as run:
+        assert run.stderr is not None
+        assert "runs" in run.stderr.readline()
+        time.sleep(1)  # it waits for an answer by then
+        run.send_signal(signal.SIGINT)
+        _, stderr = run.communicate(timeout=60)
+        assert (run.returncode, stderr) == (130, "\n\nshardkit: interrupted\n")
 
 
 # --- the whole -----------------------------------------------------------------------------------
