@@ -33,7 +33,8 @@ from shardkit.folders import (
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.formats.foreign import kind_of_file
-from shardkit.manifest import Manifest
+from shardkit.manifest import File, Manifest
+from shardkit.names import checked_name
 from shardkit.schema import Array, Bytes, FieldType, Schema, label_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger on
 @functools.lru_cache(maxsize=8)
 def read_key_table(path: Path, checksum: str) -> Mapping[str, str]:
     """Keys and the paths that samples had as files, once per process for a file and its content."""
-    lines = map(json.loads, storage.read(path).splitlines())
+    lines = map(json.loads, manifests.read_checked(path, checksum).splitlines())
     return {line["key"]: line["path"] for line in lines}
 
 
@@ -220,18 +221,23 @@ class Dataset:
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """What made the tokens, as the manifest has it, and its files; nothing where unknown."""
-        path = self.tokenizer_path
-        if self.manifest is None or path is None:
+        kept = self._tokenizer_file
+        if self.manifest is None or kept is None:
             return {}, {}
         made = self.manifest.tokenizer
-        return made, {made["file"]: storage.read(path)}
+        data = manifests.read_checked(self.path / kept.name, kept.checksum)
+        return made, {made["file"]: data}
 
     @property
     def tokenizer_path(self) -> Path | None:
         """The copy of what made the tokens; None where that is not known."""
-        made = self.manifest.tokenizer if self.manifest else {}
-        kept = self.manifest.list_named(made["file"]) if self.manifest and made else None
+        kept = self._tokenizer_file
         return None if kept is None else self.path / kept.name
+
+    @property
+    def _tokenizer_file(self) -> File | None:
+        made = self.manifest.tokenizer if self.manifest else {}
+        return self.manifest.list_named(made["file"]) if self.manifest and made else None
 
     def lengths(self, field: str) -> npt.NDArray[np.int64]:
         """How many elements the field's array has in each sample, in order; 0 where it is absent.
@@ -497,7 +503,11 @@ def _saved(folder: Path) -> list[str] | None:
     if not (state.is_file() and (folder / "dataset_info.json").is_file()):
         return None
     try:
-        return [entry["filename"] for entry in json.loads(storage.read(state))["_data_files"]]
+        files = json.loads(storage.read(state))["_data_files"]
+        return [
+            checked_name(file["filename"], state, f"_data_files[{number}].filename")
+            for number, file in enumerate(files)
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the file is damaged: {error!r}", path=state) from error
 

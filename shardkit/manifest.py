@@ -23,6 +23,7 @@ import xxhash
 
 from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
+from shardkit.names import checked_name
 from shardkit.schema import Schema
 
 FOLDER = "__shardkit__"
@@ -159,6 +160,21 @@ def manifest_path(dataset: Path) -> Path:
     return old if old.is_file() and not new.is_file() else new
 
 
+def read_checked(path: Path, checksum: str) -> bytes:
+    """A file beside the shards, whole. Raises DamagedError for one that was not written so."""
+    data = storage.read(path)
+    found = xxhash.xxh3_128_hexdigest(data)
+    if found != checksum:
+        raise DamagedError(
+            "a file is not as it was written",
+            path=path,
+            expected=f"checksum {checksum}",
+            found=found,
+            fix="copy it again from where it is whole, or convert again",
+        )
+    return data
+
+
 def folder_of(manifest: Path) -> Path:
     """The folder that the names in the manifest at this path are relative to."""
     return manifest.parent.parent if manifest.parent.name == FOLDER else manifest.parent
@@ -195,8 +211,14 @@ def load_any(dataset: Path) -> Manifest | Splits:
         )
     try:
         if "splits" in data:
-            return _of(Splits, {**data, "files": _files(data["files"])})
+            splits = _of(Splits, {**data, "files": _files(data["files"])})
+            _check_files(splits.files, "files", path)
+            for name in splits.splits:
+                if checked_name(name, path, "splits", flat=True) == FOLDER:
+                    raise ValueError(f"a split is called {FOLDER}")
+            return splits
         manifest = _from_json(data)
+        _check_names(manifest, path)
         if min(
             [0, *(s.samples for s in manifest.shards), *(s.file.bytes for s in manifest.shards)]
         ):
@@ -205,6 +227,23 @@ def load_any(dataset: Path) -> Manifest | Splits:
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from error
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    """Raise DamagedError for a name that leads out of the dataset's folder."""
+    for number, shard in enumerate(manifest.shards):
+        checked_name(shard.file.name, path, f"shards[{number}].file.name")
+        _check_files(shard.beside, f"shards[{number}].beside", path)
+    _check_files(manifest.files, "files", path)
+    if manifest.tokenizer:
+        file = checked_name(manifest.tokenizer["file"], path, "tokenizer.file", flat=True)
+        if file.lower() in (NAME, KEYS, ERRORS, LENGTHS, FILTERED):  # which a copy would replace
+            raise ValueError(f"the tokenizer's file is called {file}")
+
+
+def _check_files(files: Iterable[File], field: str, path: Path) -> None:
+    for number, file in enumerate(files):
+        checked_name(file.name, path, f"{field}[{number}].name")
 
 
 def split_names(folder: Path) -> list[str]:
@@ -216,12 +255,15 @@ def split_names(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        names = json.loads(storage.read(path))["splits"]
-        if not all(isinstance(name, str) and (folder / name).is_dir() for name in names):
+        names = [
+            checked_name(name, path, "splits", flat=True)
+            for name in json.loads(storage.read(path))["splits"]
+        ]
+        if not all((folder / name).is_dir() for name in names):
             raise ValueError(f"no folders for {names!r:.100}")
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the file is damaged: {error}", path=path) from error
-    return list(names)
+    return names
 
 
 def load(folder: Path) -> Manifest:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import UsageError
+from shardkit.names import is_safe
 from shardkit.processors import processors
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def parse_split(text: str) -> dict[str, float]:
             shares[name.strip()] = float(share)
     except ValueError:
         shares = {}
-    names_good = all(re.fullmatch(r"\w[\w.-]*", name) for name in shares)
+    names_good = all(re.fullmatch(r"\w[\w.-]*", name) and is_safe(name) for name in shares)
     good = names_good and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(

@@ -29,6 +29,7 @@ from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
+from shardkit.names import FLAT, is_safe
 from shardkit.options import ImageOptions, TextOptions
 
 JOB = "job.json"
@@ -150,9 +151,11 @@ class Partial:
             old = manifests.load(self.out)
         except ShardkitError:  # it is damaged, so what the new one has stands for it
             return names | {*self._out_last(self.dataset)}
-        files = [f.name for f in (*old.all_files(), *old.files)]
         own = manifests.FOLDER + "/"
-        return names | {n if n.startswith(own) else n.partition("/")[0] for n in files}
+        stem = self.out.name.rpartition(".")[0] + "."  # what all names of its files begin with
+        files = [f.name for f in (*old.all_files(), *old.files)]
+        tops = {n if n.startswith(own) else n.partition("/")[0] for n in files}
+        return names | {name for name in tops if name.removeprefix(own).startswith(stem)}
 
     def _refuse_to_replace(self, old: set[str]) -> None:
         """Raise OutputError where a file that is not ours stands in the place of one of ours."""
@@ -292,6 +295,10 @@ def is_single(out: Path, format: str) -> bool:
     if not out.name.endswith(suffix):
         raise UsageError(
             "the suffix of an output is in lower case", found=out.name, expected=f"...{suffix}"
+        )
+    if not is_safe(out.name, flat=True):  # a manifest names it, and readers would refuse that
+        raise UsageError(
+            "the output has a name that no dataset may have", found=out.name, expected=FLAT
         )
     return out.name != suffix
 

@@ -122,14 +122,14 @@ class _Run:
         if self._path.is_dir() and not manifests.has_manifest(self._path):
             names = sorted(path for path in self._path.iterdir() if path.name[0] != ".")
             singles = [path for path in names if format_of(path)]
-        if not singles:
-            self._first.add(problem)
         datasets = []
         for single in singles:
             try:
                 datasets.append(open_dataset(single))
             except ShardkitError as error:
                 self._first.add(error)
+        if len(datasets) == len(singles):  # what is wrong is in none of them
+            self._first.add(problem)
         return datasets
 
     def _open_splits(self, splits: Splits) -> None:
