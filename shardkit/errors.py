@@ -70,7 +70,7 @@ class ShardkitError(Exception):
             text = getattr(self, name)
             if text is not None:
                 lines.append(f"  {name}: {text}")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = {"expected": self.expected, "found": self.found, "fix": self.fix, **self.where}
@@ -87,6 +87,21 @@ def _place(name: str, value: Any) -> str:
     if name == "path":
         return str(value)
     return f"{name} {value!r}" if isinstance(value, str) else f"{name} {value}"
+
+
+def printable(text: str) -> str:
+    """Text as it may go to a terminal: control characters and all else unseen are escaped.
+
+    Names, keys and values come from data of strangers: a terminal obeys escape sequences in them, a
+    line break forges lines, and marks of direction reorder what is read. The rule is that of
+    `repr`, without quotes: é and 漢 stay.
+
+    >>> print(printable("cat\\x1b[31m.jpg"))
+    cat\\x1b[31m.jpg
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def drop_option(field: str) -> str:
@@ -135,3 +150,6 @@ class WorkerError(ShardkitError):
 
 class ShardkitWarning(UserWarning):
     """Something works, but not as well as it could, or as one might assume."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())

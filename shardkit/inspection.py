@@ -186,7 +186,8 @@ def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
     try:
         sample = dataset[index]
     except SampleError as error:
-        return {"__key__": error.where.get("key", f"number {index}"), "error": str(error)}
+        words = " ".join(str(error).split())
+        return {"__key__": error.where.get("key", f"number {index}"), "error": words}
     return {
         name: value if name == "__key__" else _describe_value(dataset, name, value)
         for name, value in sample.items()

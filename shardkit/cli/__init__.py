@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import click
 
-from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.errors import ShardkitError, ShardkitWarning, printable
 from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
@@ -113,7 +113,9 @@ def _run() -> int:
     try:
         group.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        with io.StringIO() as words:
+            error.show(words)
+            complain(words.getvalue().rstrip())
         return error.exit_code
     except (click.exceptions.Exit, click.Abort, KeyboardInterrupt) as error:
         return _ended(error)
@@ -127,7 +129,7 @@ def _ended(error: BaseException) -> int:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     again = "; the same command run again continues" if "convert" in sys.argv[1:2] else ""
-    click.echo(f"\nshardkit: interrupted{again}", err=True)
+    complain(f"\nshardkit: interrupted{again}")
     return 130
 
 
@@ -141,15 +143,20 @@ def _show_warning(
 ) -> None:
     """Ours are for people: without the line of code that Python would show."""
     if issubclass(category, ShardkitWarning):
-        click.echo(f"shardkit: warning: {message}", err=True)
+        complain(f"shardkit: warning: {message}")
     else:
-        click.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True)
+        complain(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _show(error: ShardkitError) -> None:
     if "--json" in sys.argv:
         print_json(error.to_dict())
-    click.echo(f"shardkit: {error}", err=True)
+    complain(f"shardkit: {error}")
+
+
+def complain(text: str) -> None:
+    """Print lines to standard error. Whatever came into them from data cannot steer a terminal."""
+    click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def search_here() -> None:
@@ -161,8 +168,16 @@ def search_here() -> None:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Numbers that JSON does not have, such as a speed without a time, are null."""
-    click.echo(json.dumps(_finite(data), ensure_ascii=False, indent=1, allow_nan=False))
+    """Numbers that JSON does not have, such as a speed without a time, are null.
+
+    Plain ASCII where a text has what must not go to a terminal, and where that takes no Unicode.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    finite, unicode = _finite(data), encoding.lower().startswith("utf")
+    text = json.dumps(finite, ensure_ascii=False, indent=1, allow_nan=False)
+    if not (unicode and all(map(str.isprintable, text.split("\n")))):
+        text = json.dumps(finite, indent=1, allow_nan=False)
+    click.echo(text)
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import print_json, search_here
+from shardkit.cli import complain, print_json, search_here
 from shardkit.cli.tables import counted, print_numbers, print_table, size
 
 _ABOUT = {
@@ -112,7 +112,7 @@ def command(
         _show(report)
     errors = {f"{run['contender']}: {run['error']}": None for run in report["runs"] if run["error"]}
     for error in errors:
-        click.echo(f"shardkit: {error}", err=True)
+        complain(f"shardkit: {error}")
     if plot is not None:
         draw(report, plot)
     if all(run["error"] for run in report["runs"]):

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardkit.cli import complain
 from shardkit.cli.tables import console, counted, print_table, size, spread, tally, text_rows
+from shardkit.errors import printable
 from shardkit.options import ImageOptions, TextOptions
 
 if TYPE_CHECKING:
@@ -273,4 +275,4 @@ def _passed_over(ignored: dict[str, int]) -> list[tuple[str, str]]:
 
 
 def _say(words: str) -> None:
-    print(f"shardkit: {words}", file=sys.stderr, flush=True)
+    complain(printable(f"shardkit: {words}"))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardkit.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from shardkit.manifest import FieldStats
 
@@ -20,31 +23,32 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows in columns under a title; paths and names are printed as they are, not as markup."""
+    """Rows in columns under a title."""
     from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=None, show_header=False)
-    for row in rows:
-        table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(row)))
-    out = console()
-    out.print(Text(title, style="bold"), soft_wrap=True)
-    out.print(table)
+    _print(title, Table(box=None, show_header=False), rows)
 
 
 def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     """Rows of two names and numbers, which stand below each other, under a header and a title."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None)
     for number, name in enumerate(header):
         counts = number >= 2
-        table.add_column(Text(name), justify="right" if counts else "left", no_wrap=counts)
+        table.add_column(name, justify="right" if counts else "left", no_wrap=counts)
+    _print(title, table, rows)
+
+
+def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
+    """Paths and names are printed as they are, not as markup, and safely for terminals."""
+    from rich.text import Text
+
     for row in rows:
-        table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(row)))
+        cells = map(printable, row)
+        table.add_row(*(Text(cell, style="cyan" if n == 0 else "") for n, cell in enumerate(cells)))
     out = console()
-    out.print(Text(title, style="bold"), soft_wrap=True)
+    out.print(Text(printable(title), style="bold"), soft_wrap=True)
     out.print(table)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli import print_json
+from shardkit.cli import complain, print_json
 from shardkit.cli.tables import counted, print_table, size
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json
 
 def _show(report: VerifyReport, quiet: bool) -> None:
     for problem in report.problems[:_PROBLEMS]:
-        click.echo(f"shardkit: {problem}", err=True)
+        complain(f"shardkit: {problem}")
     if len(report.problems) > _PROBLEMS:
         more = len(report.problems) - _PROBLEMS
-        click.echo(f"shardkit: and {counted(more, 'problem')} more (--json lists all)", err=True)
+        complain(f"shardkit: and {counted(more, 'problem')} more (--json lists all)")
     if quiet:
         return
     content = f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}"

@@ -261,7 +261,7 @@ def _refuse_problems(plan: Plan) -> None:
     if problems and plan.options.on_error == "fail":
         raise problems[0]
     if len(problems) > plan.options.max_errors:
-        raise _too_many(plan.options.max_errors, str(problems[0]))
+        raise _too_many(plan.options.max_errors, " ".join(str(problems[0]).split()))
 
 
 def _too_many(allowed: int, last: str = "") -> SourceError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, printable
 from shardkit.performance import advice
 from shardkit.performance.advice import Case
 from shardkit.performance.checks import checks
@@ -82,7 +82,7 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        lines = [self.source, str(self.times), "", f"{self.verdict}."]
+        lines = [printable(self.source), str(self.times), "", f"{self.verdict}."]
         for number, finding in enumerate(self.findings, 1):
             lines.append(f"{number}. {finding}")
         if not self.findings:

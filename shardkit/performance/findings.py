@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from shardkit.errors import printable
 from shardkit.sample import Sample
 
 LEAST = 1.1  # times as fast: less is not worth a change, and may be chance
@@ -44,7 +45,7 @@ class Finding:
             lines.append(f"   Gives: {self.rate:,.0f} samples/s, {self.gain:.2f} times as many.")
         elif self.gain > 1:
             lines.append(f"   Gives: {self.gain:.2f} times the speed.")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; settings as they would be typed."""

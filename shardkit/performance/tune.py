@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from shardkit.errors import printable
 from shardkit.performance.findings import Finding
 from shardkit.performance.probes import ROUNDS, interleaved, rate_of, run
 from shardkit.stream.options import StreamOptions
@@ -37,7 +38,7 @@ class Tuned:
     def __str__(self) -> str:
         lines = ["Tried side by side, samples/s:"]
         lines += [f"  {rate:>10,.0f}  {line}" for line, rate in self.rates.items()]
-        return "\n".join([*lines, "Use", f"  {self.best}"])
+        return "\n".join(map(printable, [*lines, "Use", f"  {self.best}"]))
 
 
 def tune(loader: Loader, findings: Sequence[Finding], seconds: float) -> Tuned:

@@ -1,0 +1,184 @@
+"""What data say, on the command line: no name or text in them steers a terminal or forges lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import msgpack
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, ShardkitWarning, printable
+from shardkit.performance.findings import Finding
+from shardkit.testing import picture
+from tests.conftest import PICTURE_FORMATS
+from tests.test_cli import run
+
+# A title, a colour (C0, C1), another direction, what has no width, and a line of its own.
+EVIL = "é\x1b]0;title\x07\x9b31m\u202e\u2066\u200b\x7f\r\nshardkit: sound"
+FORGED = "shardkit: sound"
+
+
+def check(*words: object) -> tuple[int, str]:
+    """Run a command, and look at all that it prints; returns its exit code and that."""
+    printed = []
+    for more in ((), ("--json",)):
+        found = run(*words, *more, check=None)
+        for text in (found.stdout, found.stderr):
+            lines = text.split("\n")
+            bad = [line for line in lines if not line.isprintable() or line.startswith(FORGED)]
+            assert not bad, (words, more, bad)
+        printed.append(found)
+    if printed[1].stdout:
+        json.loads(printed[1].stdout)
+    return printed[0].returncode, printed[0].stdout + printed[0].stderr
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """Images in splits and classes whose names are all evil, with fields of such names."""
+    root = tmp_path / EVIL
+    for split in ("train", "val"):
+        for name in (EVIL, "日本"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            (folder / f"{EVIL}.jpg").write_bytes(picture(1))
+        (root / split / EVIL / "note.md").write_text(EVIL)
+        rows = [
+            {"file_name": str(path.relative_to(root / split)), EVIL: EVIL, "é": {EVIL: EVIL}}
+            for path in sorted((root / split).rglob("*.jpg"))
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (root / split / "metadata.jsonl").write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
+def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / ("out" + EVIL)
+    given = ("convert", evil, "--to", format, "--workers", 0, "-o", out)
+    code, words = check(*given)
+    if format == "beton":
+        assert (code, "ASCII characters" in words) == (1, True)
+        given = (*given, "--rename", f"{EVIL}=x", "--rename", "é=y")
+        code, words = check(*given)
+    assert (code, "\\x1b]0;title" in words) == (0, True), words
+    check(*given[:-2], "--plan")
+    for split in ("", "train"):
+        code, words = check("inspect", out / split, "--full")
+        assert (code, "日本" in words, "é" in words) == (0, True, True)
+    assert check("verify", out, "--decode", "--against", evil)[0] == 0
+    assert check(*given, "--limit", 1)[0] == 2  # another dataset is there
+    shutil.rmtree(evil / "train" / EVIL)
+    assert check("verify", out, "--against", evil)[0] == 1
+    shard = max((p for p in (out / "val").rglob("*") if p.is_file()), key=os.path.getsize)
+    shard.write_bytes(shard.read_bytes()[:-600])
+    assert check("verify", out)[0] == 1
+    check("inspect", out / "val")
+    assert check("convert", out, "--to", "lmdb", "-o", tmp_path / "x", "--workers", 0)[0] == 1
+
+
+def _tar(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, data in (
+            (f"{EVIL}.jpg", picture(1)),
+            (f"{EVIL}.json", json.dumps({EVIL: EVIL}).encode()),
+            (f"{EVIL}.{EVIL}", b"x"),
+            (f"{EVIL}2.cls", b"\x1b[31m"),
+            ("a.txt", b"\xff"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def _table(path: Path) -> None:
+    columns = {EVIL: [EVIL, None], "é": [{EVIL: EVIL}, None], "image": [picture(1), b"\x1b]0;"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def _lmdb(path: Path) -> None:
+    with lmdb.open(os.fspath(path)) as database, database.begin(write=True) as entries:
+        entries.put(EVIL.encode(), msgpack.packb({EVIL: EVIL, "é": b"x"}))
+        entries.put(b"\xff\xfe", msgpack.packb({EVIL: 5}))
+
+
+def _lines(path: Path) -> None:
+    rows = [{"text": EVIL, EVIL: EVIL}, {"text": 5, EVIL: 5}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _csv(path: Path) -> None:
+    path.write_bytes(f"\x1b[31m,b,b\n{EVIL},\x1b,y\n".encode())
+
+
+def _folder(path: Path) -> None:
+    bad = os.fsencode(path) + b"/\xff\x1b]0;"
+    os.makedirs(bad)
+    for name, data in ((b"\xfe.jpg", picture(1)), (b"\x1b[31m.jpg", b"\x1b]0;")):
+        Path(os.fsdecode(bad + b"/" + name)).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("x.tar", _tar), ("x.parquet", _table), ("x.lmdb", _lmdb), ("x.jsonl", _lines),
+        ("x.csv", _csv), ("x", _folder),
+    ],
+)  # fmt: skip
+def test_commands_on_evil_data_of_others(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / (EVIL + name)
+    make(path)
+    for command in ("inspect", "verify"):
+        check(command, path)
+    for options in ((), ("--plan",), ("--on-error", "skip"), ("--check", "decode")):
+        out = tmp_path / f"out{len(options)}{options[-1:]}"
+        check("convert", path, "--to", "wds", "--workers", 0, "-o", out, *options)
+
+
+def test_bench_and_doctor(tmp_path: Path) -> None:
+    folder = tmp_path / EVIL / EVIL
+    folder.mkdir(parents=True)
+    (folder / "1.jpg").write_bytes(picture(1))
+    (folder / "2.jpg").write_bytes(b"\x1b]0;")
+    options = ("--measure", "load", "--threads", 1, "--rounds", 1, "--limit", 2)
+    assert "\\x1b" in check("bench", folder.parent, *options)[1]
+    finding = Finding("order", EVIL, EVIL, command=EVIL)
+    assert all(line.isprintable() for line in str(finding).split("\n"))
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_json_is_json_in_any_encoding(evil: Path, tmp_path: Path, encoding: str) -> None:
+    shardkit.convert(evil / "train", to="lmdb", out=tmp_path / "out", workers=0)
+    command = [sys.executable, "-m", "shardkit", "inspect", tmp_path / "out"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    found = [
+        subprocess.run([*command, *more], env=environment, capture_output=True, check=True)
+        for more in ((), ("--json",))
+    ]
+    assert json.loads(found[1].stdout)["classes"][0]["name"] == EVIL
+    assert ("日本" in found[0].stdout.decode(encoding)) is (encoding == "utf-8")
+
+
+def test_what_python_shows() -> None:
+    assert printable("é 漢 🎉") == "é 漢 🎉"
+    assert printable("a\n\tb\udcff\u2028") == r"a\n\tb\udcff\u2028"
+    error = DamagedError(EVIL, path=Path(EVIL), key=EVIL, expected=EVIL, found=EVIL, fix=EVIL)
+    assert [line.isprintable() for line in str(error).split("\n")] == [True] * 5
+    assert error.to_dict()["found"] == EVIL
+    with pytest.warns(ShardkitWarning, match=r"é\\x1b\]0;title"):
+        warnings.warn(EVIL, ShardkitWarning, stacklevel=1)
