@@ -316,7 +316,7 @@ MUTATIONS = [
         "performance/probes.py",
         "[ROUNDS // 2]",
         "[0]",
-        "performance/test_advice.py performance/test_doctor.py performance/test_bench.py",
+        "performance/test_doctor.py",
     ),
     Mutation(
         "performance/cold.py",
@@ -335,7 +335,7 @@ MUTATIONS = [
         "cli/tables.py",
         "if number < 999.5:",
         "if number < 1000.5:",
-        "test_cli.py test_docs.py test_base.py",
+        "test_docs.py",
     ),
 ]
 

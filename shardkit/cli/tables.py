@@ -55,8 +55,8 @@ def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
 def size(count: int) -> str:
     """Bytes for people.
 
-    >>> size(27_490)
-    '27.5 kB'
+    >>> size(999), size(27_490), size(999_600)
+    ('999 B', '27.5 kB', '1 MB')
     """
     number = float(count)
     for unit in ("B", "kB", "MB", "GB"):

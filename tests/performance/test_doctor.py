@@ -94,6 +94,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("doctor") / "photos", samples=64, shard=32)
 
 
+def test_a_run_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"now": iter([1.0, 100.0, 110.0]), "alone": iter([90.0, 900.0, 80.0])}
+
+    def measured(loader: Any, seconds: float) -> probes.Run:
+        return probes.Run(next(rates[loader]), Times())
+
+    monkeypatch.setattr(probes, "run", measured)
+    loaders: Any = {name: name for name in rates}
+    found = probes.compare(loaders, seconds=1)
+    assert {name: run.rate for name, run in found.items()} == {"now": 100.0, "alone": 90.0}
+
+
 def test_late_storage_is_named_first(
     photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
