@@ -23,7 +23,8 @@ from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema,
 from shardkit.testing import write_shard
 
 pytestmark = [
-    pytest.mark.large,  # it compiles its decoders anew for each process
+    pytest.mark.large,
+    pytest.mark.xdist_group("ffcv"),  # it compiles its decoders anew for each process
     pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed"),
 ]
 
