@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import json
 import operator
 import os
 import stat
@@ -15,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.checked import MOST_BYTES, checked, damaged, from_json, from_lines, under
+from shardkit.codecs.array import load_table
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
 from shardkit.folders import (
     is_pattern,
@@ -35,7 +36,15 @@ from shardkit.formats.base import ReadsUnmapped, ShardReader
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import File, Manifest
 from shardkit.names import checked_name
-from shardkit.schema import Array, Bytes, FieldType, Schema, label_of
+from shardkit.schema import (
+    Array,
+    Bytes,
+    FieldType,
+    Schema,
+    label_of,
+    length_fields,
+    lengths_dtype,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,8 +59,28 @@ _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger on
 @functools.lru_cache(maxsize=8)
 def read_key_table(path: Path, checksum: str) -> Mapping[str, str]:
     """Keys and the paths that samples had as files, once per process for a file and its content."""
-    lines = map(json.loads, manifests.read_checked(path, checksum).splitlines())
+    data = manifests.read_checked(path, checksum)
+    lines = from_lines(_KeyLine, data, "the key table", path=path)
     return {line["key"]: line["path"] for line in lines}
+
+
+class _KeyLine(TypedDict):
+    """A line of keys.jsonl."""
+
+    key: str
+    path: str
+
+
+class _SavedFile(TypedDict):
+    """A shard in state.json, as Hugging Face datasets writes it."""
+
+    filename: str
+
+
+class _SavedState(TypedDict):
+    """state.json of a folder that Hugging Face datasets saved."""
+
+    _data_files: list[_SavedFile]
 
 
 class Dataset:
@@ -79,6 +108,14 @@ class Dataset:
         self.manifest_path = manifest_path
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
+        if manifest is not None and format not in FORMATS:
+            raise FormatError(
+                "the dataset is of a format that this version does not know",
+                path=manifest_path,
+                expected="one of " + ", ".join(sorted(FORMATS)),
+                found=f"{format!r:.60}",
+                fix="use the shardkit that wrote it, or a newer one",
+            )
         self._format = get_format(format)
         self._mapped = True
         self.transforms: Transforms | None = None  # of `ds[i]`
@@ -89,7 +126,8 @@ class Dataset:
         # Of shards that were searched for their samples, `hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
-        self._layouts: list[Any] = [manifest.layout if manifest else None for _ in shards]
+        layout = manifest and self._layout(manifest)
+        self._layouts: list[Any] = [layout for _ in shards]
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
             # Any member of a TAR can be read as bytes; columns cannot.
@@ -269,17 +307,16 @@ class Dataset:
             return None
         path = self.path / table.name
         samples = [shard.samples for shard in self.manifest.shards]
-        try:
-            with storage.explained("read", path):
-                every = np.load(path, mmap_mode="r")
-            if every.shape != (sum(samples),) or every.dtype.names is None:
-                raise ValueError(f"it has {every.shape} rows for {sum(samples):,} samples")
-        except (ValueError, EOFError, KeyError) as error:
+        dtype = lengths_dtype(length_fields(self.schema))
+        every = load_table(path, dtype, "the table of arrays' lengths")
+        if len(every) != sum(samples):
             raise DamagedError(
-                f"the lengths of the samples' arrays cannot be read: {error}",
+                "the table of arrays' lengths does not fit its manifest",
                 path=path,
+                expected=f"{sum(samples):,} rows",
+                found=f"{len(every):,}",
                 fix="convert again; `shardkit verify` tells what else is damaged",
-            ) from error
+            )
         names = [shard.file.name for shard in self.manifest.shards]
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]
@@ -302,6 +339,21 @@ class Dataset:
         """The file that holds a sample, for errors."""
         return self.shard_path(shard)
 
+    def stat(self, shard: int) -> os.stat_result:
+        """What the file system says of a shard; raises an error if it is missing or cut."""
+        path, expected = self.shard_path(shard), self._bytes[shard]
+        with storage.explained("open the shard", path):
+            found = path.stat()
+        if expected not in (None, found.st_size):
+            raise DamagedError(
+                "the shard is not as long as its manifest says",
+                path=path,
+                expected=f"{expected:,} bytes",
+                found=f"{found.st_size:,} bytes",
+                fix="copy the shard again, or convert again",
+            )
+        return found
+
     def reader(self, shard: int) -> ShardReader:
         """The open reader of one shard. It stays ours: do not close it.
 
@@ -312,7 +364,7 @@ class Dataset:
         if reader is not None:
             return reader
         path = self.shard_path(shard)
-        _check_size(path, self._bytes[shard])
+        self.stat(shard)
         layout = self._layouts[shard]
         if not self._mapped and isinstance(self._format, ReadsUnmapped):
             opened = self._format.open_unmapped(path, layout)
@@ -360,6 +412,16 @@ class Dataset:
     def __repr__(self) -> str:
         fields = ", ".join(self.schema)
         return f"<Dataset {self.place} ({self.format}): {len(self)} samples of {fields}>"
+
+    def _layout(self, manifest: Manifest) -> dict[str, Any]:
+        """What the readers of a manifest's shards are told: what their format knows, checked."""
+        types, layout = self._format.layout_types, manifest.layout
+        try:
+            with under("layout"):
+                own = {n: checked(hint, layout.get(n), n) for n, hint in types.items()}
+        except ValueError as error:
+            raise damaged("the manifest", error, path=self.manifest_path) from error
+        return {"schema": layout["schema"], **own}
 
     def _look_into(self, shard: int) -> int:
         """Open a foreign shard for the first time, and keep what it took to find its samples."""
@@ -502,14 +564,11 @@ def _saved(folder: Path) -> list[str] | None:
     state = folder / "state.json"
     if not (state.is_file() and (folder / "dataset_info.json").is_file()):
         return None
-    try:
-        files = json.loads(storage.read(state))["_data_files"]
-        return [
-            checked_name(file["filename"], state, f"_data_files[{number}].filename")
-            for number, file in enumerate(files)
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"the file is damaged: {error!r}", path=state) from error
+    saved = from_json(_SavedState, storage.read(state, MOST_BYTES), "the file", path=state)
+    return [
+        checked_name(file["filename"], state, f"_data_files[{number}].filename")
+        for number, file in enumerate(saved["_data_files"])
+    ]
 
 
 def _open_ours(path: Path) -> Dataset:
@@ -535,21 +594,6 @@ def _open_file(path: Path) -> Dataset:
     if format is None or kind_of_file(path) is not None:
         raise unknown_format(path)
     return _foreign(folder, [path.name], format)
-
-
-def _check_size(path: Path, expected: int | None) -> None:
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise storage.explain(error, "open the shard", path) from error
-    if expected not in (None, found):
-        raise DamagedError(
-            "the shard is not as long as its manifest says",
-            path=path,
-            expected=f"{expected:,} bytes",
-            found=f"{found:,} bytes",
-            fix="copy the shard again, or convert again",
-        )
 
 
 def _common_schema(

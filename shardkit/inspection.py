@@ -6,11 +6,11 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset, open_splits
 from shardkit.errors import SampleError, ShardkitError
@@ -74,7 +74,7 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
                 **kind.to_json(),
                 "optional": kind.optional,
                 "class_names": dataset.class_names.get(name),
-                "stats": asdict(stats[name]) if name in stats else None,
+                "stats": plain(stats[name]) if name in stats else None,
             }
             for name, kind in dataset.schema.items()
         },

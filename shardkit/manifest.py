@@ -15,14 +15,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypedDict
 
 import xxhash
 
 from shardkit import storage
-from shardkit.errors import DamagedError, FormatError
+from shardkit.checked import (
+    MOST_BYTES,
+    Count,
+    Digest,
+    Extensible,
+    MismatchError,
+    Rule,
+    checked,
+    damaged,
+    from_json,
+    parse,
+    plain,
+    under,
+)
+from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
 from shardkit.schema import Schema
 
@@ -35,40 +49,85 @@ LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sa
 FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
 VERSION = 1
 
-_T = TypeVar("_T")
+# The types of what follows are those that a manifest is checked against when it is read.
 
 
 @dataclass(frozen=True)
-class File:
+class File(Extensible):
     """A file of a dataset: path relative to its folder, bytes, and xxh3-128 in hex."""
 
     name: str
-    bytes: int
-    checksum: str
+    bytes: Count
+    checksum: Digest
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(Extensible):
     """One shard: its own file, and those that stand beside it (a TAR's index)."""
 
     file: File  # names have slashes where a shard is a folder: shard-000000.lmdb/data.mdb
-    samples: int
+    samples: Count
     beside: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True)
-class FieldStats:
+class FieldStats(Extensible):
     """Sizes of one field's values in bytes. `median` is within 1 % of the true one."""
 
-    count: int
-    bytes: int
-    min: int
-    median: int
-    max: int
+    count: Count
+    bytes: Count
+    min: Count
+    median: Count
+    max: Count
+
+
+class _Layout(TypedDict):
+    """What readers of all formats need; those of some have more."""
+
+    schema: dict[str, Any]
+
+
+_SIZES = Rule(
+    "a count for each size",
+    lambda counts: counts and all(size.isdecimal() and len(size) < 20 for size in counts),
+)
+
+
+class TextEntry(TypedDict):
+    """What became of documents: `TextTally.summary`. Lengths are in tokens."""
+
+    documents: Count
+    tokens: Count
+    bytes: Count
+    padding: Count
+    dropped: Count
+    cut: Count
+    shortest: Count
+    median: Count
+    longest: Count
+    histogram: Annotated[dict[str, Count], _SIZES]
+
+
+class _TokenizerEntry(TypedDict, total=False):
+    pattern: str
+    special_ids: dict[str, Count]
+
+
+class TokenizerEntry(_TokenizerEntry):
+    """What made the tokens: `Tokenizer.identity`."""
+
+    kind: str
+    file: str  # its copy in the dataset
+    digest: Digest
+    vocab_size: Count
+    eos_id: Count | None
+    bos_id: Count | None
+    pad_id: Count | None
+    special_tokens: str
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Extensible):
     """One dataset."""
 
     format: str
@@ -76,19 +135,19 @@ class Manifest:
     shards: tuple[Shard, ...]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by field
     label: str = "label"  # the field that holds the class of a sample
-    label_counts: tuple[int, ...] | None = None  # samples of each of its classes
+    label_counts: tuple[Count, ...] | None = None  # samples of each of its classes
     fields: dict[str, FieldStats] = field(default_factory=dict)
-    errors: int = 0  # samples that were dropped, listed in errors.jsonl
+    errors: Count = 0  # samples that were dropped, listed in errors.jsonl
     # What was passed over, in words, and how often: files, rows, fields, entries of a database.
-    ignored: dict[str, int] = field(default_factory=dict)
-    encoded: dict[str, int] = field(default_factory=dict)  # by the format, as it demands: reasons
-    keys: dict[str, int] = field(default_factory=dict)  # that others stumble over: what they have
+    ignored: dict[str, Count] = field(default_factory=dict)
+    encoded: dict[str, Count] = field(default_factory=dict)  # by the format, as it demands: reasons
+    keys: dict[str, Count] = field(default_factory=dict)  # that others stumble over: what they have
     # What the steps did: samples dropped, pictures by what became of them, and why they changed.
-    filtered: dict[str, int] = field(default_factory=dict)
-    pictures: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    text: dict[str, Any] = field(default_factory=dict)  # documents, tokens, padding, ...
-    tokenizer: dict[str, Any] = field(default_factory=dict)  # its file here, digest, size, eos id
+    filtered: dict[str, Count] = field(default_factory=dict)
+    pictures: dict[str, Count] = field(default_factory=dict)
+    reasons: dict[str, Count] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, of a dataset of tokens
+    tokenizer: dict[str, Any] = field(default_factory=dict)  # a TokenizerEntry
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     source: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -122,22 +181,28 @@ class Manifest:
         return next((f for f, base in bases if base == name or base.endswith("." + name)), None)
 
     def write(self, path: Path) -> None:
-        _write(path, {"shardkit": VERSION, "checksum": storage.CHECKSUM, **asdict(self)})
+        _write(path, {"shardkit": VERSION, "checksum": storage.CHECKSUM, **plain(self)})
 
 
 @dataclass(frozen=True)
-class Splits:
+class Splits(Extensible):
     """The manifest of a folder that holds one dataset per split."""
 
     format: str
-    splits: dict[str, int]  # name of the folder -> samples
-    errors: int  # samples that were dropped, in all of them
+    splits: dict[str, Count]  # name of the folder -> samples
+    errors: Count  # samples that were dropped, in all of them
     source: dict[str, Any]
     options: dict[str, Any]
     files: tuple[File, ...] = ()  # what the format adds
 
     def write(self, path: Path) -> None:
-        _write(path, {"shardkit": VERSION, **asdict(self)})
+        _write(path, {"shardkit": VERSION, **plain(self)})
+
+
+class _DatasetDict(TypedDict):
+    """dataset_dict.json, as Hugging Face datasets writes it."""
+
+    splits: list[str]
 
 
 def beside(path: Path, name: str = NAME) -> Path:
@@ -194,39 +259,27 @@ def load_any(dataset: Path) -> Manifest | Splits:
     """The manifest of a dataset; raises DamagedError or FormatError that says what is wrong."""
     path = manifest_path(dataset)
     try:
-        data = json.loads(storage.read(path))
+        text = storage.read(path, MOST_BYTES)
+        data = parse(text)
+        if type(data) is not dict or "shardkit" not in data:
+            raise MismatchError("an object with the version of the manifest", data)
         version = data.pop("shardkit")
         own = data.pop(_OWN_CHECKSUM, None)
-        if version == VERSION and own != _own_checksum({"shardkit": version, **data}):
-            raise ValueError("it is not as it was written")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedError(f"the manifest is damaged: {error}", path=path) from error
-    if version != VERSION:
-        raise FormatError(
-            "the manifest is of another version",
-            path=path,
-            expected=f"version {VERSION}",
-            found=f"version {version!r}",
-            fix="use the shardkit that wrote it, or a newer one",
-        )
-    try:
-        if "splits" in data:
-            splits = _of(Splits, {**data, "files": _files(data["files"])})
-            _check_files(splits.files, "files", path)
-            for name in splits.splits:
-                if checked_name(name, path, "splits", flat=True) == FOLDER:
-                    raise ValueError(f"a split is called {FOLDER}")
-            return splits
-        manifest = _from_json(data)
-        _check_names(manifest, path)
-        if min(
-            [0, *(s.samples for s in manifest.shards), *(s.file.bytes for s in manifest.shards)]
-        ):
-            raise ValueError("a count is negative")
-        manifest.schema  # noqa: B018 - raises for what is no schema
-        return manifest
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"the manifest is damaged: {error!r}", path=path) from error
+        if version == VERSION:
+            if not _is_as_written(text, own, {"shardkit": version, **data}):
+                raise ValueError("it is not as it was written")
+            return _from_json(data, path)
+    except (ValueError, RecursionError) as error:
+        raise damaged("the manifest", error, path=path) from error
+    except ShardkitError as error:  # a field of a later version's type
+        raise error.located(path=path) from error.__cause__
+    raise FormatError(
+        "the manifest is of another version",
+        path=path,
+        expected=f"version {VERSION}",
+        found=f"version {version!r:.60}",
+        fix="use the shardkit that wrote it, or a newer one",
+    )
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
@@ -254,15 +307,11 @@ def split_names(folder: Path) -> list[str]:
     path = folder / "dataset_dict.json"
     if not path.is_file():
         return []
-    try:
-        names = [
-            checked_name(name, path, "splits", flat=True)
-            for name in json.loads(storage.read(path))["splits"]
-        ]
-        if not all((folder / name).is_dir() for name in names):
-            raise ValueError(f"no folders for {names!r:.100}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"the file is damaged: {error}", path=path) from error
+    found = from_json(_DatasetDict, storage.read(path, MOST_BYTES), "the file", path=path)
+    names = [checked_name(name, path, "splits", flat=True) for name in found["splits"]]
+    for name in names:
+        if not (folder / name).is_dir():
+            raise DamagedError("the folder of a split is missing", path=folder / name)
     return names
 
 
@@ -282,43 +331,75 @@ def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
     )
 
 
-def _from_json(data: dict[str, Any]) -> Manifest:
-    data["shards"] = tuple(
-        Shard(_of(File, s["file"]), s["samples"], _files(s["beside"])) for s in data["shards"]
-    )
-    data["fields"] = {name: _of(FieldStats, stats) for name, stats in data["fields"].items()}
-    data["files"] = _files(data["files"])
-    if data.get("classes") is not None:  # of one field alone, as manifests had it at first
-        data["class_names"] = {data["label"]: data["classes"]}
-    named = data.get("class_names", {})
-    data["class_names"] = {name: tuple(map(str, names)) for name, names in named.items()}
-    if data["label_counts"] is not None:
-        data["label_counts"] = tuple(data["label_counts"])
-    return _of(Manifest, data)
+def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
+    if "splits" in data:
+        splits = checked(Splits, data)
+        _check_files(splits.files, "files", path)
+        for name in splits.splits:
+            if checked_name(name, path, "splits", flat=True) == FOLDER:
+                raise ValueError(f"a split is called {FOLDER}")
+        return splits
+    if data.pop("checksum", storage.CHECKSUM) != storage.CHECKSUM:
+        raise ValueError(f"its checksums are not of the kind {storage.CHECKSUM}")
+    if (names := data.pop("classes", None)) is not None:  # of one field, as it was at first
+        data["class_names"] = {str(data.get("label")): names}
+    manifest = checked(Manifest, data)
+    with under("layout"):
+        checked(_Layout, manifest.layout)
+        with under("schema"):
+            manifest.schema  # noqa: B018 - raises for what is no schema
+    for name, kind, entry in (
+        ("text", TextEntry, manifest.text),
+        ("tokenizer", TokenizerEntry, manifest.tokenizer),
+    ):
+        if entry:
+            checked(kind, entry, name)
+    _check_names(manifest, path)
+    _check_together(manifest)
+    return manifest
 
 
-def _files(entries: list[dict[str, Any]]) -> tuple[File, ...]:
-    return tuple(_of(File, entry) for entry in entries)
-
-
-def _of(kind: type[_T], data: dict[str, Any]) -> _T:
-    """An object of JSON; entries that a later version has added are left out."""
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in data.items() if name in names})
+def _check_together(manifest: Manifest) -> None:
+    """What no value tells by itself. Counts of the shards are those that `verify` compares."""
+    total, counts = manifest.samples, manifest.label_counts
+    if total >= 2**63 or manifest.bytes >= 2**63:
+        raise MismatchError("sums below 2^63", [], "shards")
+    names = {shard.file.name for shard in manifest.shards}
+    if len(names) != len(manifest.shards):
+        raise ValueError("a shard is named twice")
+    if counts is not None and (len(counts) != len(manifest.classes or ()) or sum(counts) > total):
+        raise MismatchError("a count for each class", [*counts], "label_counts")
 
 
 _OWN_CHECKSUM = "manifest_checksum"
 
 
-def _own_checksum(data: dict[str, Any]) -> str:
-    """Of a manifest's content, so that a change in it is noticed as well."""
-    return xxhash.xxh3_128_hexdigest(_text(data))
+def _is_as_written(text: bytes, own: Any, data: dict[str, Any]) -> bool:
+    """Whether the rest of a manifest has the checksum that it names, however it is formatted."""
+    begin = text.rfind(b",")
+    found = text[:begin] + b"\n}"
+    return text == _sealed(found) or own == xxhash.xxh3_128_hexdigest(_text(data))
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
+    text = _sealed(_text(data))
+    if len(text) > MOST_BYTES:
+        raise FormatError(
+            "there are more shards than a manifest can name",
+            path=path,
+            expected=f"a manifest of at most {MOST_BYTES:,} bytes",
+            found=f"{len(text):,}",
+            fix="make larger shards, with --shard-size",
+        )
     storage.make_folder(path.parent)
-    storage.write_file(path, _text({**data, _OWN_CHECKSUM: _own_checksum(data)}) + b"\n")
+    storage.write_file(path, text)
     storage.sync(path.parent)
+
+
+def _sealed(text: bytes) -> bytes:
+    """A manifest with its own checksum as its last entry, so that a change in it is noticed."""
+    checksum = xxhash.xxh3_128_hexdigest(text)
+    return text.removesuffix(b"\n}") + f',\n "{_OWN_CHECKSUM}": "{checksum}"\n}}\n'.encode()
 
 
 def _text(data: dict[str, Any]) -> bytes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import numbers
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict
 
 import numpy as np
 
+from shardkit.checked import Count, MismatchError, Rule, checked
 from shardkit.errors import FormatError, SampleError, UsageError
 from shardkit.sample import JsonText, Sample
 
@@ -144,12 +147,35 @@ class Json(FieldType):
         return value
 
 
+_DTYPE = re.compile(r"[<>|=][biufcSUVmM]\d{1,9}(\[\d*\w+\])?")
+_DIMENSIONS = 32  # that every version of numpy has
+_ELEMENTS = 2**40
+
+
+def _is_dtype(text: str) -> bool:
+    """Whether JSON may name a type so: as numpy writes those that are neither objects nor parts."""
+    try:
+        return _DTYPE.fullmatch(text) is not None and bool(np.dtype(text).str)
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_shape(shape: tuple[int | None, ...]) -> bool:
+    return len(shape) <= _DIMENSIONS and math.prod(n or 1 for n in shape) <= _ELEMENTS
+
+
 @dataclass(frozen=True, repr=False)
 class Array(FieldType):
     """A numpy array. `dtype`, `shape` and entries of `shape` may be None where they vary."""
 
-    dtype: str | None = None
-    shape: tuple[int | None, ...] | None = None
+    dtype: Annotated[str, Rule("a type such as <f4", _is_dtype)] | None = None
+    shape: (
+        Annotated[
+            tuple[Count | None, ...],
+            Rule(f"{_DIMENSIONS} dimensions and {_ELEMENTS:,} elements at most", _is_shape),
+        ]
+        | None
+    ) = None
 
     python = "numpy.ndarray"
 
@@ -180,6 +206,12 @@ TYPES: dict[str, type[FieldType]] = {
 
 # Names that WebDataset, and so every sample, keeps for itself.
 RESERVED = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
+
+
+class _Entry(TypedDict):
+    """A field in JSON; the rest are the options of its type."""
+
+    type: str
 
 
 class Schema(Mapping[str, FieldType]):
@@ -261,8 +293,12 @@ class Schema(Mapping[str, FieldType]):
         return {name: kind.to_json() for name, kind in self._fields.items()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Schema:
-        return cls({name: _type_from_json(name, entry) for name, entry in data.items()})
+    def from_json(cls, data: Any) -> Schema:
+        """Raises ValueError for what is no schema, FormatError for a type of a later version."""
+        entries = checked(dict[str, _Entry], data)
+        for name in RESERVED & entries.keys():
+            raise MismatchError(f"any name but {', '.join(sorted(RESERVED))}", name)
+        return cls({name: _type_from_json(name, entry) for name, entry in entries.items()})
 
     @classmethod
     def of(cls, sample: Sample) -> Schema:
@@ -302,6 +338,16 @@ def images_in(kind: FieldType, value: Any) -> Sequence[bytes]:
     if isinstance(kind, Image):
         return (value,)
     return value if isinstance(kind, Images) else ()
+
+
+def length_fields(schema: Schema) -> list[str]:
+    """The fields whose values are one-dimensional arrays, each as long as it likes."""
+    return [n for n, kind in schema.items() if isinstance(kind, Array) and kind.shape == (None,)]
+
+
+def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
+    """A row of the table that tells how long the arrays of a sample are, in these fields."""
+    return np.dtype([(name, "<u4") for name in names])
 
 
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
@@ -359,18 +405,15 @@ def _wrong_type(sample: Sample, name: str, kind: FieldType) -> SampleError:
     )
 
 
-def _type_from_json(name: str, entry: Mapping[str, Any]) -> FieldType:
-    options = dict(entry)
-    kind = TYPES.get(options.pop("type", ""))
+def _type_from_json(name: str, entry: _Entry) -> FieldType:
+    kind = TYPES.get(entry["type"])
     if kind is None:
         raise FormatError(
             f"field {name!r} is of a type that this version does not know",
-            found=str(entry.get("type")),
+            found=entry["type"],
             expected="one of " + ", ".join(TYPES),
         )
-    if isinstance(options.get("shape"), list):
-        options["shape"] = tuple(options["shape"])
-    return kind(**options)
+    return checked(kind, {n: value for n, value in entry.items() if n != "type"}, name)
 
 
 def _is_image(value: Any) -> bool:

@@ -228,10 +228,10 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def read(path: Path) -> bytes:
-    """All bytes of a file."""
-    with explained("read", path):
-        return path.read_bytes()
+def read(path: Path, most: int = -2) -> bytes:
+    """All bytes of a file; of one with more than `most`, so many and one."""
+    with explained("read", path), open(path, "rb") as file:
+        return file.read(most + 1)
 
 
 def read_whole(path: str, size: int | None = None) -> bytes:

@@ -59,8 +59,8 @@ MUTATIONS = [
     ),
     Mutation(
         "manifest.py",
-        "if version == VERSION and own != _own_checksum(",
-        "if False and own != _own_checksum(",
+        "if not _is_as_written(",
+        "if False and not _is_as_written(",
         "test_base.py test_verify.py",
     ),
     Mutation("storage.py", ")[written:]", ")[written + 1 :]", "test_base.py"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from shardkit.checked import checked
 from shardkit.cli import print_json
 from shardkit.cli.tables import counted, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
@@ -88,7 +89,7 @@ def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
         kind += f", {counted(about['stats']['count'], 'value')}" if about["stats"] else ", optional"
     if not about["stats"]:
         return name, kind, ""
-    stats = FieldStats(**about["stats"])
+    stats = checked(FieldStats, about["stats"])
     if stats.min == stats.max:
         return name, kind, f"{size(stats.max)} each"
     return name, kind, f"{size(stats.bytes)}; {spread(stats)}"

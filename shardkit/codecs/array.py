@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from shardkit import storage
+from shardkit.errors import DamagedError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,6 +27,7 @@ _HEADER = re.compile(
     rb"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d+,? ?)*)\), ?\}\s*",
     re.DOTALL,
 )
+_TABLE_HEADER = 1 << 20  # bytes at most: hundreds of fields
 _SIMPLE = re.compile(rb"'([<>|][biufcSUmM]\d+(?:\[\w+\])?)'")
 
 
@@ -93,6 +99,39 @@ def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None
     said = int(np.prod([dtype.itemsize, *shape], dtype=object))
     if said != size:
         raise ValueError(f"{said} bytes of values announced, {size} there")
+
+
+def load_table(
+    path: Path, dtype: np.dtype[np.void], what: str, mapped: bool = True
+) -> npt.NDArray[np.void]:
+    """The rows of a `.npy` file of ours, mapped or read.
+
+    Raises DamagedError, which begins with `what` it is, for any other file.
+    """
+    with storage.explained("read", path), open(path, "rb") as file:
+        header = npy_header(file.read(_TABLE_HEADER))
+        if header is None or header.fortran or len(header.shape) != 1:
+            raise DamagedError(f"{what} is damaged: it is no table", path=path)
+        expected = repr(np.lib.format.dtype_to_descr(dtype))
+        if header.descr.decode("latin-1") != expected:
+            raise DamagedError(
+                f"{what} does not fit its manifest",
+                path=path,
+                expected=expected,
+                found=header.descr.decode("latin-1")[: len(expected) + 100],
+            )
+        size = header.shape[0] * dtype.itemsize
+        if os.fstat(file.fileno()).st_size != header.start + size:
+            raise DamagedError(
+                f"{what} is damaged: it has not the rows that it announces",
+                path=path,
+                expected=f"{header.start + size:,} bytes",
+                found=f"{os.fstat(file.fileno()).st_size:,}",
+            )
+        file.seek(header.start)
+        if mapped and size:
+            return np.asarray(np.memmap(file, dtype, "r", header.start, header.shape))
+        return np.frombuffer(file.read(), dtype)
 
 
 def dump_array(value: npt.NDArray[Any]) -> bytes:

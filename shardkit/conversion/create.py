@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from shardkit import storage
-from shardkit.conversion.lengths import length_fields, lengths_header
+from shardkit.conversion.lengths import lengths_header
 from shardkit.conversion.partial import Partial, check_output, is_single
 from shardkit.conversion.publish import Content, Made, described, place
 from shardkit.conversion.shards import ShardSequence
@@ -17,7 +17,7 @@ from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
-from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
+from shardkit.schema import ClassNames, FieldType, Schema, label_of, length_fields, named_classes
 
 _JOB = {"create": True}
 

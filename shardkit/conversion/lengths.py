@@ -12,12 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardkit.sample import Sample
-from shardkit.schema import Array, Schema
-
-
-def length_fields(schema: Schema) -> list[str]:
-    """The fields whose values are one-dimensional arrays, each as long as it likes."""
-    return [n for n, kind in schema.items() if isinstance(kind, Array) and kind.shape == (None,)]
+from shardkit.schema import Schema, length_fields, lengths_dtype
 
 
 class Lengths:
@@ -41,7 +36,7 @@ class Lengths:
 
 def lengths_header(names: Sequence[str], size: int) -> bytes:
     """The beginning of an .npy file with a row per sample: uint32 columns of `size` bytes."""
-    dtype = np.dtype([(name, "<u4") for name in names])
+    dtype = lengths_dtype(names)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from shardkit import storage
-from shardkit.conversion.lengths import length_fields, lengths_header
+from shardkit.conversion.lengths import lengths_header
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import KEYS_REPEAT, Stats, finished_shard
@@ -35,7 +35,7 @@ from shardkit.manifest import (
     Splits,
 )
 from shardkit.names import checked_name
-from shardkit.schema import Schema
+from shardkit.schema import Schema, length_fields
 
 
 def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> dict[str, Manifest]:

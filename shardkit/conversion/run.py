@@ -6,11 +6,12 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from shardkit import storage
+from shardkit.checked import plain
 from shardkit.conversion import pool
 from shardkit.conversion.partial import (
     Partial,
@@ -110,7 +111,7 @@ class ConvertResult:
 
     def to_dict(self) -> dict[str, Any]:
         totals = {"samples": self.samples, "bytes": self.bytes, "errors": self.errors}
-        return {**asdict(self), **totals}
+        return {**plain(self), **totals}
 
 
 def prepare(

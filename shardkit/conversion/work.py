@@ -10,11 +10,12 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardkit import storage
+from shardkit.checked import plain
 from shardkit.conversion.reading import Reading
 from shardkit.conversion.shards import ShardSequence, Stats
 from shardkit.errors import SampleError, ShardkitError
@@ -132,7 +133,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         if lines:
             storage.write_file(folder / name, b"".join(lines))
     result = {
-        "shards": [asdict(shard) for shard in shards.shards],
+        "shards": plain(shards.shards),
         "errors": len(lists[ERRORS]),
         "stats": shards.stats.to_json(),
     }

@@ -139,6 +139,7 @@ class Format(ABC):
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
     raw_pictures: str = "array"  # what stores decoded pixels: arrays, or "ppm": picture fields
     encodes_pictures: bool = False  # it cannot hold all kinds, so that storing some takes long
+    layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
     join_pads: bool = False  # a joined shard may be larger than its parts together
 
     @abstractmethod
@@ -168,6 +169,7 @@ class Format(ABC):
     def layout(self, schema: Schema) -> dict[str, Any]:
         """What a reader needs beside the bytes, for the manifest: at least the schema, as JSON.
 
+        What it has beside that is named in `layout_types`: a manifest may be damaged.
         Raises FormatError for a schema that the format cannot carry.
         """
 

@@ -117,8 +117,7 @@ class DatasetSource(Source):
         if dataset.manifest_path is not None:
             files.update(storage.read(dataset.manifest_path))
         for shard in range(dataset.shards):
-            path = dataset.shard_path(shard)
-            about = path.stat()
+            about = dataset.stat(shard)
             files.update(f"{dataset.shard_name(shard)}\0{about.st_size}\0".encode())
             times.update(f"{about.st_mtime_ns}\0".encode())
         return {"files": files.hexdigest(), "times": times.hexdigest()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class Megatron(Format):
         "write: uint16 or int32 as Megatron's tools do, other whole numbers too; never cut to fit",
         "read at random: any .bin with its .idx, the sequences of a document as one sample",
     )
+
+    layout_types = MappingProxyType({"keys": bool})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
         return MegatronReader(path, layout)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class Wds(Format):
         "read foreign TARs: ustar, GNU, pax and V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
+
+    layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
         return WdsReader(path, layout)

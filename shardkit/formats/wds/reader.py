@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from shardkit import storage
-from shardkit.codecs.array import load_array, npy_header
+from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning, StorageError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     _Index: TypeAlias = npt.NDArray[np.void]
 
 _CHUNK = 1 << 20  # bytes at a time while unpacking
-_HEADER = 1 << 20  # bytes of an index's header at most: hundreds of fields
 _BESIDES = 8192  # bytes that one read for all of a sample may take too many
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
@@ -71,7 +70,7 @@ class WdsReader(ShardReader):
         index = self.layout.get("index")
         if index is None:
             assert place is not None
-            index = _load_index(place, self.schema, mapped)
+            index = load_table(place, index_dtype(self.schema), "the index of a shard", mapped)
         self._index: _Index = index
         self._length = len(index)
         # One call unpacks a row: numpy would take longer than the read itself.
@@ -210,35 +209,6 @@ def _one_piece(data: Data, row: tuple[int, ...], columns: list[_Column]) -> tupl
     if stop - first <= wanted + _BESIDES:
         return first, data[first:stop]
     return 0, data
-
-
-def _load_index(place: Path, schema: Schema, mapped: bool) -> _Index:
-    """The index of a shard of ours, mapped or read."""
-    dtype = index_dtype(schema)
-    with storage.explained("read", place), open(place, "rb") as file:
-        header = npy_header(file.read(_HEADER))
-        if header is None or header.fortran or len(header.shape) != 1:
-            raise DamagedError("the index of a shard is damaged: it is no table", path=place)
-        expected = repr(np.lib.format.dtype_to_descr(dtype))
-        if header.descr.decode("latin-1") != expected:
-            raise DamagedError(
-                "the index of a shard does not fit its manifest",
-                path=place,
-                expected=expected,
-                found=header.descr.decode("latin-1"),
-            )
-        size = header.shape[0] * dtype.itemsize
-        if os.fstat(file.fileno()).st_size != header.start + size:
-            raise DamagedError(
-                "the index of a shard is damaged: it has not the rows that it announces",
-                path=place,
-                expected=f"{header.start + size:,} bytes",
-                found=f"{os.fstat(file.fileno()).st_size:,}",
-            )
-        file.seek(header.start)
-        if mapped and size:
-            return np.asarray(np.memmap(file, dtype, "r", header.start, header.shape))
-        return np.frombuffer(file.read(), dtype)
 
 
 def _columns(schema: Schema, decoders: dict[type[FieldType], _Decoder | None]) -> list[_Column]:

@@ -1,0 +1,270 @@
+"""JSON of ours that is read back: bounded, and checked field by field against Python's types.
+
+Manifests, metadata in shards and lists beside them may be damaged, or made to do harm. What comes
+out of here is of the types that it is declared with: those of dataclasses and TypedDicts, `Any`
+where nothing is promised. An error names the value that is wrong: `shards[3].samples`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, TypeVar, cast
+
+from shardkit.errors import DamagedError, UsageError
+
+MOST_BYTES = 128 << 20  # of a manifest: 31 MB tell of 100,000 shards
+_DEPTH = 32  # of lists and objects inside one another where any value is allowed
+_SHOWN = 60  # characters of a wrong value
+_T = TypeVar("_T")
+_Check = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be beside its type, in a hint such as `Annotated[int, Rule(...)]`."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Rule("a whole number from 0 up", lambda n: 0 <= n < 2**63)]
+Digest = Annotated[str, Rule("32 hex digits", re.compile(r"[0-9a-f]{32}").fullmatch)]
+
+
+@dataclass(frozen=True)
+class Extensible:
+    """Base of objects to which a newer version may have added: `unknown` has that as it is."""
+
+    unknown: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+
+class MismatchError(ValueError):
+    """A value that is not what it should be, and where it stands."""
+
+    def __init__(self, expected: str, value: Any, *keys: str | int) -> None:
+        super().__init__()
+        self.expected = expected
+        self.found = _shown(value)
+        self._path = ""
+        for key in reversed(keys):
+            self.inside(key)
+
+    def inside(self, key: str | int) -> None:
+        """Note that the value stands under `key` in a larger one."""
+        name = isinstance(key, str) and key.isidentifier() and key.isascii()
+        self._path = (f".{key}" if name else f"[{json.dumps(key):.{_SHOWN}}]") + self._path
+
+    @property
+    def place(self) -> str:
+        return self._path.removeprefix(".")
+
+    def __str__(self) -> str:
+        at = f"{self.place}: " if self._path else ""
+        return f"{at}expected {self.expected}, found {self.found}"
+
+
+def parse(data: bytes) -> Any:
+    """The value in JSON of ours; raises ValueError. Numbers are finite and text is UTF-8."""
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    try:
+        return _DECODER.decode(data.decode())
+    except RecursionError:
+        raise ValueError("lists and objects stand too deep inside one another") from None
+
+
+def checked(hint: type[_T], value: Any, *keys: str | int) -> _T:
+    """A parsed value, which stands under `keys`, as what the hint says; raises MismatchError."""
+    with under(*keys):
+        found: _T = _checker(cast("Any", hint))(value)
+    return found
+
+
+@contextlib.contextmanager
+def under(*keys: str | int) -> Iterator[None]:
+    """Values that are checked in here stand under these keys."""
+    try:
+        yield
+    except MismatchError as error:
+        for key in reversed(keys):
+            error.inside(key)
+        raise
+
+
+def from_json(hint: type[_T], data: bytes, what: str, **where: Any) -> _T:
+    """The value in JSON of ours, checked; DamagedError says that `what` is damaged, and `where`."""
+    try:
+        return checked(hint, parse(data))
+    except ValueError as error:
+        raise damaged(what, error, **where) from error
+
+
+def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator[_T]:
+    """The values of a file with one on each line; raises DamagedError."""
+    for number, line in enumerate(data.splitlines(), 1):
+        yield from_json(hint, line, f"line {number} of {what}", **where)
+
+
+def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
+    """The error of ours for one of `parse` and `checked`."""
+    if isinstance(error, MismatchError):
+        at = f" at {error.place}" if error.place else ""
+        about = {"expected": error.expected, "found": error.found}
+        return DamagedError(f"{what} is damaged{at}", **about, **where)
+    return DamagedError(f"{what} is damaged: {error}", **where)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of dataclasses, with all that `checked` found unknown in them."""
+    if is_dataclass(value):
+        entries = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {**entries, **(entries.pop("unknown", None) or {})}
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+@functools.cache
+def _checker(hint: Any) -> _Check:
+    """What turns a parsed value into one of the type that a hint says."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is None:
+        return _plain_checker(hint)
+    if origin is Annotated:
+        kind, rule = args
+        if kind in _WORDS:
+            return _scalar(kind, rule.words, rule.holds)
+        return functools.partial(_ruled, _checker(kind), rule)
+    if origin in (typing.Union, types.UnionType):  # X | None, and no other
+        (inner,) = (_checker(arg) for arg in args if arg is not types.NoneType)
+        return lambda value: None if value is None else inner(value)
+    if origin in (list, tuple):
+        return functools.partial(_listed, origin, _checker(args[0]))
+    assert origin is dict
+    return functools.partial(_entries, {}, _checker(args[1]), ())
+
+
+def _plain_checker(hint: Any) -> _Check:
+    """The same for a hint without parameters."""
+    if hint is Any:
+        return _anything
+    if typing.is_typeddict(hint):
+        checks = {n: _checker(h) for n, h in typing.get_type_hints(hint, None, None, True).items()}
+        required = [name for name in checks if name in hint.__required_keys__]
+        return functools.partial(_entries, checks, _anything, required)
+    return _object(hint) if is_dataclass(hint) else _scalar(hint, _WORDS[hint], lambda value: True)
+
+
+def _scalar(kind: type, words: str, holds: Callable[[Any], Any]) -> _Check:
+    kinds = (int, float) if kind is float else (kind,)
+
+    def check(value: Any) -> Any:
+        if type(value) in kinds and holds(value):
+            return value
+        raise MismatchError(words, value)
+
+    return check
+
+
+def _ruled(check: _Check, rule: Rule, value: Any) -> Any:
+    found = check(value)
+    if rule.holds(found):
+        return found
+    raise MismatchError(rule.words, value)
+
+
+def _anything(value: Any, depth: int = _DEPTH) -> Any:
+    if isinstance(value, list | dict):
+        if not depth:
+            raise MismatchError(f"at most {_DEPTH} lists and objects inside one another", value)
+        for entry in value.values() if isinstance(value, dict) else value:
+            _anything(entry, depth - 1)
+    return value
+
+
+def _listed(kind: Callable[[list[Any]], Any], check: _Check, value: Any) -> Any:
+    if type(value) not in (list, tuple):  # a schema that was never text has tuples
+        raise MismatchError("a list", value)
+    found: list[Any] = []
+    try:
+        for entry in value:
+            found.append(check(entry))
+    except MismatchError as error:
+        error.inside(len(found))
+        raise
+    return kind(found)
+
+
+def _entries(
+    checks: Mapping[str, _Check], others: _Check, required: Collection[str], value: Any
+) -> dict[str, Any]:
+    """An object; entries without a check of their own go through that for `others`."""
+    if type(value) is not dict:
+        raise MismatchError("an object", value)
+    for name in required:
+        if name not in value:
+            raise MismatchError("a value", _NOTHING, name)
+    found = {}
+    name = ""
+    try:
+        for name, entry in value.items():
+            found[name] = checks.get(name, others)(entry)
+    except MismatchError as error:
+        error.inside(name)
+        raise
+    return found
+
+
+def _object(kind: Any) -> _Check:
+    """A dataclass: what it does not know is kept if it is `Extensible`, else refused."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    known = [f for f in dataclasses.fields(kind) if f.name != "unknown"]
+    none = dataclasses.MISSING
+    required = [f.name for f in known if f.default is none and f.default_factory is none]
+    checks = {f.name: _checker(hints[f.name]) for f in known}
+    extensible = issubclass(kind, Extensible)
+
+    def check(value: Any) -> Any:
+        found = _entries(checks, _anything, required, value)
+        if not found.keys() <= checks.keys():
+            more = {name: found.pop(name) for name in [*found] if name not in checks}
+            if not extensible:
+                raise MismatchError(f"none but {', '.join(checks)}", next(iter(more)))
+            found["unknown"] = more
+        try:
+            return kind(**found)
+        except UsageError as error:  # the class checks what its fields are together
+            raise MismatchError(error.expected or str(error.what), error.found or value) from error
+
+    return check
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_NOTHING = object()
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in a few characters, all of them ASCII."""
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
+    text = value[:_SHOWN] if isinstance(value, str) else value
+    return "nothing" if value is _NOTHING else f"{json.dumps(text):.{_SHOWN}}"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.{_SHOWN}} is no number that JSON has")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
