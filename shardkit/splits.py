@@ -204,7 +204,7 @@ def shown_images(folder: Path) -> frozenset[str]:
 def _text_of(path: Path) -> str:
     if not path.is_file():
         return ""
-    with storage.explained("read", path), open(path, "rb") as file:
+    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
         return file.read(_CARD_BYTES).decode("utf-8", "replace")
 
 

@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,30 @@ def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
     raise UsageError(
         "URLs are not supported yet", found=url, expected="a path on this machine", fix=fix
     )
+
+
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file to read: `open(path, "rb", opener=storage.regular)`.
+
+    All data are opened by this. Another kind of file, such as a pipe that nobody writes to, would
+    let us wait for ever: it raises OSError.
+    """
+    try:
+        handle = os.open(path, flags | _NO_WAITING)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError("it is a socket or a device, and no regular file") from error
+        raise
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device'}, and no regular file")
+
+
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 def make_folder(path: Path) -> None:
@@ -174,7 +199,7 @@ def write(file: NewFile, chunks: Sequence[Chunk]) -> None:
 def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:
     """Append `size` bytes of a file of ours, those from `start` on; returns that number."""
     left = size
-    with explained("read", source), open(source, "rb", buffering=0) as part:
+    with explained("read", source), open(source, "rb", buffering=0, opener=regular) as part:
         part.seek(start)
         while left:
             block = part.read(min(left, _BLOCK))
@@ -230,7 +255,7 @@ def remove(path: Path) -> None:
 
 def read(path: Path, most: int = -2) -> bytes:
     """All bytes of a file; of one with more than `most`, so many and one."""
-    with explained("read", path), open(path, "rb") as file:
+    with explained("read", path), open(path, "rb", opener=regular) as file:
         return file.read(most + 1)
 
 
@@ -240,9 +265,9 @@ def read_whole(path: str, size: int | None = None) -> bytes:
     Raises OSError as it comes: this is the inner loop of a conversion, and its caller knows more.
     """
     if size is None:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=regular) as file:
             return file.read()
-    handle = os.open(path, os.O_RDONLY)
+    handle = regular(path, os.O_RDONLY)
     try:
         data = os.read(handle, size + 1)
         while 0 < len(data) < size:  # a signal, or more than the system reads at once
@@ -267,7 +292,7 @@ class PreadFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with explained("open", path):
-            self._handle = os.open(path, os.O_RDONLY)
+            self._handle = regular(path, os.O_RDONLY)
             self._size = os.fstat(self._handle).st_size
         self._number = ctypes.c_int(self._handle)
         self._cached = _preadv2 is not None
@@ -401,7 +426,7 @@ def open_data(path: Path, mapped: bool) -> Data:
     """The bytes of a file: mapped, or read when they are asked for."""
     if not mapped:
         return PreadFile(path)
-    with explained("open", path), open(path, "rb") as file:
+    with explained("open", path), open(path, "rb", opener=regular) as file:
         if not file.seek(0, os.SEEK_END):  # an empty file cannot be mapped
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -435,7 +460,7 @@ def checksum(path: Path) -> str:
         return digest
     hasher = xxhash.xxh3_128()
     view = memoryview(bytearray(_BLOCK))
-    with explained("read", path), open(path, "rb", buffering=0) as file:
+    with explained("read", path), open(path, "rb", buffering=0, opener=regular) as file:
         while count := file.readinto(view):
             hasher.update(view[:count])
     return hasher.hexdigest()
@@ -461,5 +486,9 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
         except OSError:
             found = None
         return StorageError(f"cannot {doing}: the disk is full", path=path, found=found, fix=fix)
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return StorageError(f"cannot {doing}: {reason}", path=path)
+    return StorageError(f"cannot {doing}: {reason(error)}", path=path)
+
+
+def reason(error: OSError) -> str:
+    """What the system, or `regular`, says."""
+    return os.strerror(error.errno) if error.errno else str(error)

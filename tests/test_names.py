@@ -222,9 +222,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"]
-)
+@pytest.mark.parametrize("name", ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"])
 @pytest.mark.parametrize(("kind", "way", "field"), NAMED)
 def test_the_error_says_which_name_of_which_file(
     kind: str, way: tuple[Any, ...], field: str, name: str, sets: Path, tmp_path: Path

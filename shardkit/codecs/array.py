@@ -108,7 +108,7 @@ def load_table(
 
     Raises DamagedError, which begins with `what` it is, for any other file.
     """
-    with storage.explained("read", path), open(path, "rb") as file:
+    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
         header = npy_header(file.read(_TABLE_HEADER))
         if header is None or header.fortran or len(header.shape) != 1:
             raise DamagedError(f"{what} is damaged: it is no table", path=path)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from shardkit import storage
 from shardkit.errors import FormatError
 
 
@@ -84,7 +85,7 @@ def kind_of_file(path: Path) -> Kind | None:
     if kind is not None or not path.is_file():
         has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()
         return None if has_index else kind
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=storage.regular) as file:
         head = file.read(12)
     if head.startswith(_HDF5):
         return HDF5

@@ -26,7 +26,10 @@ def drop(paths: Iterable[Path]) -> float:
         return 1.0
     stayed = every = 0
     for file in _files(paths):
-        with storage.explained("read", file), open(file, "rb", buffering=0) as opened:
+        with (
+            storage.explained("read", file),
+            open(file, "rb", buffering=0, opener=storage.regular) as opened,
+        ):
             handle = opened.fileno()
             size = os.fstat(handle).st_size
             if not size:

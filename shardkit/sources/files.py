@@ -6,18 +6,10 @@ import os
 
 from shardkit import storage
 from shardkit.errors import SampleError
-from shardkit.walk import NO_FILE
 
 
 def read_file(path: str, size: int | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
-    known = size is not None and size != NO_FILE
-    if (
-        not known and os.path.exists(path) and not os.path.isfile(path)
-    ):  # a pipe would wait for ever
-        raise SampleError(
-            "this is no regular file", path=path, fix="remove it, or use --on-error skip"
-        )
     try:
         data = storage.read_whole(path, size)
     except OSError as error:
@@ -46,7 +38,7 @@ def unreadable(error: OSError, path: str) -> SampleError:
                 fix="restore what it points to or remove it, or use --on-error skip",
             )
     return SampleError(
-        f"the file cannot be read: {os.strerror(error.errno or 0)}",
+        f"the file cannot be read: {storage.reason(error)}",
         path=path,
         fix="check the file's permissions and its disk, or drop it with --on-error skip",
     )

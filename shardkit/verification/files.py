@@ -35,7 +35,10 @@ def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None)
         _check_size(path, file, shard)
         digest = xxhash.xxh3_128()
         block = memoryview(bytearray(min(_BLOCK, file.bytes + 1)))
-        with storage.explained("read", path), open(path, "rb", buffering=0) as opened:
+        with (
+            storage.explained("read", path),
+            open(path, "rb", buffering=0, opener=storage.regular) as opened,
+        ):
             while count := opened.readinto(block):
                 digest.update(block[:count])
                 counted += count

@@ -317,8 +317,8 @@ def test_what_is_no_file_is_an_error_in_its_turn(tmp_path: Path) -> None:
     source = stream(tmp_path)
     assert [e.what for e in errors(source)] == [
         "the link leads nowhere",
-        "this is no regular file",
-        "this is no regular file",
+        "the file cannot be read: it is a pipe, and no regular file",
+        "the file cannot be read: it is a pipe, and no regular file",
     ]
     assert good(tmp_path) == ["a"]
     assert source.sizes().tolist() == [14, 0, 0, 0]

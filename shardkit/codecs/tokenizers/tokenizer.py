@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from shardkit import storage
 from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.cuts import Ids
@@ -189,10 +190,10 @@ def digest(data: bytes) -> str:
 
 def read_file(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return storage.read_whole(path)
     except OSError as error:
         raise StorageError(
-            "a tokenizer's file cannot be read", path=path, found=error.strerror
+            "a tokenizer's file cannot be read", path=path, found=storage.reason(error)
         ) from error
 
 

@@ -337,7 +337,10 @@ class IpcReader(BatchReader):
         self._kept: list[Rows | None] = [None] * len(self._starts)
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        with storage.explained("open", self._path), open(self._path, "rb") as file:
+        with (
+            storage.explained("open", self._path),
+            open(self._path, "rb", opener=storage.regular) as file,
+        ):
             if not os.fstat(file.fileno()).st_size:
                 raise DamagedError("the file is empty", path=self._path)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

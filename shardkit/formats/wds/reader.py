@@ -345,7 +345,7 @@ def _opened(path: Path, mapped: bool) -> tuple[Data, int]:
 
     That file has no name any more: the system removes it when nobody uses it, or the process ends.
     """
-    with storage.explained("open", path), open(path, "rb") as file:
+    with storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
         if _unpacker(file.read(6)) is None:
             return (_map_file(file) if mapped else storage.PreadFile(path)), 0
         about = os.fstat(file.fileno())
@@ -371,7 +371,7 @@ def _unpacked(path: Path) -> mmap.mmap | bytes:
     """The plain TAR in a compressed one."""
     with (
         storage.explained("open", path),
-        open(path, "rb") as file,
+        open(path, "rb", opener=storage.regular) as file,
         tempfile.TemporaryFile() as plain,
     ):
         unpack = _unpacker(file.read(6))

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import zstandard
 
+from shardkit import storage
 from shardkit.errors import SampleError
-from shardkit.sources.files import read_file, unreadable
-from shardkit.walk import NO_FILE
+from shardkit.sources.files import unreadable
 
 BLOCK = 1 << 20  # bytes per read
 # Of a compressed file. Not even zeros make a gigabyte of so little, whatever the compression.
@@ -77,10 +77,8 @@ def expansion(path: str, size: int, compression: str) -> tuple[int, int]:
 
 def stored_blocks(path: str, size: int, start: int, block: int) -> Iterator[bytes]:
     """The bytes as the file has them, so many at a time."""
-    if size == NO_FILE:
-        read_file(path, size)  # says what it is instead
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=storage.regular) as file:
             _check_size(path, size, os.fstat(file.fileno()).st_size)
             file.seek(start)
             while start < size:

@@ -1,0 +1,158 @@
+"""X4: what stands in the place of a file is refused, where a pipe would let us wait for ever."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.dataset import open_splits
+from shardkit.errors import SampleError, ShardkitError
+from shardkit.formats import FORMATS
+from shardkit.inspection import inspect
+from shardkit.verification.verify import verify
+from tests.conftest import files_of, write_pictures
+
+SECONDS = 40  # far more than any of this takes
+
+
+class HungError(BaseException):
+    """Nothing of ours may catch this."""
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    """Ends what waits for ever."""
+
+    def hung(number: int, frame: object) -> None:
+        raise HungError
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # names of sockets are short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+IRREGULAR = [_pipe, _socket, _device]
+
+
+def uses(path: Path, out: Path) -> list[Callable[[], Any]]:
+    def read() -> None:
+        for dataset in open_splits(path).values():
+            for source in (dataset, dataset.unmapped()):
+                for n in range(len(source)):
+                    source[n]
+            dataset.original_paths()
+            dataset.lengths("ids")
+
+    def verified() -> None:
+        for problem in verify(path, decode=True).problems:
+            raise problem
+
+    return [
+        read,
+        lambda: inspect(path),
+        verified,
+        lambda: shardkit.convert(path, "wds", out, workers=0),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("format", FORMATS)
+def test_whatever_stands_for_a_file_of_a_dataset(format: str, tmp_path: Path) -> None:
+    lengths = format != "beton"  # which has no arrays of any length
+    values = [np.arange(n, dtype=np.uint16) if lengths else n for n in range(6)]
+    schema = {"ids": shardkit.Array("uint16", (None,)) if lengths else shardkit.Int()}
+    samples = [{"ids": value} for value in values]
+    shardkit.convert(samples, format, tmp_path / "whole", schema=schema, workers=0)
+    assert (tmp_path / "whole/__shardkit__/lengths.npy").exists() == lengths
+    cases = itertools.product(files_of(tmp_path / "whole"), IRREGULAR)
+    for number, (name, make) in enumerate(cases):
+        damaged = tmp_path / f"damaged{number}"
+        shutil.copytree(tmp_path / "whole", damaged)
+        (damaged / name).unlink()
+        make(damaged / name)
+        for without_manifest in (False, True):
+            if without_manifest:
+                shutil.rmtree(damaged / "__shardkit__")
+            for use in uses(damaged, tmp_path / f"out{number}"):
+                try:
+                    use()
+                except ShardkitError:
+                    pass
+
+
+@pytest.mark.parametrize("make", IRREGULAR)
+@pytest.mark.parametrize("name", ["x.tar", "x.arrow", "x.jsonl", "x.csv", "x.txt", "x.bin"])
+def test_a_single_file_that_is_none(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    for use in uses(tmp_path / name, tmp_path / "out"):
+        with pytest.raises(ShardkitError):
+            use()
+
+
+class Swap:
+    """A monitor that changes a source between planning and reading."""
+
+    def __init__(self, change: Callable[[], None]) -> None:
+        self._change = change
+
+    def start(self, plan: Any, done: int) -> None:
+        self._change()
+
+    def advance(self, progress: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("make", IRREGULAR)
+def test_what_takes_the_place_of_a_file_while_converting(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    images = write_pictures(tmp_path / "images")
+    (tmp_path / "text").mkdir()
+    for number in range(3):
+        (tmp_path / f"text/{number}.txt").write_text("text " * number)
+    for source, path in (
+        (images, images / "class1/001.jpg"),
+        (tmp_path / "text", tmp_path / "text/1.txt"),
+    ):
+
+        def swap(path: Path = path) -> None:
+            path.unlink()
+            make(path)
+
+        with pytest.raises(SampleError, match="no regular file"):
+            shardkit.convert(source, "wds", tmp_path / "out", monitor=Swap(swap), workers=0)
+        done = shardkit.convert(source, "wds", tmp_path / "out", on_error="skip", workers=0)
+        assert done.errors == 1
+        shutil.rmtree(tmp_path / "out")
