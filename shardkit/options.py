@@ -26,6 +26,7 @@ IMAGE_FORMATS = ("keep", "jpeg", "png", "webp", "raw")
 PACKINGS = ("concat", "nosplit", "pad")
 REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
+SEEDS = (1 << 64) - 1  # the largest: order.py counts modulo 2^64
 MAX_PIXELS = 1 << 27  # of a picture that is decoded, unless another limit is given
 # What holds for pictures that must be made anew, where an option is None.
 IMAGE_DEFAULTS: dict[str, Any] = {
@@ -190,6 +191,7 @@ class ConvertOptions:
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("a shard is bounded by its size or by its samples, not by both")
         check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0)
+        check_numbers(self, SEEDS, seed=0)
         check_choice(self, "on_error", ("fail", "skip"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
@@ -272,16 +274,33 @@ def check_names(kind: type[Any], options: Iterable[str]) -> None:
             raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
 
 
-def check_numbers(options: Any, **least: int) -> None:
-    """Raises UsageError unless these options are None or whole numbers from such a one up."""
+def check_numbers(options: Any, most: int = 1 << 62, **least: int) -> None:
+    """Raises UsageError unless these options are whole numbers from such a one up.
+
+    None passes where the option's annotation has it.
+    """
     for name, lowest in least.items():
         value = getattr(options, name)
-        if value is None:
+        if value is None and _may_be_none(type(options), name):
             continue
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not whole or value < lowest:
-            raise UsageError(f"{name} must be a whole number from {lowest} up", found=repr(value))
+        if not is_whole(value) or not lowest <= value <= most:
+            expected = f"up to {most:,}" if is_whole(value) and value > most else None
+            raise UsageError(
+                f"{name} must be a whole number from {lowest} up",
+                expected=expected,
+                found=f"{value!r:.200}",
+            )
         object.__setattr__(options, name, int(value))  # also if it is one of numpy's
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is an integer, of numpy too, and no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _may_be_none(kind: type[Any], name: str) -> bool:
+    every = [getattr(base, "__annotations__", {}) for base in kind.__mro__]
+    return any("None" in str(names.get(name)) for names in every if name in names)
 
 
 def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:

@@ -118,8 +118,12 @@ class _Position:
         return {**state, "number": self._number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        epoch, place = states.load(state, self._identity)
-        self._start(epoch, place, state["number"])
+        schedule = self._dataset.schedule()
+        epoch, place = states.load(state, self._identity, schedule)
+        number = states.whole(state, "number")
+        if number > schedule.steps(epoch) or schedule.place(epoch, number) != place:
+            raise states.refused("number", number, "that of the batches up to this place")
+        self._start(epoch, place, number)
         self._dataset._epochs.restart(epoch + 1)
 
 

@@ -6,15 +6,15 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from shardkit.errors import SampleError, UsageError
-from shardkit.options import check_names
+from shardkit.options import check_names, is_whole
 from shardkit.stream.batches import Batch, Made, rows_of
 from shardkit.stream.options import StreamOptions
+from shardkit.stream.order import EPOCHS
 from shardkit.stream.schedule import START, Place, Schedule, Step
 from shardkit.stream.stream import Source, Stream
 from shardkit.stream.world import World, find_world
@@ -109,8 +109,8 @@ class StreamingDataset:
 
 def checked_epoch(epoch: int) -> int:
     """The number of an epoch. Raises UsageError for what is none."""
-    if not isinstance(epoch, Integral) or epoch < 0:
-        raise UsageError("an epoch is a whole number from 0 up", found=repr(epoch))
+    if not is_whole(epoch) or not 0 <= epoch < EPOCHS:
+        raise UsageError("an epoch is a whole number from 0 up", found=f"{epoch!r:.200}")
     return int(epoch)
 
 

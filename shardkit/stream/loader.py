@@ -42,6 +42,9 @@ class Loader:
     depends neither on `threads` nor on `prefetch`.
     """
 
+    threads: int | None
+    prefetch: int
+
     def __init__(
         self,
         source: StreamingDataset | Source,
@@ -138,9 +141,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a state, with any number of ranks. Reads nothing.
 
-        Raises UsageError for a state of another dataset or of other settings.
+        Raises UsageError for a state of another dataset or of other settings, and for what is none.
         """
-        self.epoch, self._place = states.load(state, self._identity)
+        self.epoch, self._place = states.load(state, self._identity, self._schedule())
         self._used, self._loaded = False, True
         self.epoch, self._place = self._next()
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.options import check_choice, check_names, check_numbers
+from shardkit.options import SEEDS, check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
+
+_ROWS = 1 << 26  # of a batch: numbers of many more do not fit into memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,11 @@ class StreamOptions:
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_numbers(self, window=1, parts=1, max_errors=0, batch_size=1, global_batch_size=1)
+        check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)
+        check_numbers(self, _ROWS, batch_size=1, global_batch_size=1)
+        check_numbers(self, SEEDS, seed=0)
+        if not isinstance(self.shuffle, bool):
+            raise UsageError("shuffle must be True or False", found=repr(self.shuffle))
         check_choice(self, "cache", (None, "memory", "decoded"))
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "last", ("pad", "drop", "short"))
@@ -51,10 +59,12 @@ class StreamOptions:
             )
         if isinstance(self.batching, Pack) and self.collate is not None:
             raise UsageError("Pack makes rows by itself", found="collate=", fix="leave it out")
-        if self.weights is not None and not all(weight > 0 for weight in self.weights):
-            raise UsageError("weights must be numbers over 0", found=repr(self.weights))
-        if isinstance(self.fields, str):
+        if self.weights is not None and not _are_weights(self.weights):
+            raise UsageError("weights must be numbers over 0", found=f"{self.weights!r:.200}")
+        if isinstance(self.fields, str) or not isinstance(self.fields or [], Collection):
             raise UsageError("fields must be a list of names", found=repr(self.fields))
+        if self.collate is not None and not callable(self.collate):
+            raise UsageError("collate must be a function", found=repr(self.collate))
 
     @classmethod
     def of(cls, **options: Any) -> StreamOptions:
@@ -79,3 +89,14 @@ class StreamOptions:
                 found=f"global_batch_size={self.global_batch_size}",
             )
         return each
+
+
+def _are_weights(weights: Any) -> bool:
+    """Whether these are numbers over 0 that can be added up."""
+    try:
+        return math.isfinite(math.fsum(weights)) and all(
+            isinstance(weight, Real) and not isinstance(weight, bool) and float(weight) > 0
+            for weight in weights
+        )
+    except (TypeError, ValueError, OverflowError):
+        return False

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
 ORDER_VERSION = 1  # changes with every change of what comes when; a state of another is refused
+EPOCHS = 1 << 31  # as many as there are: a mixture counts its draws of all of them in 64 bits
 WINDOW = 1 << 16  # samples; 16 bytes each
 _BLOCKS = 16  # in a window, at least, so that it mixes samples from many places
 _BLOCK_ORDER, _WINDOW_ORDER, _MIX_ORDER = range(3)  # what a seed is for
@@ -169,10 +170,16 @@ class Mixture:
         open_ = np.ones(len(drawn), np.bool_)
         rest = int(self._shares.sum())
         for which, share in enumerate(self._shares[:-1].tolist()):
-            before, after = number * share // rest, (number + 1) * share // rest
+            before, after = _share(number, share, rest), _share(number + 1, share, rest)
             here = open_ & (after > before)
             source[here], number[here] = which, before[here]
             open_ &= ~here
             number[open_] -= before[open_]
             rest -= share
         return source, number
+
+
+def _share(number: Numbers, share: int, rest: int) -> Numbers:
+    """`number * share // rest`, where that product may be too large for 64 bits."""
+    whole = number // rest
+    return whole * share + (number - whole * rest) * share // rest

@@ -62,6 +62,12 @@ class Schedule(ABC):
     def place(self, epoch: int, steps: int) -> Place:
         """Where all ranks stand behind the first so many steps of an epoch."""
 
+    places: str  # for people: what `settled` takes
+
+    @abstractmethod
+    def settled(self, epoch: int, place: Place) -> Place | None:
+        """The place, in its one way to be written; None where no number of ranks can stand."""
+
     def is_over(self, epoch: int, place: Place) -> bool:
         """Whether none is left, which is known sooner than how many are."""
         return self.step(epoch, place) is None
@@ -83,6 +89,7 @@ class Fixed(Schedule):
         self._rank, self._world = rank, world
         self._last = last
         self._ahead: dict[tuple[int, Place], Step] = {}
+        self.places = f"0 to {order.samples:,} samples, 0 batches"
 
     def steps(self, epoch: int, place: Place = START) -> int:
         left = self._order.samples - place.samples
@@ -90,6 +97,10 @@ class Fixed(Schedule):
 
     def place(self, epoch: int, steps: int) -> Place:
         return Place(min(steps * self.size, self._order.samples))
+
+    def settled(self, epoch: int, place: Place) -> Place | None:
+        there = 0 <= place.samples <= self._order.samples and not place.batches
+        return place if there else None
 
     def is_over(self, epoch: int, place: Place) -> bool:
         return not self.steps(epoch, place)
@@ -163,6 +174,7 @@ class Planned(Schedule):
         self._seed, self._window = seed, window
         self._plan: tuple[tuple[int, int], list[MicroBatch], Draw] | None = None
         self._counts: dict[int, list[int]] = {}  # of an epoch: micro-batches of each window
+        self.places = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
 
     def steps(self, epoch: int, place: Place = START) -> int:
         done = -(-place.samples // self._window)
@@ -176,6 +188,15 @@ class Planned(Schedule):
                 return Place(window * self._window, batches)
             batches -= count
         return Place(self._order.samples)
+
+    def settled(self, epoch: int, place: Place) -> Place | None:
+        (first, number), samples = place, self._order.samples
+        if not 0 <= first < samples or first % self._window:
+            return place if place == (samples, 0) else None
+        planned = len(self._planned(epoch, first)[0])
+        if number == planned:  # the end of a window is the beginning of the next
+            return Place(min(first + self._window, samples))
+        return place if 0 <= number < planned else None
 
     def _counted(self, epoch: int) -> list[int]:
         """How many micro-batches each window of an epoch gives."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.stream.order import ORDER_VERSION
-from shardkit.stream.schedule import Place
+from shardkit.options import is_whole
+from shardkit.stream.order import EPOCHS, ORDER_VERSION
+from shardkit.stream.schedule import Place, Schedule
 
 
 def save(identity: dict[str, Any], epoch: int, place: Place) -> dict[str, Any]:
@@ -15,18 +17,19 @@ def save(identity: dict[str, Any], epoch: int, place: Place) -> dict[str, Any]:
     return {"order_version": ORDER_VERSION, "epoch": epoch, **place._asdict(), "stream": identity}
 
 
-def load(state: dict[str, Any], identity: dict[str, Any]) -> tuple[int, Place]:
-    """Epoch and place of a state. Raises UsageError for another stream's, with what differs."""
-    try:
-        version = state["order_version"]
-        epoch, place = int(state["epoch"]), Place(int(state["samples"]), int(state["batches"]))
-        theirs = dict(state["stream"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"this is no state of a Loader: {error!r}",
-            expected="what state_dict() gave",
-            found=repr(state)[:200],
-        ) from error
+def load(state: dict[str, Any], identity: dict[str, Any], schedule: Schedule) -> tuple[int, Place]:
+    """Epoch and place of a state. Raises UsageError with what is wrong or differs.
+
+    `schedule` is that of the stream with this `identity`, and says which places there are.
+    """
+    if not isinstance(state, dict):
+        raise refused("the whole", state, "a dict")
+    version = whole(state, "order_version")
+    epoch = whole(state, "epoch", EPOCHS - 1)
+    place = Place(whole(state, "samples"), whole(state, "batches"))
+    theirs = state.get("stream")
+    if not isinstance(theirs, dict):
+        raise refused("stream", theirs, "a dict")
     if version != ORDER_VERSION:
         raise UsageError(
             "the state is of another version of the order of samples",
@@ -35,12 +38,52 @@ def load(state: dict[str, Any], identity: dict[str, Any]) -> tuple[int, Place]:
             fix="continue with the shardkit that saved it, or begin a new epoch",
         )
     ours = json.loads(json.dumps(identity))
-    differing = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    differing = [name for name in {**ours, **theirs} if _other(ours, theirs, name)]
     if differing:
         raise UsageError(
             "the state is of another dataset or of other settings",
-            expected=", ".join(f"{name} {theirs.get(name)!r}" for name in differing),
-            found=", ".join(f"{name} {ours.get(name)!r}" for name in differing),
+            expected=_named(theirs, differing),
+            found=_named(ours, differing),
             fix="use the dataset and settings of the run that saved it, or begin without a state",
         )
-    return epoch, place
+    settled = schedule.settled(epoch, place)
+    if settled is None:
+        raise refused("samples, batches", tuple(place), schedule.places)
+    return epoch, settled
+
+
+def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:
+    """A field of a state that is a whole number. Raises UsageError where it is not."""
+    value: Any = state.get(name)
+    if not is_whole(value) or not 0 <= value <= most:
+        raise refused(name, value, f"0 to {most:,}")
+    return int(value)
+
+
+def refused(name: str, value: Any, expected: str) -> UsageError:
+    """The error for a field of a state that cannot be."""
+    return UsageError(
+        f"this is no state of a Loader: {name} cannot be",
+        expected=f"what state_dict() gave; {name}: {expected}",
+        found=_shown(value),
+        fix="load the state as it was saved, or begin without one",
+    )
+
+
+def _other(ours: dict[str, Any], theirs: dict[str, Any], name: Any) -> bool:
+    try:
+        return name not in ours or name not in theirs or bool(ours[name] != theirs[name])
+    except RecursionError:  # lists in lists without end
+        return True
+
+
+def _named(identity: dict[str, Any], differing: list[str]) -> str:
+    return ", ".join(
+        f"{name if str(name).isidentifier() else _shown(name):.80} {_shown(identity.get(name))}"
+        for name in differing[:9]
+    )
+
+
+def _shown(value: Any) -> str:
+    """For people: what is deep or long is cut."""
+    return reprlib.repr(value)[:200]

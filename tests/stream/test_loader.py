@@ -477,6 +477,30 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
         ({"batch_size": 4, "prefetch": 0}, "prefetch must be a whole number from 1"),
         ({"batch_size": 4, "threads": "2"}, "threads must be a whole number from 0"),
         ({"batching": shardkit.Pack(8, 2), "collate": dict}, "Pack makes rows by itself"),
+        *[({"batch_size": n}, "batch_size must be") for n in (True, 4.0, "4", 10**9, 10**18)],
+        *[({"batch_size": 4, "seed": n}, "seed must be") for n in (None, -1, 1.5, True, 2**64)],
+        *[({"batch_size": 4, "window": n}, "window must be") for n in (None, 2**63, 10**400)],
+        *[({"batch_size": 4, "threads": n}, "threads must be") for n in (1.5, -1, True, 10**30)],
+        *[({"batch_size": 4, "rank": n}, "rank must be") for n in (0.5, -1, False)],
+        *[({"batch_size": 4, n: None}, f"{n} must be") for n in ("prefetch", "parts", "shuffle")],
+        ({"batch_size": 4, "max_errors": float("nan")}, "max_errors must be"),
+        ({"batch_size": 4, "collate": 5}, "collate must be a function"),
+        ({"batch_size": 4, "fields": 5}, "fields must be a list"),
+        *[
+            ({"batch_size": 4, "weights": n}, "weights must be numbers over 0")
+            for n in (
+                [1, float("inf")],
+                [float("nan")],
+                [0],
+                [-1],
+                ["a"],
+                [True],
+                [10**400],
+                5,
+                [1e308, 1e308],
+                [None],
+            )
+        ],
     ]:
         with pytest.raises(UsageError, match=message):
             Loader(photos, **options)
