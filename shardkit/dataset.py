@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import os
 import stat
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -185,7 +186,11 @@ class Dataset:
         reader = self._readers.get(shard)
         if reader is None:
             reader = self.reader(shard)
-        sample = reader[position]
+        try:
+            sample = reader[position]
+        except Exception as error:
+            found = storage.unreadable(error, self.sample_path(shard, position), position)
+            raise found from found.__cause__
         return sample if self.transforms is None else self._transformed(sample, shard, position)
 
     def _transformed(self, sample: dict[str, Any], shard: int, position: int) -> dict[str, Any]:
@@ -363,6 +368,16 @@ class Dataset:
         reader = self._readers.get(shard)
         if reader is not None:
             return reader
+        with self.explained(shard):
+            opened = self._open(shard)
+        reader = self._readers.setdefault(shard, opened)
+        if reader is opened:
+            self._opened.append(shard)
+            while self._holds_too_much():
+                self._readers.pop(self._opened.popleft(), None)
+        return reader
+
+    def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
         self.stat(shard)
         layout = self._layouts[shard]
@@ -377,12 +392,16 @@ class Dataset:
                 expected=f"{self.extent(shard)[0]:,} samples",
                 found=f"{len(opened):,}",
             )
-        reader = self._readers.setdefault(shard, opened)
-        if reader is opened:
-            self._opened.append(shard)
-            while self._holds_too_much():
-                self._readers.pop(self._opened.popleft(), None)
-        return reader
+        return opened
+
+    @contextlib.contextmanager
+    def explained(self, shard: int, position: int | None = None) -> Iterator[None]:
+        """Gives errors of a shard's reader their place, and makes ours of those that are not."""
+        try:
+            yield
+        except Exception as error:
+            found = storage.unreadable(error, self.shard_path(shard), position)
+            raise found from found.__cause__
 
     def _holds_too_much(self) -> bool:
         readers = [*self._readers.values()]

@@ -95,7 +95,8 @@ def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
         for shard in range(dataset.shards):
             reader = dataset.reader(shard)
             if isinstance(reader, KnowsSizes) and name in reader.schema:
-                parts.append(reader.sizes(name))
+                with dataset.explained(shard):
+                    parts.append(reader.sizes(name))
         sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(sizes):
             middle = int(np.sort(sizes)[(len(sizes) - 1) // 2])
@@ -126,10 +127,12 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
         reader = dataset.reader(shard)
         for position in range(len(reader)):
             try:
-                if isinstance(reader, ReadsFields):
-                    yield reader.read_fields(position, (field,)).get(field)
-                else:
-                    yield reader[position].get(field)
+                with dataset.explained(shard, position):
+                    if isinstance(reader, ReadsFields):
+                        value = reader.read_fields(position, (field,)).get(field)
+                    else:
+                        value = reader[position].get(field)
+                yield value
             except SampleError:  # a value that is not of its type counts for nothing
                 yield None
 

@@ -466,6 +466,31 @@ def checksum(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def unreadable(error: Exception, path: Path, position: int | None = None) -> Exception:
+    """The error to raise for what reading a file of data raised: ours, with its place.
+
+    Readers check what they read, but bytes of strangers lead parsers and libraries to whatever they
+    raise. Want of memory says nothing of the data, and stays what it is.
+    """
+    if isinstance(error, ShardkitError):
+        return error.located(path=path, position=position)
+    if isinstance(error, MemoryError | Warning):
+        return error
+    found: ShardkitError
+    if isinstance(error, OSError):
+        found = explain(error, "read", path).located(position=position)
+    else:
+        found = DamagedError(
+            "the data are damaged in a way that shardkit has no message of its own for",
+            path=path,
+            position=position,
+            found=f"{type(error).__name__}: {error}",
+            fix="copy or make the file again; `shardkit verify` tells what else is damaged",
+        )
+    found.__cause__ = error
+    return found
+
+
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
     """Turn an OSError into one of our errors that says what was done to which path."""

@@ -122,6 +122,9 @@ def _run() -> int:
     except ShardkitError as error:
         _show(error)
         return error.exit_code
+    except MemoryError as error:
+        complain(f"shardkit: memory ran out: {error}\n  fix: use fewer --workers or --threads")
+        return 1
     return 0
 
 

@@ -11,7 +11,7 @@ import xxhash
 
 from shardkit import storage
 from shardkit.dataset import Dataset, read_key_table
-from shardkit.errors import ShardkitError
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.formats.base import KeepsJsonText, KnowsKeys, ReadsFields, ShardReader
 from shardkit.options import ALL_FIELDS, Selection
@@ -64,7 +64,14 @@ class DatasetSource(Source):
 
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
-        sample = self._read(self._dataset.reader(shard), position)
+        reader = self._dataset.reader(shard)
+        try:
+            sample = self._read(reader, position)
+        except SampleError:  # the engine names the sample
+            raise
+        except Exception as error:
+            found = storage.unreadable(error, self._dataset.shard_path(shard), position)
+            raise found from found.__cause__
         if self._prefixes:
             sample["__key__"] = self._prefixes[shard] + sample["__key__"]
         return sample
@@ -165,7 +172,8 @@ def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
         return np.unique(found)
     reader = dataset.reader(shard)
     try:
-        keys = set(reader.keys()) if isinstance(reader, KnowsKeys) else set()
+        with dataset.explained(shard):
+            keys = set(reader.keys()) if isinstance(reader, KnowsKeys) else set()
     except ShardkitError:  # the conversion will meet it again, and say so
         keys = set()
     return np.fromiter(map(hash, keys), np.int64, len(keys))

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from shardkit import storage
 from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
-from shardkit.errors import FormatError, ShardkitError, UsageError
+from shardkit.errors import FormatError, UsageError
 from shardkit.formats.base import ReadsRows
 from shardkit.sample import Sample
 from shardkit.schema import Schema
@@ -84,9 +85,9 @@ class Samples:
                 sample: Sample = read_fields(position, self._names)
                 return sample
             sample = reader[position]
-        except ShardkitError as error:
-            path = dataset.sample_path(shard, position)
-            raise error.located(path=path, position=position) from error.__cause__
+        except Exception as error:
+            found = storage.unreadable(error, dataset.sample_path(shard, position), position)
+            raise found from found.__cause__
         if self._all:
             return sample
         return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
@@ -128,10 +129,12 @@ class Samples:
     ) -> list[str] | None:
         """The same in one shard, counted through all datasets."""
         which = bisect_right(self._first_shards, shard) - 1
-        reader = self._datasets[which].reader(shard - self._first_shards[which])
-        if not isinstance(reader, ReadsRows) or not reader.read_rows(field, positions, out):
-            return None
-        return reader.read_keys(positions)
+        dataset, number = self._datasets[which], shard - self._first_shards[which]
+        reader = dataset.reader(number)
+        with dataset.explained(number):
+            if not isinstance(reader, ReadsRows) or not reader.read_rows(field, positions, out):
+                return None
+            return reader.read_keys(positions)
 
     def address(self, number: int) -> Address:
         """Where a sample stands."""

@@ -484,9 +484,10 @@ class _Comparison:
 def _read(part: Part, place: Place) -> Sample:
     """A sample, with JSON as its text where the format keeps that."""
     reader = part.dataset.reader(place.shard)
-    if isinstance(reader, KeepsJsonText):
-        return reader.stored(place.position)
-    return reader[place.position]
+    with part.dataset.explained(place.shard, place.position):
+        if isinstance(reader, KeepsJsonText):
+            return reader.stored(place.position)
+        return reader[place.position]
 
 
 class _Dropped:

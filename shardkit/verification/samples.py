@@ -11,7 +11,7 @@ from shardkit.codecs import damage as pictures
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Json, check_label, images_in
-from shardkit.verification.shards import Part, unreadable
+from shardkit.verification.shards import Part, problem_of
 from shardkit.verification.work import Meter, counted, in_threads
 
 _CHUNK = 64  # samples that a thread reads at a time
@@ -61,11 +61,8 @@ def _check(part: Part, decode: bool, meter: Meter, chunk: _Chunk) -> _Found:
         meter.add(1)
         try:
             sample = part.dataset.reader(chunk.shard)[position]
-        except ShardkitError as error:
-            found.problems.append((position, error.located(path=path, position=position)))
-            continue
-        except Exception as error:  # what a reader did not foresee
-            found.problems.append((position, unreadable(error, path, position)))
+        except Exception as error:
+            found.problems.append((position, problem_of(error, path, position)))
             continue
         for problem in _problems(part, sample):
             found.problems.append((position, problem.located(path=path, position=position)))

@@ -136,11 +136,8 @@ def _look_into(part: Part, number: int, found: _Found) -> None:
                 found=f"{len(hashes):,}",
             )
         counts = _counts(reader)
-    except ShardkitError as error:
-        found.problems.append((-1, error.located(path=path)))
-        return
-    except Exception as error:  # whatever a reader stumbles over in bytes that are no shard
-        found.problems.append((-1, unreadable(error, path)))
+    except Exception as error:
+        found.problems.append((-1, problem_of(error, path)))
         return
     found.problems += [
         (position, problem.located(path=path, position=position)) for position, problem in problems
@@ -148,15 +145,12 @@ def _look_into(part: Part, number: int, found: _Found) -> None:
     found.hashes, found.counts = hashes, counts
 
 
-def unreadable(error: Exception, path: Path, position: int | None = None) -> DamagedError:
-    """The error of ours for one that a reader of a format did not foresee."""
-    return DamagedError(
-        "the shard cannot be read",
-        path=path,
-        position=position,
-        found=f"{type(error).__name__}: {error}",
-        fix="convert again",
-    )
+def problem_of(error: Exception, path: Path, position: int | None = None) -> ShardkitError:
+    """The problem that reading a shard met; raises what says nothing of its bytes."""
+    found = storage.unreadable(error, path, position)
+    if not isinstance(found, ShardkitError):
+        raise found
+    return found
 
 
 def _counts(reader: ShardReader) -> dict[str, int]:
