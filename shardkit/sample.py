@@ -19,6 +19,12 @@ class JsonText(str):
     __slots__ = ()
 
     @classmethod
+    def checked(cls, text: str) -> JsonText:
+        """The text of data, as it is; raises ValueError for what is not JSON, such as NaN."""
+        _STRICT.decode(text)
+        return cls(text)
+
+    @classmethod
     def of(cls, value: Any) -> JsonText:
         """The text of any JSON value; text that is one already stays as it is.
 
@@ -28,6 +34,13 @@ class JsonText(str):
             return value
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return cls(text)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"JSON has no number {name}")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_number)
 
 
 def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:

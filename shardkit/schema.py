@@ -58,6 +58,14 @@ class Int(FieldType):
         return number
 
 
+def int64(stored: bytes | int) -> int:
+    """A value of an `Int` as it is stored; raises ValueError for what is none."""
+    number = int(stored)
+    if -(2**63) <= number < 2**63:
+        return number
+    raise ValueError("it takes more than 64 bits")
+
+
 @dataclass(frozen=True, repr=False)
 class Float(FieldType):
     """A 64-bit floating point number."""
@@ -92,7 +100,7 @@ class Text(FieldType):
     python = "str"
 
     def check(self, value: Any) -> str:
-        if not isinstance(value, str) or not _is_unicode(value):
+        if not isinstance(value, str) or not is_unicode(value):
             raise TypeError
         return value
 
@@ -139,7 +147,7 @@ class Json(FieldType):
             return value
         try:
             text = JsonText.of(value)
-            same = bool(json.loads(text) == value) and _is_unicode(text)
+            same = bool(json.loads(text) == value) and is_unicode(text)
         except (ValueError, RecursionError):
             raise TypeError from None
         if not same:  # a tuple, a key that is no text: it would come back as something else
@@ -368,7 +376,7 @@ def label_of(class_names: Mapping[str, Any]) -> str:
     return "label" if "label" in class_names else next(iter(class_names), "label")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Whether the text has no lone surrogates, which no encoding can store."""
     try:
         text.encode()

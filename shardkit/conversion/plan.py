@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.codecs.image import NotAnImageError
 from shardkit.conversion.reading import Reading, Share, key_fraction
 from shardkit.conversion.shards import Stats
-from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Format, Joins
 from shardkit.options import ConvertOptions, TextOptions, parse_split
@@ -23,7 +23,7 @@ from shardkit.preprocess.items import Item, Steps, sample_of
 from shardkit.preprocess.text import text_field, text_steps
 from shardkit.preprocess.transform import Transform, load_transform
 from shardkit.sample import renamed
-from shardkit.schema import Image, Schema
+from shardkit.schema import Image, Schema, is_unicode
 from shardkit.sources.base import Source, Stream, some_of
 from shardkit.version import __version__
 
@@ -212,6 +212,7 @@ def make_plan(
     tokenizer = tokenizer or _tokenizer(sources, options.text)
     for name, source in sources.items():
         steps, schema = _steps(source, options, transform, tokenizer, format)
+        _check_names(schema, source)
         format.layout(schema)
         problems, ignored = tuple(source.problems), source.ignored
         for split, chosen in _splits(name, source, options):
@@ -247,6 +248,25 @@ def make_plan(
     }
     resumable = None not in fingerprints.values() and not (transform and transform.digest is None)
     return Plan(format, options, parts, tasks, sizes, identity, resumable, one_shard)
+
+
+def _check_names(schema: Schema, source: Source | Stream) -> None:
+    """Raises SourceError for names that no manifest can hold."""
+    for name in schema:
+        if not is_unicode(name):
+            raise SourceError(
+                "the name of a field is not valid Unicode",
+                field=name,
+                fix="rename it in the source, or choose other fields with --fields",
+            )
+    for label, classes in source.class_names.items():
+        if not is_unicode("".join(classes)):
+            raise SourceError(
+                "the name of a class is not valid Unicode",
+                field=label,
+                found=next(name for name in classes if not is_unicode(name)),
+                fix="rename its folder, or whatever names it in the source",
+            )
 
 
 def _encodes(part: Part, format: Format) -> bool:

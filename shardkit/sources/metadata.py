@@ -6,6 +6,7 @@ become fields. A column is whole numbers, numbers or text, whichever is the narr
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -220,7 +221,8 @@ def typed_column(column: list[Any]) -> tuple[FieldType, list[Any]]:
     if all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63 for v in present):
         return Int(), column
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        return Float(), [value if value is _MISSING else float(value) for value in column]
+        with contextlib.suppress(OverflowError):  # a whole number beyond all floats
+            return Float(), [value if value is _MISSING else float(value) for value in column]
     return Json(), column
 
 

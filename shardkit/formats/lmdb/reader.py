@@ -29,6 +29,7 @@ from shardkit.schema import (
     Json,
     Schema,
     Text,
+    int64,
 )
 
 ABOUT = b"__shardkit__"  # the entry that says what the others are; it sorts behind all digits
@@ -332,7 +333,7 @@ def _all_bytes(values: list[Any]) -> list[bytes]:
 
 
 _DECODERS: dict[type[FieldType], tuple[type, _Decoder | None]] = {
-    Int: (int, None),
+    Int: (int, int64),
     Float: (float, None),
     Bool: (bool, None),
     Text: (str, None),

@@ -145,7 +145,15 @@ class LmdbWriter(ShardWriter):
             for image in images_in(kind, value):
                 checked(image, key, name)
             small += packed_name
-            head, body = encode(value)
+            try:
+                head, body = encode(value)
+            except (ValueError, OverflowError) as error:  # a lone surrogate in text, say
+                raise SampleError(
+                    f"the value cannot be stored: {error}",
+                    key=key,
+                    field=name,
+                    found=f"{value!r:.60}",
+                ) from error
             small += head
             if len(body) < _FEW:
                 small += body

@@ -31,7 +31,19 @@ from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, find_index, index_dtype, members, row_struct
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Int,
+    Json,
+    Schema,
+    Text,
+    int64,
+)
 from shardkit.storage import Data
 
 if TYPE_CHECKING:
@@ -351,7 +363,7 @@ def _opened(path: Path, mapped: bool) -> tuple[Data, int]:
         about = os.fstat(file.fileno())
     warnings.warn(
         f"compressed TARs in {path.parent} are unpacked to temporary files in"
-        f" {tempfile.gettempdir()} while they are open; for fast random access convert them once:"
+        f" {_temporary_folder(path)} while they are open; for fast random access convert them once:"
         " shardkit convert ... --to wds",
         ShardkitWarning,
         stacklevel=4,
@@ -369,11 +381,11 @@ _in_use: WeakValueDictionary[tuple[Path, int, int], mmap.mmap] = WeakValueDictio
 
 def _unpacked(path: Path) -> mmap.mmap | bytes:
     """The plain TAR in a compressed one."""
-    with (
-        storage.explained("open", path),
-        open(path, "rb", opener=storage.regular) as file,
-        tempfile.TemporaryFile() as plain,
-    ):
+    try:
+        plain: Any = tempfile.TemporaryFile(dir=_temporary_folder(path))  # noqa: SIM115
+    except OSError as error:
+        raise _no_room(path) from error
+    with plain, storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
         unpack = _unpacker(file.read(6))
         assert unpack is not None
         file.seek(0)
@@ -392,13 +404,25 @@ def _unpacked(path: Path) -> mmap.mmap | bytes:
 
 
 def _no_room(path: Path) -> StorageError:
-    folder = tempfile.gettempdir()
+    folder = _temporary_folder(path)
     return StorageError(
         "there is no room to unpack a compressed TAR",
         path=path,
         found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
         fix="make space there, name another folder in the variable TMPDIR, or unpack the shards",
     )
+
+
+def _temporary_folder(path: Path) -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:  # of those that there are, none can be written to
+        raise StorageError(
+            "no temporary folder can be written to, to unpack a compressed TAR",
+            path=path,
+            found=error.strerror,
+            fix="make space, name another folder in the variable TMPDIR, or unpack the shards",
+        ) from error
 
 
 def _map_file(file: Any) -> mmap.mmap | bytes:
@@ -450,9 +474,7 @@ def _unpack_zstd(packed: BinaryIO, plain: Any) -> None:
 
 
 def _json_text(data: bytes) -> JsonText:
-    text = data.decode()
-    json.loads(text)
-    return JsonText(text)
+    return JsonText.checked(data.decode())
 
 
 def _bool(data: bytes) -> bool:
@@ -469,7 +491,7 @@ def _float(data: bytes) -> float:
 _DECODERS: dict[type[FieldType], _Decoder | None] = {
     Bytes: None,
     Image: None,
-    Int: int,
+    Int: int64,
     Float: _float,
     Bool: _bool,
     Text: bytes.decode,

@@ -1,0 +1,193 @@
+"""What no check foresees in data: an error of ours with its place, at whatever it is met."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import struct
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import shardkit
+from shardkit.dataset import Dataset
+from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
+from shardkit.inspection import inspect
+from shardkit.stream import Loader
+from shardkit.testing import picture
+from tests.conftest import PICTURE_FORMATS, write_pictures
+
+_READS = ("__getitem__", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows")
+_RAISED = [
+    ValueError("x"), KeyError("x"), IndexError("x"), TypeError("x"), AttributeError("x"),
+    struct.error("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x"), OverflowError("x"),
+    RecursionError("x"), ZeroDivisionError("x"), AssertionError("x"), EOFError("x"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=PICTURE_FORMATS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    images = write_pictures(folder / "images", classes=2, each=2)
+    shardkit.convert(images, to=request.param, out=folder / "out", workers=0)
+    return folder / "out"
+
+
+def _uses(path: Path) -> dict[str, Callable[[], Any]]:
+    """All that reads the samples of a dataset."""
+
+    def verify() -> None:
+        for problem in shardkit.verify(path, decode=True).problems:
+            raise problem
+
+    again = path.with_name("again")
+    return {
+        "index": lambda: shardkit.open(path)[1],
+        "load": lambda: list(Loader(path, batch_size=2, threads=0, fields=["label"])),
+        "verify": verify,
+        "against": lambda: [_raise(problem) for problem in shardkit.verify(path, path).problems],
+        "inspect": lambda: inspect(path, full=True),
+        "convert": lambda: shardkit.convert(path, to="wds", out=again, workers=0, overwrite=True),
+    }
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, path: Path, error: Exception) -> None:
+    """Make a format's reader raise whatever is read."""
+    reader = type(shardkit.open(path).reader(0))
+    for name in _READS:
+        if hasattr(reader, name):
+            monkeypatch.setattr(reader, name, lambda *_: _raise(error))
+
+
+@pytest.mark.parametrize("error", _RAISED, ids=lambda error: type(error).__name__)
+def test_what_a_reader_raises(
+    made: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break(monkeypatch, made, error)
+    for name, use in _uses(made).items():
+        with pytest.raises(DamagedError, match="no message of its own") as raised:
+            use()
+        assert type(error).__name__ in (raised.value.found or ""), name
+        assert made.name in str(raised.value.where["path"])
+        assert raised.value.__cause__ is error
+
+
+def test_what_a_reader_raises_when_it_is_opened(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = KeyError("x")
+    monkeypatch.setattr(Dataset, "_open", lambda *_: _raise(error))
+    for use in _uses(made).values():
+        with pytest.raises(DamagedError, match="no message of its own"):
+            use()
+
+
+def test_what_says_nothing_of_the_data(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _break(monkeypatch, made, MemoryError("x"))
+    for use in _uses(made).values():
+        with pytest.raises(MemoryError, match="x"):
+            use()
+    _break(monkeypatch, made, OSError(errno.EIO, "x"))
+    for use in _uses(made).values():
+        with pytest.raises(StorageError, match="cannot read"):
+            use()
+
+
+# --- what was met so, and has a message now -------------------------------------------------------
+
+
+def _folder(root: Path, row: str = "", name: bytes = b"cat") -> Path:
+    folder = os.fsencode(root / "in") + b"/" + name
+    os.makedirs(folder)
+    Path(os.fsdecode(folder + b"/0.jpg")).write_bytes(picture(1))
+    if row:
+        text = '{"file_name": "cat/0.jpg", ' + row + "}\n"
+        (root / "in" / "metadata.jsonl").write_text(text)
+    return root / "in"
+
+
+def _tar(root: Path, *members: tuple[str, bytes]) -> Path:
+    with tarfile.open(root / "in.tar", "w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return root / "in.tar"
+
+
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda root: _folder(root, name=b"\xff"), "the name of a class is not valid Unicode"),
+        (lambda root: _folder(root, '"\\ud800": 1'), "name of a field is not valid|ASCII"),
+        (lambda root: _tar(root, ("a.\udcff", b"x")), "name of a field is not valid|ASCII"),
+    ],
+    ids=["class", "field", "member"],
+)
+def test_names_that_are_not_unicode(
+    tmp_path: Path, format: str, on_error: str, make: Callable[[Path], Path], words: str
+) -> None:
+    with pytest.raises(ShardkitError, match=words):
+        shardkit.convert(
+            make(tmp_path), to=format, out=tmp_path / "x", workers=0, on_error=on_error
+        )
+
+
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: _folder(root, '"a": "\\ud800"'),
+        lambda root: _folder(root, '"a": {"\\ud800": 1}'),
+        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"9" * 19)),
+        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"-9223372036854775809")),
+        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"9" * 5000)),
+        lambda root: _tar(root, ("a.json", b"1"), ("b.json", b'{"x": [NaN]}')),
+    ],
+    ids=["text", "json", "over 2^63", "under -2^63", "5,000 digits", "NaN"],
+)
+def test_values_that_no_format_can_store(
+    tmp_path: Path, format: str, make: Callable[[Path], Path]
+) -> None:
+    source, out = make(tmp_path), tmp_path / "out"
+    with pytest.raises(SampleError) as raised:
+        shardkit.convert(source, to=format, out=out, workers=0)
+    assert raised.value.where["key"]
+    result = shardkit.convert(source, to=format, out=out, workers=0, on_error="skip")
+    assert result.errors == 1
+    assert shardkit.verify(out, decode=True).sound
+
+
+@pytest.mark.parametrize("format", PICTURE_FORMATS)
+def test_numbers_beyond_all_floats_are_json(tmp_path: Path, format: str) -> None:
+    number = int("9" * 400)
+    source = _folder(tmp_path, f'"a": {number}')
+    shardkit.convert(source, to=format, out=tmp_path / "out", workers=0)
+    assert shardkit.open(tmp_path / "out")[0]["a"] == number
+
+
+@pytest.mark.filterwarnings("ignore:compressed TARs")
+@pytest.mark.parametrize("full", ["folder", "file"])
+def test_a_temporary_folder_that_is_full(
+    tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(_tar(tmp_path, ("a.txt", b"x")).read_bytes()))
+    name = "gettempdir" if full == "folder" else "TemporaryFile"
+    code = errno.ENOENT if full == "folder" else errno.ENOSPC
+    monkeypatch.setattr(tempfile, name, lambda **_: _raise(OSError(code, "none can be used")))
+    with pytest.raises(StorageError, match="unpack") as raised:
+        shardkit.open(path)
+    assert "TMPDIR" in (raised.value.fix or "")
