@@ -53,10 +53,13 @@ _UPLOAD = {"s3": "aws s3 sync FOLDER {url}", "gs": "gcloud storage cp -r FOLDER 
 def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
     """The path of a file or folder on this machine; of one to write if it is an `output`.
 
-    Every path that a user gives comes through here. Raises UsageError for a URL.
+    Every path that a user gives comes through here. An output that is a link stands for what it
+    leads to, so that it stays a link. Raises UsageError for a URL.
     """
     text = os.fspath(path)
     match = _URL.fullmatch(text)
+    if output and os.path.islink(text) and os.path.exists(text):
+        return Path(os.path.realpath(text))
     if match is None or os.path.lexists(text):
         return Path(path)
     scheme, rest = match[1].lower(), match[2]
@@ -109,7 +112,11 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+        try:
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+        except FileExistsError:  # of an earlier run; or a link, which must not be written through
+            path.unlink()
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         self._digest = xxhash.xxh3_128()
         self._size = 0
         self._started = 0  # bytes that the disk was asked to take

@@ -15,9 +15,11 @@ called OUT is moved.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import stat
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,7 @@ JOB = "job.json"
 _LOCK = "lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _COPY = "copy"
+_PRIVATE = 0o700  # of the whole folder: what is in it has the usual permissions
 _OURS = {JOB, JOB + UNFINISHED, _LOCK, "tasks", "dataset", "replaced", _COPY}
 
 
@@ -71,12 +74,17 @@ class Partial:
 
     def begin(self, identity: dict[str, Any], *, go_on: bool) -> None:
         """Make and lock the folder; what is finished in it counts if we `go_on`."""
-        if self.path.exists():
+        if os.path.lexists(self.path):
+            refuse_others(self.path)
             self._refuse_strangers()
         while self._lock is None:
             storage.make_folder(self.path)
             self._lock = _locked(self.path)
         try:
+            refuse_others(self.path)
+            with contextlib.suppress(OSError):  # some file systems have no permissions
+                self.path.chmod(_PRIVATE)
+            self._refuse_links()
             self._prepare(identity, go_on)
         except BaseException:
             self.release()
@@ -115,7 +123,7 @@ class Partial:
         if not self.single:
             storage.rename(self._replaced, self.out)
             return
-        storage.make_folder(self.out.parent / manifests.FOLDER)
+        self._make_own_folder()
         for name in self._out_last(self._replaced):
             storage.rename(self._replaced / name, self.out.parent / name)
 
@@ -127,11 +135,16 @@ class Partial:
             names |= {f"{manifests.FOLDER}/{path.name}" for path in ours}
         return [*sorted(names - {self.out.name, manifests.FOLDER}), self.out.name]
 
+    def _make_own_folder(self) -> None:
+        """The folder beside a single file for its manifest and lists."""
+        storage.make_folder(self.out.parent / manifests.FOLDER)
+        refuse_others(self.out.parent / manifests.FOLDER)
+
     def _place_single(self) -> None:
         """The files of `dataset/` go beside each other. Copies of the small ones: the originals are
         there if a run dies in here, and the next has to do it again."""
         *others, out = self._out_last(self.dataset)
-        storage.make_folder(self.out.parent / manifests.FOLDER)
+        self._make_own_folder()
         for name in others:
             original, copy = self.dataset / name, self.path / _COPY
             with storage.create(copy) as file:
@@ -161,7 +174,7 @@ class Partial:
         """Raise OutputError where a file that is not ours stands in the place of one of ours."""
         for name in self._out_last(self.dataset):
             place = self.out.parent / name
-            if name in old | {self.out.name} or not place.exists():
+            if name in old | {self.out.name} or not os.path.lexists(place):
                 continue
             same = place.is_file() and storage.checksum(place) == storage.checksum(
                 self.dataset / name
@@ -226,6 +239,20 @@ class Partial:
         finally:
             self.release()
 
+    def _refuse_links(self) -> None:
+        """Raise OutputError for a link, or what is no file, in the folder: we have made none.
+
+        The old dataset in `replaced/` may have links of its own.
+        """
+        for folder, folders, files in os.walk(self.path):
+            if Path(folder) == self.path and self._replaced.name in folders:
+                folders.remove(self._replaced.name)
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                with storage.explained("look at", path):
+                    kind = stat.S_IFMT(path.lstat().st_mode)
+                if kind not in (stat.S_IFDIR, stat.S_IFREG):
+                    raise _not_ours(path, "a link, a pipe or a device")
+
     def _refuse_strangers(self) -> None:
         with storage.explained("list", self.path):
             names = {p.name for p in self.path.iterdir()}
@@ -241,6 +268,29 @@ class Partial:
             )
 
 
+def refuse_others(path: Path) -> None:
+    """Raise OutputError for a folder to write into that somebody else may have put there.
+
+    It must be no link, and must belong to us or to the owner of the folder above, who can do there
+    what he likes: on shared and mapped file systems ours may be the same.
+    """
+    with storage.explained("look at", path):
+        about, above = path.lstat(), path.parent.stat()
+    if stat.S_ISLNK(about.st_mode):
+        raise _not_ours(path, f"a link to {os.readlink(path)!r}")
+    if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), above.st_uid):
+        raise _not_ours(path, f"it belongs to the user {about.st_uid}")
+
+
+def _not_ours(path: Path, found: str) -> OutputError:
+    return OutputError(
+        "a folder for our own files holds or is what somebody else may have put there",
+        path=path,
+        found=found,
+        fix="remove it, or give another output with -o, in a folder of your own",
+    )
+
+
 def _locked(folder: Path) -> int | None:
     """Keep other runs out of a folder until the handle is closed or the process ends.
 
@@ -252,10 +302,12 @@ def _locked(folder: Path) -> int | None:
     except ImportError:
         return -1
     try:
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_ours(folder / _LOCK, "a link") from error
         raise storage.explain(error, "create", folder / _LOCK) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,6 +389,8 @@ def check_output(out: Path, source: Path | None, *, single: bool = False) -> Non
     parent = Partial(out).out.parent
     if not parent.is_dir():
         raise OutputError("the folder that would hold the output does not exist", path=parent)
+    if single and os.path.lexists(parent / manifests.FOLDER):
+        refuse_others(parent / manifests.FOLDER)
     with storage.explained("look at", out):
         _check_place(out, single)
 

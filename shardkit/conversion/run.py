@@ -151,10 +151,8 @@ def run(
 ) -> ConvertResult:
     """Carry out a plan made of `source`, in `processes` or in this one."""
     source_path = storage.local(source) if isinstance(source, str | os.PathLike) else None
-    target = (
-        storage.local(out, output=True)
-        if out is not None
-        else default_output(source_path, plan.format.name)
+    target = storage.local(
+        default_output(source_path, plan.format.name) if out is None else out, output=True
     )
     single = is_single(target, plan.format.name)
     check_output(target, source_path, single=single)
