@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 
 from shardkit import manifest as manifests
-from shardkit import storage
+from shardkit import open_shards, storage
 from shardkit.checked import MOST_BYTES, checked, damaged, from_json, from_lines, under
 from shardkit.codecs.array import load_table
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
     from shardkit.transforms.transforms import Transforms
 
-# Each open shard holds up to three files, and a process may often hold 1,024.
-_OPEN_SHARDS = 128
+_OPEN_SHARDS = 128  # of one dataset, as readers take memory; for the process see open_shards.py
 _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
 
 
@@ -87,8 +86,9 @@ class _SavedState(TypedDict):
 class Dataset:
     """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`, `ds.class_names`.
 
-    Works in any thread and any process: at most 128 shards are open at a time, a pickle carries
-    paths only, and nothing is read before the first sample. Made by `shardkit.open`.
+    Works in any thread and any process: at most 128 shards are open at a time, and fewer where the
+    process may not open as many files. A pickle carries paths only, and nothing is read before the
+    first sample. Made by `shardkit.open`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Dataset:
         self.transforms: Transforms | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self._beside: Mapping[str, int] = {}  # other files in its folder, by kind
-        self._readers: dict[int, ShardReader] = {}
+        self._readers = open_shards.Readers()
         self._opened: deque[int] = deque()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
@@ -375,16 +375,22 @@ class Dataset:
             self._opened.append(shard)
             while self._holds_too_much():
                 self._readers.pop(self._opened.popleft(), None)
+            open_shards.added(self._readers, shard)
         return reader
 
     def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
         self.stat(shard)
-        layout = self._layouts[shard]
+        layout, opener = self._layouts[shard], self._format.open
         if not self._mapped and isinstance(self._format, ReadsUnmapped):
-            opened = self._format.open_unmapped(path, layout)
-        else:
-            opened = self._format.open(path, layout)
+            opener = self._format.open_unmapped
+        try:
+            opened = opener(path, layout)
+        except Exception as error:
+            if not storage.too_many_open(error):
+                raise
+            open_shards.close_all()  # somebody else needs more files than we left for them
+            opened = opener(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
                 "the shard or its index does not have the samples that it should",
@@ -426,7 +432,12 @@ class Dataset:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}, "_opened": deque(), "key_hashes": {}}
+        return {
+            **self.__dict__,
+            "_readers": open_shards.Readers(),
+            "_opened": deque(),
+            "key_hashes": {},
+        }
 
     def __repr__(self) -> str:
         fields = ", ".join(self.schema)

@@ -33,6 +33,7 @@ Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() cou
 CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remove")
 
 CHECKSUM = "xxh3-128"
+_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _BLOCK = 1 << 20  # bytes per read while hashing
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
@@ -477,8 +478,12 @@ def unreadable(error: Exception, path: Path, position: int | None = None) -> Exc
     """The error to raise for what reading a file of data raised: ours, with its place.
 
     Readers check what they read, but bytes of strangers lead parsers and libraries to whatever they
-    raise. Want of memory says nothing of the data, and stays what it is.
+    raise. Want of memory says nothing of the data, and stays what it is. Nor do too many open
+    files, whatever a reader took them for.
     """
+    if lack := too_many_open(error):
+        error = explain(lack, "open", path)
+        error.__cause__ = lack
     if isinstance(error, ShardkitError):
         return error.located(path=path, position=position)
     if isinstance(error, MemoryError | Warning):
@@ -518,7 +523,21 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
         except OSError:
             found = None
         return StorageError(f"cannot {doing}: the disk is full", path=path, found=found, fix=fix)
+    if error.errno in _TOO_MANY_OPEN:
+        fix = "raise the limit of the process, `ulimit -n 65536`, or close what holds files open"
+        if error.errno == errno.ENFILE:
+            fix = "close other programs, or raise the limit of the system, fs.file-max"
+        return StorageError(f"cannot {doing}: {reason(error)}", path=path, fix=fix)
     return StorageError(f"cannot {doing}: {reason(error)}", path=path)
+
+
+def too_many_open(error: BaseException | None) -> OSError | None:
+    """What an error came of, if that is too many open files: no file is at fault then."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _TOO_MANY_OPEN:
+            return error
+        error = error.__cause__
+    return None
 
 
 def reason(error: OSError) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import FormatError, UsageError
 from shardkit.formats.base import ShardReader
+from shardkit.open_shards import Readers
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Json
 from shardkit.sources import open_sources
@@ -67,7 +68,7 @@ class PictureFolder(Dataset):
         self._class_names = {**pictures.class_names}
         self._starts, self._length = [0], len(pictures)
         self._mapped = False
-        self._readers = {}
+        self._readers = Readers()
 
     def reader(self, shard: int) -> ShardReader:
         return self._reader

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardkit.dataset import Dataset
 from shardkit.formats.base import ShardReader
+from shardkit.open_shards import Readers
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
@@ -34,7 +35,7 @@ class Kept(Dataset):
         self._starts, self._length = [0], length
         self._class_names = {}
         self._mapped = False
-        self._readers = {}
+        self._readers = Readers()
 
     def reader(self, shard: int) -> ShardReader:
         return self._reader

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from shardkit import storage
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, ShardkitError
 
 
 def read_file(path: str, size: int | None = None) -> bytes:
@@ -24,8 +25,10 @@ def read_file(path: str, size: int | None = None) -> bytes:
     return data
 
 
-def unreadable(error: OSError, path: str) -> SampleError:
+def unreadable(error: OSError, path: str) -> ShardkitError:
     """The error of a sample for a file that could not be opened or read."""
+    if storage.too_many_open(error):  # no sample is at fault, so that none is skipped
+        return storage.explain(error, "open the file", Path(path))
     if os.path.islink(path):
         try:
             os.stat(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardkit import storage
 from shardkit.clock import enter
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
@@ -165,8 +166,9 @@ class BatchMaker:
         """The batch, when all rows are filled. Raises the error of its first bad sample."""
         enter("collate")
         bad = sorted(batch.errors)
-        if bad and self._max_errors is None:
-            raise batch.errors[bad[0]]
+        for row in bad:
+            if self._max_errors is None or storage.too_many_open(batch.errors[row]):
+                raise batch.errors[row]
         valid = batch.step.valid
         if bad:
             if self._packing is None:  # what is repeated as padding is counted where it first came

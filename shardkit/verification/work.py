@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Protocol, TypeVar
 
+from shardkit import storage
 from shardkit.errors import ShardkitError
 from shardkit.processors import processors
 
@@ -40,7 +41,12 @@ class Findings:
         self.notes: list[str] = []
 
     def add(self, problem: ShardkitError, shard: int = LAST, position: int = -1) -> None:
-        """A problem of the sample at `position`, or of the whole shard, or of the dataset."""
+        """A problem of the sample at `position`, or of the whole shard, or of the dataset.
+
+        Raises it where too many files are open: that says nothing of the dataset.
+        """
+        if storage.too_many_open(problem):
+            raise problem
         self._problems.append((shard, position, problem))
 
     def problems(self) -> list[ShardkitError]:

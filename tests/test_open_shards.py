@@ -1,0 +1,147 @@
+"""Open files: one bound for the process, and never taken for damage. In processes of few files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.formats import FORMATS
+from shardkit.testing import picture
+
+SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
+START = """
+import os, resource, sys
+import shardkit, shardkit.stream
+from shardkit.errors import StorageError
+
+def limit(files):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+
+def held():
+    return len(os.listdir("/proc/self/fd"))
+
+def fill(handles):
+    try:
+        while True:
+            handles.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+
+paths = sys.argv[1:]
+"""
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc"
+)
+
+
+def run(code: str, *paths: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", START + code, *paths],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def write(out: Path, to: str, shards: int) -> Path:
+    schema = SCHEMA if to != "megatron" else {"tokens": shardkit.Array("uint16", (None,))}
+    with shardkit.create(out, to=to, schema=schema, shard_samples=1) as writer:
+        for number in range(shards):
+            pixels = {"image": picture(number % 3), "label": number}
+            writer.write(pixels if to != "megatron" else {"tokens": np.array([number], np.uint16)})
+    return out
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("every")
+    return [write(root / format, format, 40) for format in FORMATS]
+
+
+def test_few_files_are_enough_for_many_shards_and_datasets(every: list[Path]) -> None:
+    """Each has 40 shards, and some of those are two files."""
+    code = """
+limit(64)
+for path in paths:
+    assert shardkit.verify(path).sound, path
+datasets = [shardkit.open(path) for path in paths]
+for number in range(40):
+    for dataset in datasets:
+        dataset[number]
+assert held() < 60, held()
+del dataset, datasets
+photos = [path for path in paths if "megatron" not in path]
+for threads in (0, 3):
+    loader = shardkit.stream.Loader(photos, batch_size=8, shuffle=True, threads=threads)
+    assert sum(len(batch["label"]) for batch in loader) == 40 * len(photos)
+assert held() < 60, held()
+"""
+    run(code, *every)
+
+
+def test_too_many_open_files_are_no_damage_in_any_format(every: list[Path]) -> None:
+    """The shards are sound: no sample is skipped, and `verify` finds no problem, but ends."""
+    code = """
+for path in paths:
+    shardkit.verify(path), shardkit.open(path)[0]  # imports what it needs
+    loader = shardkit.stream.Loader(path, batch_size=4, threads=0, on_error="skip")
+    next(iter(loader)), loader.dataset.stream.samples.close()
+    dataset = shardkit.open(path)
+    limit(held() + 20)
+    ballast = []
+    for use in (lambda: dataset[1], lambda: shardkit.verify(path), lambda: next(iter(loader))):
+        for left in range(3):
+            fill(ballast)
+            for _ in range(left):
+                os.close(ballast.pop())
+            try:
+                use()
+            except StorageError as error:
+                assert "ulimit -n" in error.fix, error
+            else:
+                assert left, use
+            dataset.close(), loader.dataset.stream.samples.close()
+    for handle in ballast:
+        os.close(handle)
+    limit(1024)
+"""
+    run(code, *every)
+
+
+def test_shards_of_others_make_room_for_what_the_process_opens(tmp_path: Path) -> None:
+    path = write(tmp_path / "d", "wds", 30)
+    code = """
+limit(200)
+dataset = shardkit.open(paths[0])
+for number in range(20):
+    dataset[number]
+fill([])
+dataset[25]
+assert shardkit.open(paths[0])[3]["label"] == 3
+"""
+    run(code, path)
+
+
+def test_a_file_that_cannot_be_opened_for_their_number_is_not_skipped(tmp_path: Path) -> None:
+    (tmp_path / "in/a").mkdir(parents=True)
+    for number in range(8):
+        (tmp_path / f"in/a/{number}.jpg").write_bytes(picture(number))
+    code = """
+from shardkit.sources import files
+files.read_file(paths[0] + "/a/0.jpg")
+limit(held() - 1)
+try:
+    files.read_file(paths[0] + "/a/0.jpg")
+except StorageError as error:
+    assert "ulimit -n" in error.fix
+else:
+    raise SystemExit("it was read")
+"""
+    run(code, tmp_path / "in")
