@@ -426,6 +426,20 @@ _scratches: list[_Scratch] = []  # not in use; there are as many as threads ever
 # is smaller takes less time to find in memory than to read again.
 SMALL = 64
 
+# Compressed data may become so many times as long, or this many bytes: what becomes more is made
+# to fill memory and disks.
+EXPANSION, FREE_EXPANSION = 1000, 1 << 28
+
+
+def check_expansion(made: int, stored: int) -> None:
+    """Raise ValueError where `stored` bytes become so many that nobody means it."""
+    if made > max(EXPANSION * stored, FREE_EXPANSION):
+        raise ValueError(
+            f"{stored:,} bytes become {made:,} or more, over {EXPANSION:,} times as many:"
+            " if that is meant, decompress it with another program first"
+        )
+
+
 # What gives bytes of a file by slices.
 Data: TypeAlias = "mmap.mmap | bytes | PreadFile"
 

@@ -24,10 +24,11 @@ _READ_HEADER = {
 _MAGIC = b"\x93NUMPY"
 # NumPy reads a header as Python, by `ast`: that takes 50 us, and fails at times in threads.
 _HEADER = re.compile(
-    rb"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d+,? ?)*)\), ?\}\s*",
+    rb"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d+, ?)*\d*)\), ?\}\s*",
     re.DOTALL,
 )
-_TABLE_HEADER = 1 << 20  # bytes at most: hundreds of fields
+_LONGEST_HEADER = 1 << 20  # bytes: the types of hundreds of fields
+_MOST_WITHOUT_BYTES = 1 << 20  # values of types such as |S0, for which NumPy reserves bytes
 _SIMPLE = re.compile(rb"'([<>|][biufcSUmM]\d+(?:\[\w+\])?)'")
 
 
@@ -52,7 +53,9 @@ def npy_header(data: bytes) -> NpyHeader | None:
         return None
     start = 10 if data[6] == 1 else 12
     stop = start + int.from_bytes(data[8:start], "little")
-    return _parsed(bytes(data[start:stop]), stop) if stop <= len(data) else None
+    if stop > min(len(data), start + _LONGEST_HEADER):
+        return None
+    return _parsed(bytes(data[start:stop]), stop)
 
 
 @lru_cache(256)  # the arrays of a field have one, or few
@@ -67,7 +70,10 @@ def _parsed(header: bytes, start: int) -> NpyHeader | None:
 def load_array(data: bytes) -> npt.NDArray[Any]:
     """The array in the bytes of a `.npy` file; raises ValueError for anything else."""
     header = npy_header(data)
-    dtype = None if header is None else header.simple
+    try:
+        dtype = None if header is None else header.simple
+    except TypeError as error:  # no type of NumPy
+        raise ValueError(str(error)) from error
     if header is None or dtype is None:
         return _by_numpy(data)
     values = len(data) - header.start
@@ -99,6 +105,8 @@ def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None
     said = int(np.prod([dtype.itemsize, *shape], dtype=object))
     if said != size:
         raise ValueError(f"{said} bytes of values announced, {size} there")
+    if not dtype.itemsize and np.prod(shape, dtype=object) > _MOST_WITHOUT_BYTES:
+        raise ValueError(f"the shape {shape} of values that have no bytes")
 
 
 def load_table(
@@ -109,7 +117,7 @@ def load_table(
     Raises DamagedError, which begins with `what` it is, for any other file.
     """
     with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
-        header = npy_header(file.read(_TABLE_HEADER))
+        header = npy_header(file.read(_LONGEST_HEADER))
         if header is None or header.fortran or len(header.shape) != 1:
             raise DamagedError(f"{what} is damaged: it is no table", path=path)
         expected = repr(np.lib.format.dtype_to_descr(dtype))

@@ -71,6 +71,36 @@ def test_a_shape_that_lies_reserves_nothing():
         load_array(file.getvalue() + bytes(80))
 
 
+def header(descr, shape):
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize("descr", ["'|S0'", "'<U0'", "'|V0'", "[('a', '|S0')]"])
+def test_a_shape_of_values_without_bytes_reserves_nothing(descr):
+    with pytest.raises(ValueError, match="no bytes"):
+        load_array(header(descr, "(1000000000000,)"))
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    [
+        ("'<f3'", "(1,)"),
+        ("'<M8[xx]'", "(1,)"),
+        ("'|O'", "(1,)"),
+        ("'<f8'", "(-1,)"),
+        ("'<f8'", "(0, 1000000000000000000000)"),
+        ("'<f8'", "(" + "1, " * 70 + ")"),
+        ("'<f8'", f"({'9' * 5000},)"),
+        ("'<f8'", f"({'1' * 100}x,)"),  # which a regular expression may take ages to refuse
+        ("(1,", "(1,)"),
+    ],
+)
+def test_headers_that_lie_are_value_errors(descr, shape):
+    with pytest.raises(ValueError, match=r"."):
+        load_array(header(descr, shape) + bytes(8))
+
+
 def test_threads_may_read_while_garbage_is_collected():
     """NumPy parses headers by `ast`, which fails then: "AST constructor recursion depth"."""
 

@@ -1,32 +1,22 @@
-"""Arrow and Parquet files that others made, and files that are damaged.
-
-As a program it damages a file again and again and reads it, so that a crash is seen from outside:
-    python -m tests.formats.test_arrow_foreign FILE FORMAT SEED COUNT
-"""
+"""Arrow and Parquet files that others made, and files that are damaged."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
-import faulthandler
-import random
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
-import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import shardkit
 import shardkit.stream
-from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
+from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import format_of, get_format
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
@@ -459,6 +449,17 @@ def test_what_pandas_writes_now_is_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(reader[0]["x"], [1.0, 2.0])
 
 
+def foreign_table() -> pa.Table:
+    """Columns of all kinds that take another way through the reader."""
+    names = [f"c{n}" for n in range(len(TYPES))]
+    return pa.table(
+        {
+            name: pa.concat_arrays([array[:1], array[-1:], array[:1]])
+            for name, (array, _, _) in zip(names, TYPES, strict=True)
+        }
+    )
+
+
 # --- damage --------------------------------------------------------------------------------------
 
 
@@ -497,102 +498,3 @@ def test_a_damaged_value_costs_that_sample_only(tmp_path: Path, way: str) -> Non
     with pytest.raises(SampleError, match="value is damaged") as error:
         reader[1]
     assert error.value.where["position"] == 1
-
-
-def damage(data: bytes, rng: random.Random) -> bytes:
-    """The data cut, with bits or words changed, or with some bytes gone."""
-    damaged, at = bytearray(data), rng.randrange(len(data))
-    way = rng.randrange(4)
-    if way == 0:
-        del damaged[at:]
-    elif way == 1:
-        for _ in range(rng.choice([1, 1, 1, 3, 10])):
-            damaged[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif way == 2:
-        word = rng.choice([b"\xff" * 4, bytes(4), b"\xff\xff\xff\x7f", rng.randbytes(4)])
-        damaged[at // 4 * 4 : at // 4 * 4 + 4] = word
-    else:
-        del damaged[at : at + rng.randrange(1, 64)]
-    return bytes(damaged)
-
-
-def read_all(path: Path, name: str, layout: dict[str, Any] | None) -> int:
-    """Read what there is to read; returns the number of samples that were there."""
-    found = 0
-    try:
-        reader: Any = get_format(name).open(path, layout)
-        for position in range(min(len(reader), 50)):
-            try:
-                reader[position]
-                found += 1
-            except ShardkitError as error:
-                assert error.where["path"] == path  # noqa: PT017 - no test, a program
-        reader.keys()
-        if len(reader):
-            reader.stored(0)
-        for field in reader.schema if name != "parquet" else ():
-            reader.sizes(field)
-    except ShardkitError as error:
-        assert error.where["path"] == path, repr(error)  # noqa: PT017
-    return found
-
-
-def main(seed: int, count: int, words: list[str]) -> None:
-    """Harm files so many times each, and read them: all in one process, which says where it is."""
-    faulthandler.enable()
-    for path, name in zip(words[::2], words[1::2], strict=True):
-        print(path, flush=True)
-        harm(Path(path), name, seed, count)
-
-
-def harm(path: Path, name: str, seed: int, count: int) -> None:
-    rng = random.Random(seed)
-    data = path.read_bytes()
-    layouts = [None, get_format(name).layout(EVERYTHING)] if "ours" in path.name else [None]
-    damaged = path.with_name("damaged" + path.suffix)
-    found = 0
-    for _ in range(count):
-        damaged.write_bytes(damage(data, rng))
-        found += sum(read_all(damaged, name, layout) for layout in layouts)
-    assert found
-
-
-def foreign_table() -> pa.Table:
-    """Columns of all kinds that take another way through the reader."""
-    names = [f"c{n}" for n in range(len(TYPES))]
-    return pa.table(
-        {
-            name: pa.concat_arrays([array[:1], array[-1:], array[:1]])
-            for name, (array, _, _) in zip(names, TYPES, strict=True)
-        }
-    )
-
-
-def fuzz(folder: Path, seed: int, count: int) -> None:
-    files = [("ours.arrow", "arrow"), ("ours-hf.arrow", "hf"), ("ours.parquet", "parquet")]
-    runs = [(shutil.copy(HERE / file, folder / file), name) for file, name in files]
-    for way in WAYS:
-        (folder / way).mkdir()
-        path = write(foreign_table(), folder / way, way)
-        runs.append((path, "parquet" if way == "parquet" else "arrow"))
-    polars.from_arrow(foreign_table()).write_ipc(folder / "p.arrow")
-    runs.append((folder / "p.arrow", "arrow"))
-    words = [str(word) for run in runs for word in run]
-    command = [sys.executable, "-m", __name__, str(seed), str(count), *words]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, f"{found.stdout} {found.returncode}\n{found.stderr[-3000:]}"
-    assert len(found.stdout.splitlines()) == len(runs)
-
-
-def test_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
-    fuzz(tmp_path, 1, 60)
-
-
-@pytest.mark.large
-@pytest.mark.timeout(3600)
-def test_many_damaged_files_give_samples_or_errors_of_ours(tmp_path: Path) -> None:
-    fuzz(tmp_path, 2, 1500)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -7,8 +7,6 @@ import itertools
 import json
 import lzma
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -565,71 +563,6 @@ EVERYTHING_FIXED = {**EVERYTHING, "fixed": Array("<i2", (3,))}
 
 def fixed(number: int) -> Sample:
     return {**everything(number), "fixed": np.array([number, 1, -1], "<i2")}
-
-
-# Opens and reads mutations of a file; whatever is not one of the errors that are announced ends it.
-FUZZ = """
-import random, resource, sys
-from pathlib import Path
-from shardkit.errors import DamagedError, FormatError, SampleError
-from shardkit.formats import get_format
-
-source, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
-data, chance, beton = source.read_bytes(), random.Random(seed), get_format("beton")
-path, told = source.with_name("mutant.beton"), 0
-pointers = [n for n in range(0, len(data) - 8) if any(data[n : n + 8])]
-for _ in range(count):
-    mutant = bytearray(data)
-    for _ in range(chance.choice((1, 1, 1, 3, 20))):
-        at = chance.choice(pointers)
-        mutant[at : at + 1] = chance.choice((bytes([chance.randrange(256)]), b"\\xff" * 8, b"\\0"))
-    if chance.random() < 0.2:
-        del mutant[chance.randrange(len(mutant)) :]
-    path.unlink(missing_ok=True)  # the last one is still mapped
-    path.write_bytes(mutant)
-    try:
-        reader = beton.open(path)
-    except (DamagedError, FormatError) as error:
-        assert error.where["path"] == path, error
-        told += 1
-        continue
-    for field in reader.schema:
-        reader.sizes(field)
-    for position in range(min(len(reader), 50)):
-        try:
-            reader[position]
-        except SampleError as error:
-            assert error.where["path"] == path and "position" in error.where
-            told += 1
-print(told)
-"""
-
-
-def fuzz(path: Path, seed: int, count: int) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", FUZZ, path, str(seed), str(count)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert found.returncode == 0, found.stderr
-    assert int(found.stdout) > count / 4
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_damaged_files_give_samples_or_our_errors(path: Path, own: bool) -> None:
-    written(path, EVERYTHING_FIXED, [fixed(n) for n in range(5)]) if own else foreign(path)
-    fuzz(path, 1, 400)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("own", [True, False])
-def test_damaged_files_give_samples_or_our_errors_for_long(path: Path, own: bool) -> None:
-    written(path, EVERYTHING_FIXED, [fixed(n) for n in range(5)]) if own else foreign(path)
-    for seed in range(2, 12):
-        fuzz(path, seed, 3000)
 
 
 # --- stored files --------------------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import lmdb
@@ -12,7 +9,7 @@ import msgpack
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import get_format
 from shardkit.formats.lmdb.layout import PAGE, Tree
 from shardkit.schema import Bytes, Schema, Text
@@ -158,56 +155,6 @@ def test_another_version_is_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="another version") as error:
         shardkit.open(tmp_path / "x")
     assert error.value.found == "version 7"
-
-
-_FUZZ = """
-import sys
-from pathlib import Path
-from tests.formats.test_lmdb import fuzz
-fuzz(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-"""
-
-
-def fuzz(folder: Path, seed: int, rounds: int) -> None:
-    """Damage a file in many ways: reading gives samples or our errors, or the process dies."""
-    path = folder / "f.lmdb/data.mdb"
-    samples = [everything(n) for n in range(60)]
-    samples.append({**everything(60), "blob": bytes(9000)})
-    write_shard(LMDB, path, EVERYTHING, samples)
-    whole = path.read_bytes()
-    pages = [n * PAGE for n in range(len(whole) // PAGE)]
-    for number in range(rounds):
-        draw = random.Random(seed * 10**6 + number)
-        data = bytearray(whole)
-        for _ in range(draw.choice([1, 1, 4])):
-            at = draw.choice([draw.randrange(len(data)), draw.choice(pages) + draw.randrange(150)])
-            data[at] = draw.choice([data[at] ^ 1 << draw.randrange(8), 0, 255])
-        if draw.random() < 0.2:
-            del data[draw.randrange(len(data)) :]
-        path.write_bytes(data)
-        for layout in (LMDB.layout(EVERYTHING), None):
-            try:
-                reader = LMDB.open(path, layout)
-                found = [reader[n] for n in range(len(reader))]
-                assert len(found) == len(reader.keys())  # type: ignore[attr-defined]
-            except ShardkitError as error:
-                if error.where["path"] != path:
-                    raise
-
-
-def run_fuzz(folder: Path, seed: int, rounds: int) -> None:
-    command = [sys.executable, "-c", _FUZZ, str(folder), str(seed), str(rounds)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_damage_gives_samples_or_our_errors(tmp_path: Path) -> None:
-    run_fuzz(tmp_path, 1, 100)
-
-
-@pytest.mark.large
-def test_much_damage_gives_samples_or_our_errors(tmp_path: Path) -> None:
-    run_fuzz(tmp_path, 2, 10_000)
 
 
 def test_pages_that_lead_in_a_circle_are_noticed(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Megatron's own library reads and writes them in test_megatron_core.py.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import struct
@@ -531,32 +530,3 @@ def test_a_number_that_the_declared_type_cannot_hold_is_damage(path: Path) -> No
     assert reader[0]["x"].tolist() == [1]
     with pytest.raises(SampleError, match="256 is outside"):
         reader[1]
-
-
-def test_damage_gives_samples_or_our_errors(tmp_path: Path, large: bool) -> None:
-    path = tmp_path / "x.bin"
-    schema = Schema({"x": Array("<u4", (None,))})
-    samples = [{"__key__": f"k{n}", "x": np.arange(n, dtype="<u4")} for n in range(40)]
-    write_shard(MEGATRON, path, schema, samples)
-    files = [path.with_suffix(suffix) for suffix in (".bin", ".idx", ".keys")]
-    whole = {file: file.read_bytes() for file in files}
-    for seed in range(1500 if large else 300):
-        draw = random.Random(seed)
-        file = draw.choice(files)
-        data = bytearray(whole[file])
-        for _ in range(draw.choice([1, 1, 4])):
-            at = draw.choice([draw.randrange(len(data)), draw.randrange(min(60, len(data)))])
-            data[at] = draw.choice([data[at] ^ 1 << draw.randrange(8), 0, 255])
-        if draw.random() < 0.2:
-            del data[draw.randrange(len(data)) :]
-        file.write_bytes(data)
-        for known in (MEGATRON.layout(schema), None):
-            try:
-                reader = MEGATRON.open(path, known)
-                for number in range(len(reader)):
-                    with contextlib.suppress(SampleError):
-                        reader[number]
-            except ShardkitError as error:
-                if error.where["path"] not in files:
-                    raise
-        file.write_bytes(whole[file])

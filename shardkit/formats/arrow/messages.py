@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.storage import PreadFile
+from shardkit.storage import EXPANSION, PreadFile
 
 MAGIC = b"ARROW1"
 _FILE_START = 8  # the magic, padded
@@ -24,7 +24,7 @@ _FILE_END = 4 + len(MAGIC)  # length of the footer, and the magic
 _MARK = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # of the union MessageHeader
 _BLOCK = 24  # bytes of a block in the footer: where a message begins, its length, its body's
-_MOST_ROWS = 2**48  # so that no sum of them leaves 64 bits
+_FREE_ROWS = 1 << 20  # bytes that a batch may take too few for its rows: nulls take none
 
 
 class Batch(NamedTuple):
@@ -211,8 +211,10 @@ def _header(data: bytes) -> tuple[int, int, bool, int]:
         batch = _table(data, _place(data, message, 2))
         rows = _value(data, "<q", batch, 0)
         compressed = bool(_place(data, batch, 3))
-    if body < 0 or not 0 <= rows < _MOST_ROWS:
-        raise ValueError("an impossible length")
+    if body < 0 or rows < 0:
+        raise ValueError("a negative length")
+    if rows > 8 * (body * (EXPANSION if compressed else 1) + _FREE_ROWS):  # a bit for each at least
+        raise ValueError(f"{rows:,} rows in {body:,} bytes")
     return kind, rows, compressed, body
 
 
@@ -222,13 +224,43 @@ def null_counts(data: bytes) -> list[int]:
     Columns stand in their order, each before its children. Raises ValueError or struct.error for a
     header that is damaged.
     """
-    header = data[8 if _number(data, "<I", 0) == _MARK else 4 :]
+    header, _ = _parts(data)
     batch = _table(header, _place(header, _table(header, 0), 2))
-    at = _table(header, _place(header, batch, 1))
+    return [nulls for _, nulls in _pairs(header, batch, 1)]
+
+
+def decompressed_size(message: bytes | memoryview) -> int:
+    """Bytes that the buffers of a batch or a dictionary say they have once they are decompressed.
+
+    Raises ValueError or struct.error for a header that is damaged.
+    """
+    header, body = _parts(message)
+    root = _table(header, 0)
+    batch = _table(header, _place(header, root, 2))
+    if _value(header, "<B", root, 1) == _DICTIONARY:
+        batch = _table(header, _place(header, batch, 1))
+    if not _place(header, batch, 3):
+        return 0
+    starts = [start for start, size in _pairs(header, batch, 2) if size >= 8]
+    # A length goes before each buffer, -1 before one that is not compressed.
+    return sum(max(_number(body, "<q", start), 0) for start in starts)
+
+
+def _parts(message: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+    """The flatbuffer and the body of a message."""
+    at = 8 if _number(message, "<I", 0) == _MARK else 4
+    stop = at + _number(message, "<I", at - 4)
+    return bytes(message[at:stop]), message[stop:]
+
+
+def _pairs(header: bytes, batch: int, field: int) -> list[tuple[int, int]]:
+    """The pairs of numbers in a field of a batch: of arrays length and nulls, of buffers place and
+    size."""
+    at = _table(header, _place(header, batch, field))
     count = _number(header, "<I", at)
     if at + 4 + 16 * count > len(header):
-        raise ValueError(f"{count} arrays in {len(header)} bytes")
-    return [_number(header, "<q", at + 12 + 16 * number) for number in range(count)]
+        raise ValueError(f"{count} arrays or buffers in {len(header)} bytes")
+    return list(struct.iter_unpack("<qq", header[at + 4 : at + 4 + 16 * count]))
 
 
 # Flatbuffers: a table begins with the distance back to its vtable, which has the place of each
@@ -255,7 +287,7 @@ def _value(data: bytes, code: str, table: int, field: int) -> int:
     return _number(data, code, place) if place else 0
 
 
-def _number(data: bytes, code: str, at: int) -> int:
+def _number(data: bytes | memoryview, code: str, at: int) -> int:
     if at < 0:
         raise ValueError("an offset leads out of it")
     (value,) = struct.unpack_from(code, data, at)

@@ -28,11 +28,12 @@ from shardkit import storage
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats.arrow.columns import KEY
 from shardkit.formats.arrow.foreign import Arrays, Known, check_names, layout_of
-from shardkit.formats.arrow.messages import find_messages, null_counts
-from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, getter, sizes
+from shardkit.formats.arrow.messages import decompressed_size, find_messages, null_counts
+from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, check_fits, getter, sizes
 from shardkit.formats.base import ShardReader
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Json, Schema, Text
+from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -254,7 +255,7 @@ class BatchReader(ShardReader):
                 found=", ".join(self._columns.names),
             )
         for name, kind in self.schema.items():
-            getter(name, kind, pa.nulls(0, self._columns.field(name).type))
+            check_fits(name, kind, self._columns.field(name).type)
 
     def _where(self, number: int) -> int | None:
         """The byte at which a batch begins, where that is known."""
@@ -387,8 +388,10 @@ class IpcReader(BatchReader):
     def _decode(self, batch: slice, dictionaries: int) -> pa.RecordBatch:
         """A batch that its message alone does not give: a stream of what it takes, read at once."""
         needed = [*self._messages.dictionaries[:dictionaries], batch]
-        parts = [self._messages.schema, *map(self._slice, needed)]
-        stream = pa.py_buffer(b"".join(parts))
+        messages = [memoryview(self._slice(place)) for place in needed]
+        for message in messages:
+            check_expansion(decompressed_size(message), len(message))
+        stream = pa.py_buffer(b"".join([self._messages.schema, *messages]))
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(stream, options=options) as reader:
             return reader.read_next_batch()

@@ -23,6 +23,7 @@ from shardkit.codecs.array import load_array
 from shardkit.errors import FormatError, SampleError
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -73,13 +74,7 @@ def getter(name: str, kind: FieldType, array: pa.Array, buffers: Buffers | None 
     get = _getter(kind, array, buffers)
     array = plain(array)
     if get is None:
-        raise FormatError(
-            "a column is not of the type that its field has",
-            field=name,
-            expected=f"a column that can hold {kind}",
-            found=str(array.type),
-            fix="convert the shards of each kind by themselves",
-        )
+        raise _does_not_fit(name, kind, array.type)
     linked = isinstance(kind, Bytes) and pa.types.is_struct(array.type)
     return get if linked else _optional(get, array, buffers)
 
@@ -106,6 +101,7 @@ def plain(array: pa.Array) -> pa.Array:
         array = array.storage if tensor is None else _nested(array.storage, tensor.stored)
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)  # an index out of the dictionary must not be followed
+        _check_decoded(array)
         larger = _VIEWS.get(str(array.type.value_type))
         if larger is not None:  # pyarrow cannot take values out of views
             values = array.dictionary.cast(larger)
@@ -114,13 +110,38 @@ def plain(array: pa.Array) -> pa.Array:
     return array
 
 
+def _check_decoded(array: pa.DictionaryArray) -> None:
+    """A few long values that many rows name must not make us reserve what all would take."""
+    values = array.dictionary
+    if is_text(values.type) or _is_bytes(values.type):
+        uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
+        check_expansion(int(np.dot(uses, _lengths(values))), array.nbytes)
+
+
 # By name, as an old pyarrow has no such types.
 _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
     """Whether a column of a type can hold the values of a field."""
-    return _getter(kind, pa.nulls(0, stored), IN_MEMORY) is not None
+    # A damaged type, such as a union without children, ends the process in `pa.nulls`.
+    return _is_read(stored) and _getter(kind, pa.nulls(0, stored), IN_MEMORY) is not None
+
+
+def check_fits(name: str, kind: FieldType, stored: pa.DataType) -> None:
+    """Raises FormatError unless a column of a type can hold the values of a field."""
+    if not fits(kind, stored):
+        raise _does_not_fit(name, kind, stored)
+
+
+def _does_not_fit(name: str, kind: FieldType, stored: pa.DataType) -> FormatError:
+    return FormatError(
+        "a column is not of the type that its field has",
+        field=name,
+        expected=f"a column that can hold {kind}",
+        found=str(stored),
+        fix="convert the shards of each kind by themselves",
+    )
 
 
 def _getter(kind: FieldType, array: pa.Array, buffers: Buffers) -> Getter | None:
@@ -636,6 +657,16 @@ class _Level:
 
 
 # --- anything else, as JSON ----------------------------------------------------------------------
+
+
+def _is_read(stored: pa.DataType) -> bool:
+    """Whether a type is one of those that any field can be read from."""
+    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
+        dictionary = isinstance(stored, pa.DictionaryType)
+        stored = stored.value_type if dictionary else stored.storage_type
+    if is_list(stored) or pa.types.is_struct(stored) or pa.types.is_map(stored):
+        return all(_is_read(stored.field(n).type) for n in range(stored.num_fields))
+    return _is_bytes(stored) or json_holds(stored)
 
 
 def json_holds(stored: pa.DataType) -> bool:

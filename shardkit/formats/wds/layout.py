@@ -7,6 +7,7 @@ webdataset and DALI's index tool all read. We read ustar, GNU, pax and old V7.
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 import zlib
@@ -35,6 +36,10 @@ _TIME = b"%011o\0" % 315532800  # 1980-01-01: GNU tar calls an older time stamp 
 _MAGIC = b"ustar\00000"
 _AFTER = (bytes(100) + _MAGIC).ljust(BLOCK - 157, b"\0")  # what follows the type flag
 _SUM_AFTER = sum(_AFTER)
+_MAX_EXTENDED = 1 << 20  # bytes of a pax header or a long name: no file system has such names
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # blanks before, a zero byte ends it
+_DECIMAL = re.compile(r"[0-9]{1,20}")  # of more digits, `int` takes long or refuses
+_RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")  # what a pax record begins with: length, name
 _ADLER = 65521  # adler32's low half is 1 + the sum of the bytes, modulo this
 
 
@@ -108,6 +113,15 @@ def members(data: Data, path: Path, ignored: Counter[str]) -> Iterator[Member]:
         if kind in b"xXgLK":
             if payload + size > end:
                 raise _cut("inside an extended header", path, payload, size, end)
+            if size > _MAX_EXTENDED:
+                raise DamagedError(
+                    "a TAR has an extended header that is too long",
+                    path=path,
+                    offset=at,
+                    expected=f"at most {_MAX_EXTENDED:,} bytes",
+                    found=f"{size:,}",
+                    fix="pack it again with shorter names",
+                )
             extensions.add(kind, data[payload : payload + size], payload)
             at = payload + _blocks(size)
             continue
@@ -174,10 +188,7 @@ class _Extensions:
 def _check_header(block: bytes, path: Path, at: int) -> tuple[bytes, int]:
     """Type and size of a header block, once its checksum holds."""
     field = block[148:156]
-    try:
-        stored = int(field.split(b"\0")[0].strip() or b"0", 8)
-    except ValueError:
-        stored = -1
+    stored = _octal(field)
     # The sum counts the checksum field as blanks. Some old writers summed signed bytes.
     unsigned = ((zlib.adler32(block) & 0xFFFF) - 1 - sum(field) + 8 * 0x20) % _ADLER
     if stored % _ADLER != unsigned and stored != _signed_sum(block):
@@ -190,14 +201,23 @@ def _check_header(block: bytes, path: Path, at: int) -> tuple[bytes, int]:
             fix="copy the file again, or repair it where it was made",
         )
     number = block[124:136]
-    if number[0] & 0x80:
-        return block[156:157], int.from_bytes(number[1:], "big")
-    try:
-        return block[156:157], int(number.split(b"\0")[0].strip() or b"0", 8)
-    except ValueError:
+    size = int.from_bytes(number[1:], "big") if number[0] == 0x80 else _octal(number)
+    if size < 0:
         raise DamagedError(
-            "a TAR header has a size that is no number", path=path, offset=at, found=repr(number)
-        ) from None
+            "a TAR header has an invalid size",
+            path=path,
+            offset=at,
+            expected="octal digits, or a number in base 256 that is not negative",
+            found=repr(number),
+            fix="copy the file again, or pack it again",
+        )
+    return block[156:157], size
+
+
+def _octal(field: bytes) -> int:
+    """The number in a field of a header; -1 for anything else."""
+    match = _OCTAL.fullmatch(field)
+    return int(match[1] or b"0", 8) if match else -1
 
 
 def _signed_sum(block: bytes) -> int:
@@ -218,23 +238,21 @@ def _pax(text: bytes, path: Path, at: int) -> dict[str, tuple[str, int]]:
     records: dict[str, tuple[str, int]] = {}
     start = 0
     while start < len(text) and text[start]:
-        blank = text.find(b" ", start)
-        equals = text.find(b"=", blank)
-        digits = text[start:blank]
-        length = int(digits) if digits.isdigit() and blank > 0 < equals else 0
-        if not length or text[start + length - 1 : start + length] != b"\n":
+        match = _RECORD.match(text, start)
+        stop = start + int(match[1]) if match else 0
+        if match is None or stop <= match.end() or text[stop - 1 : stop] != b"\n":
             raise DamagedError("a pax header is damaged", path=path, offset=at + start)
-        name = text[blank + 1 : equals].decode("utf-8", "surrogateescape")
-        value = text[equals + 1 : start + length - 1].decode("utf-8", "surrogateescape")
-        records[name] = (value, equals + 1)
-        start += length
+        name = match[2].decode("utf-8", "surrogateescape")
+        value = text[match.end() : stop - 1].decode("utf-8", "surrogateescape")
+        records[name] = (value, match.end())
+        start = stop
     return records
 
 
 def _decimal(text: str, path: Path, at: int) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not _DECIMAL.fullmatch(text):
         raise DamagedError(
-            "a pax header has a size that is no number", path=path, offset=at, found=text
+            "a pax header has an invalid size", path=path, offset=at, found=repr(text[:40])
         )
     return int(text)
 

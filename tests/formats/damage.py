@@ -1,0 +1,438 @@
+"""Damaged shards of every format, read in processes of their own.
+
+A run damages one shard many times. As a program it is a server that forks: a child reads one
+damaged shard after the other, with the memory and the time that each may take limited, and says
+in shared memory which it is at, so that a child that dies or hangs names the damage. The next
+child goes on behind it.
+
+    python -m tests.formats.damage SHARD SEED '{"mutate": 100, "flip": 0}' FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import lzma
+import mmap
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import ShardkitError
+from shardkit.formats import file_name, get_format
+from shardkit.formats.base import KeepsJsonText, KnowsKeys, KnowsSizes, ReadsFields, ReadsUnmapped
+from shardkit.schema import Array, Schema
+from shardkit.testing import EVERYTHING, everything, write_shard
+
+ROOT = Path(__file__).parent.parent.parent
+STORED = Path(__file__).with_name("bytes")
+SECONDS, MEMORY = 10, 1 << 30  # that reading one damaged shard may take
+_SAMPLES = 50  # that are read of each at most
+_ENDS = 3000  # bytes at the beginning and at the end of a file, which is where headers are
+_EVERYTHING = Schema({**EVERYTHING, "fixed": Array("<i2", (3,))})
+_TOKENS = Schema({"x": Array("<u2", (None,))})
+
+Write = Callable[[Path], Path]  # the files of a shard, into a folder; gives the path to open
+
+
+class Shard(NamedTuple):
+    """A shard to be damaged, of ours or as others write them; ours are opened with the schema."""
+
+    format: str
+    write: Write
+    schema: Schema | None = None
+
+
+def _ours(format: str, schema: Schema = _EVERYTHING) -> Shard:
+    def write(folder: Path) -> Path:
+        path = folder / file_name("s", format)
+        samples: list[Any] = [
+            {**everything(n), "fixed": np.arange(3, dtype="<i2")} for n in range(6)
+        ]
+        if schema is _TOKENS:
+            samples = [{"__key__": f"k{n}", "x": np.arange(n, dtype="<u2")} for n in range(40)]
+        write_shard(get_format(format), path, schema, samples).close()
+        return path
+
+    return Shard(format, write, schema)
+
+
+def _stored(format: str, *names: str) -> Shard:
+    """Files of the folder `bytes`, of which the first is opened."""
+
+    def write(folder: Path) -> Path:
+        for name in names:
+            data = (STORED / name).read_bytes()
+            path = folder / Path(name).name.removesuffix(".xz")
+            path.write_bytes(lzma.decompress(data) if name.endswith(".xz") else data)
+        return folder / Path(names[0]).name.removesuffix(".xz")
+
+    return Shard(format, write)
+
+
+def _table(way: str) -> Shard:
+    """Columns of all types, as others write them."""
+
+    def write(folder: Path) -> Path:
+        from tests.formats import test_arrow_foreign as foreign
+
+        table = foreign.foreign_table()
+        if way == "polars":
+            import polars
+
+            polars.from_arrow(table).write_ipc(folder / "p.arrow")
+            return folder / "p.arrow"
+        return foreign.write(table, folder, way, rows=2)
+
+    return Shard("parquet" if way == "parquet" else "arrow", write)
+
+
+SHARDS = {
+    **{name: _ours(name) for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton")},
+    "megatron": _ours("megatron", _TOKENS),
+    "wds-theirs": _stored("wds", "wds/theirs.tar"),
+    "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
+    "hf-theirs": _stored("hf", "arrow/datasets.arrow"),
+    "beton-theirs": _stored("beton", "beton/ffcv-1.0.2.beton.xz"),
+    "megatron-theirs": _stored("megatron", "megatron/theirs.bin", "megatron/theirs.idx"),
+    "feather": _stored("arrow", "arrow/pandas.feather"),
+    **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
+    "parquet-theirs": _table("parquet"),
+}
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+Files = dict[Path, bytes]
+
+
+def flip(files: Files, number: int) -> Files:
+    """The files with one bit flipped, of those near the beginnings and ends of all, by number."""
+    path, at = places(files)[number // 8]
+    data = bytearray(files[path])
+    data[at] ^= 1 << number % 8
+    return {**files, path: bytes(data)}
+
+
+def places(files: Files) -> list[tuple[Path, int]]:
+    """The bytes near the beginning and the end of each file."""
+    return [
+        (path, at)
+        for path, data in files.items()
+        for at in range(len(data))
+        if at < _ENDS or at >= len(data) - _ENDS
+    ]
+
+
+_EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63]
+
+
+def mutate(files: Files, rng: random.Random) -> Files:
+    """One of the files cut, or with bits, numbers and pieces changed, moved or gone."""
+    path = rng.choice([*files])
+    data = bytearray(files[path])
+    for _ in range(rng.choice([1, 1, 1, 2, 4, 16])):
+        if data:
+            rng.choice(_WAYS)(data, _somewhere(len(data), rng), rng)
+    if rng.random() < 0.5:
+        mend_tar(data)
+    return {**files, path: bytes(data)}
+
+
+def _somewhere(size: int, rng: random.Random) -> int:
+    near = min(size, _ENDS)
+    at = [rng.randrange(near), size - 1 - rng.randrange(near), rng.randrange(size)]
+    return rng.choice(at)
+
+
+def _bit(data: bytearray, at: int, rng: random.Random) -> None:
+    data[at] ^= 1 << rng.randrange(8)
+
+
+def _byte(data: bytearray, at: int, rng: random.Random) -> None:
+    data[at] = rng.choice([0, 255, rng.randrange(256)])
+
+
+def _number(data: bytearray, at: int, rng: random.Random) -> None:
+    """A whole number of two to eight bytes: an extreme one, or nearly the one that stood there."""
+    size = rng.choice([2, 4, 8])
+    at -= at % rng.choice([1, size])
+    old = int.from_bytes(data[at : at + size], "little")
+    new = rng.choice([*_EXTREMES, len(data), old + 1, old - 1, old * 2, old + 2**20])
+    stop = min(at + size, len(data))
+    data[at:stop] = (new % 2**64).to_bytes(8, "little")[: stop - at]
+
+
+def _cut(data: bytearray, at: int, rng: random.Random) -> None:
+    if rng.random() < 0.3:
+        del data[at:]
+
+
+def _remove(data: bytearray, at: int, rng: random.Random) -> None:
+    del data[at : at + rng.choice([1, 4, 8, 64, 512])]
+
+
+def _repeat(data: bytearray, at: int, rng: random.Random) -> None:
+    size = rng.choice([1, 4, 8, 64, 512])
+    data[at:at] = data[at : at + size]
+
+
+def _splice(data: bytearray, at: int, rng: random.Random) -> None:
+    start, size = rng.randrange(len(data)), rng.choice([4, 8, 24, 64, 512, 4096])
+    piece = data[start : start + size]
+    data[at : at + len(piece)] = piece
+
+
+def _swap(data: bytearray, at: int, rng: random.Random) -> None:
+    size = rng.choice([8, 24, 64, 512, 4096])
+    other = rng.randrange(len(data))
+    low, high = sorted((at, other))
+    if low + size <= high <= len(data) - size:
+        data[low : low + size], data[high : high + size] = (
+            data[high : high + size],
+            data[low : low + size],
+        )
+
+
+_WAYS = [_bit, _byte, _number] * 2 + [_number, _cut, _remove, _repeat, _splice, _swap]
+
+
+def mend_tar(data: bytearray) -> None:
+    """Make the checksums of a TAR's headers right, so that what is behind them is looked at."""
+    for at in range(0, len(data) - 511, 512):
+        if data[at + 257 : at + 262] == b"ustar":
+            data[at + 148 : at + 156] = b" " * 8
+            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+
+
+# --- headers of TARs -----------------------------------------------------------------------------
+
+
+def tar_header(
+    name: bytes, size: bytes, kind: bytes = b"0", magic: bytes = b"ustar\00000", prefix: bytes = b""
+) -> bytes:
+    """A header of any size field, with its checksum."""
+    block = bytearray(512)
+    for at, field in ((0, name[:100]), (124, size[:12]), (156, kind), (257, magic), (345, prefix)):
+        block[at : at + len(field)] = field
+    mend_tar(block) if magic[:5] == b"ustar" else None
+    if magic[:5] != b"ustar":
+        block[148:156] = b" " * 8
+        block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def pax_record(name: bytes, value: bytes, wrong: int = 0) -> bytes:
+    """A record of a pax header; its length is `wrong` by so much."""
+    size = len(name) + len(value) + 3
+    length = size + len(str(size))
+    length += len(str(length)) - len(str(size))
+    return b"%d %b=%b\n" % (length + wrong, name, value)
+
+
+_SIZES = [
+    b"", b"0", b"5", b"00000000005\0", b"-1", b"-1000", b"-0777", b"-5", b"+5", b"0x5", b" 5 ",
+    b"8", b"77777777777\0", b"777777777777", b"\x80" + bytes(10) + b"\5", b"\x80" + b"\xff" * 11,
+    b"\xff" * 12, b"\xff" * 11 + b"\0", b"\xc0" + bytes(11), b"1_0", b"\xd9\xa3", b"5\0 9",
+]  # fmt: skip
+_NUMBERS = [
+    b"0", b"5", b"-5", b"-1", b"1e3", b"", b" 5", b"\xd9\xa3", b"9" * 20, b"9" * 4200, b"9" * 5000,
+    b"512", b"-1024", b"0005", b"5.0", b"\xff",
+]  # fmt: skip
+_KINDS = [
+    b"0",
+    b"\0",
+    b"x",
+    b"g",
+    b"X",
+    b"L",
+    b"K",
+    b"S",
+    b"1",
+    b"2",
+    b"5",
+    b"6",
+    b"7",
+    b"D",
+    b"\xff",
+]
+_NAMES = [b"a.txt", b"b.json", b"nodot", b"dir/", b"", b".x", b"c.cls", b"\xff.jpg", b"n" * 100]
+
+
+def tar_of_headers(files: Files, rng: random.Random) -> Files:
+    """A TAR of a sound member and some headers that lie in one way or another, in place of one."""
+    body = [tar_header(b"a.txt", b"5") + padded(b"hello")] * rng.randrange(2)
+    for _ in range(rng.randrange(1, 5)):
+        kind, name, size = rng.choice(_KINDS), rng.choice(_NAMES), rng.choice(_SIZES)
+        magic = rng.choice([b"ustar\00000", b"ustar  \0", b"\0" * 8])
+        payload = rng.choice([b"", b"hello", b"{}", rng.randbytes(600)])
+        if kind in b"xgXLK":
+            payload = b"".join(_record(rng) for _ in range(rng.randrange(4)))
+            size = rng.choice([size, b"%011o\0" % len(payload), b"%011o\0" % len(payload)])
+        body.append(tar_header(name, size, kind, magic, rng.choice([b"", b"", b"p/q"])))
+        body.append(padded(payload))
+    if rng.random() < 0.8:
+        body.append(bytes(1024))
+    return dict.fromkeys(files, b"".join(body))
+
+
+def _record(rng: random.Random) -> bytes:
+    name = rng.choice([b"path", b"size", b"size", b"linkpath", b"GNU.sparse.major", b"mtime", b""])
+    value = rng.choice([*_NUMBERS, b"x.txt", b"a/" * 3000 + b"b.txt"])
+    record = pax_record(name, value, rng.choice([0, 0, 0, 0, 1, -1, -4, 1000, 10**9]))
+    return rng.choice([record, record, record, b"9" * 5000 + record, b"-" + record, record[:-1]])
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_all(path: Path, format: str, layout: dict[str, Any] | None, files: Files) -> None:
+    """All that can be read of a shard; raises whatever is no error of ours with the file's path."""
+    known = get_format(format)
+    openers = [known.open]
+    if isinstance(known, ReadsUnmapped):
+        openers.append(known.open_unmapped)
+    for opener in openers:
+        with _ours_only(files):
+            reader = opener(path, layout)
+            _read(reader, files)
+            reader.close()
+
+
+def _read(reader: Any, files: Files) -> None:
+    for position in range(min(len(reader), _SAMPLES)):
+        with _ours_only(files):
+            sample = reader[position]
+            reader.schema.check(sample)
+        if position < 3 and isinstance(reader, KeepsJsonText):
+            with _ours_only(files):
+                reader.stored(position)
+        if position < 3 and isinstance(reader, ReadsFields):
+            with _ours_only(files):
+                reader.read_fields(position, [*reader.schema][:1])
+    if isinstance(reader, KnowsKeys):
+        with _ours_only(files):
+            reader.keys()
+    for field in reader.schema if isinstance(reader, KnowsSizes) else ():
+        with _ours_only(files):
+            reader.sizes(field)
+
+
+@contextlib.contextmanager
+def _ours_only(files: Files) -> Iterator[None]:
+    try:
+        yield
+    except ShardkitError as error:
+        str(error)
+        if error.where.get("path") not in files and "key" not in error.where:
+            raise
+
+
+# --- the server ----------------------------------------------------------------------------------
+
+
+def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
+    """Damage a shard in several ways, each so often (every flip: 0); gives 1 if a reader failed."""
+    warnings.simplefilter("ignore")
+    shard = SHARDS[name]
+    path = shard.write(folder)
+    layout = None if shard.schema is None else get_format(shard.format).layout(shard.schema)
+    files = {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    flips = 8 * len(places(files))
+
+    def attempt(kind: str, number: int) -> None:
+        rng = random.Random(f"{seed} {kind} {number}")
+        damaged = flip(files, number) if kind == "flip" else _KINDS_OF[kind](files, rng)
+        for file, data in damaged.items():
+            file.unlink(missing_ok=True)  # what is mapped of the one before stays
+            file.write_bytes(data)
+        for known in [None] if layout is None else [None, layout]:
+            read_all(path, shard.format, known and dict(known), files)
+
+    failures = 0
+    for kind, count in kinds.items():
+        numbers = range(count)
+        if kind == "flip":
+            step = max(flips // count, 1) if count else 1
+            numbers = range(seed % step, flips, step)
+        failed = _serve(numbers, partial(attempt, kind), f"{name} {kind} seed {seed}")
+        print(f"{name}: {kind} of {len(numbers):,}: {failed} failures", flush=True)
+        failures += failed
+    return min(failures, 1)
+
+
+_KINDS_OF = {"mutate": mutate, "tar": tar_of_headers}
+
+
+def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
+    """Attempt all numbers in children; prints each that fails and gives how many did."""
+    shared = mmap.mmap(-1, 16)  # where the child is, and how many raised
+    struct.pack_into("<qq", shared, 0, -1, 0)
+    done = died = 0
+    while done < len(numbers):
+        child = os.fork()
+        if not child:
+            _limit_memory()
+            for index in range(done, len(numbers)):
+                struct.pack_into("<q", shared, 0, index)
+                signal.setitimer(signal.ITIMER_REAL, SECONDS)
+                try:
+                    attempt(numbers[index])
+                except BaseException:
+                    failed = struct.unpack_from("<q", shared, 8)[0] + 1
+                    struct.pack_into("<q", shared, 8, failed)
+                    print(f"{what} number {numbers[index]}:", traceback.format_exc(-4), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        done, failed = struct.unpack_from("<qq", shared)
+        died += 1
+        name = signal.Signals(os.WTERMSIG(status)).name
+        print(f"{what} number {numbers[done]}: {name}", flush=True)
+        done += 1
+    return died + int(struct.unpack_from("<q", shared, 8)[0])
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * mmap.PAGESIZE + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
+    """Run the program, and fail with what it prints."""
+    words = [name, str(seed), json.dumps(kinds), str(folder)]
+    command = [sys.executable, "-m", __name__, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+def run_code(code: str) -> None:
+    """Run a few lines in a process of their own, and fail with what they print."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr[-3000:]}"
+
+
+if __name__ == "__main__":
+    _, name, seed, kinds, folder = sys.argv
+    sys.exit(main(name, int(seed), json.loads(kinds), Path(folder)))

@@ -1,0 +1,158 @@
+"""Damaged and hostile shards of every format give samples or our errors, in bounded time and
+memory (X1, X4).
+
+Each is read in a process of its own (`damage.py`). The large run takes about a quarter of a minute
+for each shard; `SHARDKIT_DAMAGE=20000` asks for so many of each instead, and for all flips:
+
+    SHARDKIT_DAMAGE=20000 pytest -m large tests/formats/test_damage.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.formats import FORMATS, get_format
+from shardkit.schema import Int, Schema
+from tests.formats import damage
+
+FULL = int(os.environ.get("SHARDKIT_DAMAGE", "0"))
+# Of those that take the longest to read a fifth.
+SLOW = {"file", "stream", "lz4", "zstd", "polars", "parquet-theirs", "feather", "beton-theirs"}
+SHARDS = [
+    pytest.param(name, marks=[] if name in FORMATS else pytest.mark.large) for name in damage.SHARDS
+]
+
+
+def test_every_format_is_damaged() -> None:
+    assert {shard.format for shard in damage.SHARDS.values()} == set(FORMATS)
+
+
+@pytest.mark.timeout(14400)
+@pytest.mark.parametrize("name", SHARDS)
+def test_damaged_shards(name: str, tmp_path: Path, large: bool) -> None:
+    """Mutated in many ways, and with each bit near the beginnings and ends of files flipped."""
+    if not large:
+        damage.run(name, 1, {"mutate": 25, "flip": 25}, tmp_path)
+        return
+    count = FULL or (400 if name in SLOW else 2000)
+    seed = random.randrange(2**32)
+    damage.run(name, seed, {"mutate": count, "flip": 0 if FULL else count}, tmp_path)
+
+
+@pytest.mark.timeout(7200)
+def test_headers_of_tars_that_lie(tmp_path: Path, large: bool) -> None:
+    seed = random.randrange(2**32) if large else 1
+    damage.run("wds-theirs", seed, {"tar": 10_000 if large else 300}, tmp_path)
+
+
+def refused(path: Path, name: str, schema: Schema | None = None) -> ShardkitError:
+    format = get_format(name)
+    try:
+        reader = format.open(path, None if schema is None else format.layout(schema))
+        [reader[n] for n in range(len(reader))]
+    except (DamagedError, FormatError) as error:
+        assert error.where["path"] == path  # noqa: PT017 - it is not always a test that asks
+        return error
+    raise AssertionError("it was read")
+
+
+# --- TAR -----------------------------------------------------------------------------------------
+
+END = bytes(1024)
+SOUND = damage.tar_header(b"a.txt", b"5") + damage.padded(b"hello")
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"0", b"5"])
+@pytest.mark.parametrize(
+    "size", [b"-1000", b"-0777", b"\xff" * 12, b"\xff" * 11 + b"\0", b"1_0", b"0o5", b"x"]
+)
+def test_a_tar_with_a_size_that_is_none(tmp_path: Path, kind: bytes, size: bytes) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(SOUND + damage.tar_header(b"b.txt", size, kind) + END)
+    error = refused(path, "wds")
+    assert "invalid size" in error.what
+    assert error.where["offset"] == len(SOUND)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"9" * 5000 + b" path=x\n",
+        damage.pax_record(b"size", b"9" * 5000),
+        damage.pax_record(b"size", b"9" * 4200),
+        damage.pax_record(b"size", b"-5"),
+        damage.pax_record(b"size", "\u0663".encode()),
+        damage.pax_record(b"path", b"b.txt", -4),
+        damage.pax_record(b"path", b"b.txt", 10**9),
+        b"7 path\n=x\n",
+        b"-10 path=x\n",
+        damage.pax_record(b"path", b"x/" * (1 << 20)),
+    ],
+    ids=lambda text: text[:20].decode(),
+)
+def test_a_pax_header_that_lies(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.tar"
+    front = damage.tar_header(b"p", b"%011o\0" % len(text), b"x") + damage.padded(text)
+    path.write_bytes(SOUND + front + SOUND + END)
+    error = refused(path, "wds")
+    assert "pax header" in error.what or "extended header" in error.what
+    assert len(str(error)) < 1000
+
+
+# --- Arrow ---------------------------------------------------------------------------------------
+
+
+def write_ipc(path: Path, table: pa.Table | pa.Schema, codec: str | None = None) -> Path:
+    """An Arrow file of a table, or of a schema alone."""
+    schema = table if isinstance(table, pa.Schema) else table.schema
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_file(file, schema, options=options) as made,
+    ):
+        if schema is not table:
+            made.write_table(table)
+    return path
+
+
+def test_a_union_without_children_does_not_end_the_process(tmp_path: Path) -> None:
+    union = pa.sparse_union([])
+    for stored in (union, pa.list_(union), pa.dictionary(pa.int8(), union)):
+        write_ipc(tmp_path / f"{stored.id}.arrow", pa.schema([("label", stored)]))
+    damage.run_code(f"""
+from pathlib import Path
+from shardkit.schema import Int, Schema
+from tests.formats.test_damage import refused
+for path in Path({str(tmp_path)!r}).iterdir():
+    refused(path, "arrow", Schema({{"label": Int()}}))
+""")
+
+
+def test_more_rows_than_a_batch_can_hold(tmp_path: Path) -> None:
+    path = write_ipc(tmp_path / "x.arrow", pa.table({"label": [7] * 1000}))
+    data = path.read_bytes()
+    for rows in (2**28, 2**40, 2**62):
+        lie = data.replace((1000).to_bytes(8, "little"), rows.to_bytes(8, "little"))
+        path.write_bytes(lie)
+        assert f"{rows:,} rows in 8,000 bytes" in refused(path, "arrow").what
+        assert refused(path, "arrow", Schema({"label": Int()}))
+
+
+def test_a_long_value_that_many_rows_name(tmp_path: Path) -> None:
+    indices = pa.array([0] * 1_000_000, pa.int8())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * 10_000]))
+    path = write_ipc(tmp_path / "x.arrow", pa.table({"text": column}))
+    error = refused(path, "arrow")
+    assert "1,010,004 bytes become 10,000,000,000 or more" in error.what
+
+
+def test_a_batch_that_becomes_over_a_thousand_times_as_long(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array([bytes(300 << 20)], pa.large_binary())})
+    path = write_ipc(tmp_path / "x.arrow", table, "zstd")
+    assert "bytes become" in refused(path, "arrow").what
