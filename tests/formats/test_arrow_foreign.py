@@ -18,6 +18,7 @@ import shardkit
 import shardkit.stream
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import format_of, get_format
+from shardkit.formats.arrow.parquet import READS_GAPS
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, everything, picture, write_shard
@@ -50,6 +51,11 @@ def read(path: Path) -> Any:
 
 def column(reader: Any, name: str = "x") -> list[Any]:
     return [reader[n].get(name) for n in range(len(reader))]
+
+
+def reads_gaps(way: str) -> None:
+    if way == "parquet" and not READS_GAPS:
+        pytest.skip("this pyarrow cannot read missing lists of a fixed size from Parquet")
 
 
 DAY = datetime.datetime(2020, 1, 2, 3, 4, 5)
@@ -109,6 +115,8 @@ if hasattr(pa, "string_view"):  # which an old pyarrow does not have
 @pytest.mark.parametrize("case", range(len(TYPES)), ids=lambda n: str(TYPES[n][0].type))
 def test_columns_become_fields(tmp_path: Path, way: str, case: int) -> None:
     array, kind, values = TYPES[case]
+    if pa.types.is_fixed_size_list(array.type):
+        reads_gaps(way)
     path = write(pa.table({"x": array}), tmp_path, way)
     reader = read(path)
     assert dict(reader.schema) == {"x": kind}
@@ -362,6 +370,7 @@ TENSORS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", TENSORS)
 def test_tensors_keep_their_shape(tmp_path: Path, way: str, case: str) -> None:
+    reads_gaps(way)
     values, shape = TENSORS[case]
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
     np.testing.assert_array_equal(tensors.to_numpy_ndarray(), values)

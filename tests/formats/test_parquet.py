@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import get_format
+from shardkit.formats.arrow import parquet
 from shardkit.formats.arrow import reader as readers
 from shardkit.formats.base import KnowsSizes
 from shardkit.schema import Image, Int, Schema, Text
@@ -144,3 +145,17 @@ def test_a_negative_number_of_rows_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DamagedError, match="a row group of -50 rows"):
         shardkit.open(path)
+
+
+def test_a_pyarrow_that_cannot_read_missing_arrays_is_named(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old(*_: Any, **__: Any) -> None:
+        raise pyarrow.ArrowInvalid("Expected all lists to be of size=2 but index 3 had size=0")
+
+    reader = PARQUET.open(shard, PARQUET.layout(EVERYTHING))
+    monkeypatch.setattr(parquet, "READS_GAPS", False)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", old)
+    with pytest.raises(FormatError, match="cannot read missing lists") as error:
+        reader[3]
+    assert "pyarrow>=26" in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardkit import storage
-from shardkit.errors import DamagedError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import IMAGE
 from shardkit.formats.arrow.footer import TAIL, RowGroup, row_groups
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _MAGIC = b"PAR1"
+# Before that, pyarrow writes missing lists of a fixed size, but cannot read them.
+READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26
+_GAP = re.compile(r"Expected all lists to be of size=\d+ but index \d+ had size=0")
 
 
 def _if_known(function: Any, **options: Any) -> dict[str, Any]:
@@ -120,7 +124,16 @@ class ParquetReader(BatchReader):
         return Rows(lambda names: reader._load(number, names), self.schema)
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
-        table = self._file().read_row_group(number, columns=list(names), use_threads=False)
+        try:
+            table = self._file().read_row_group(number, columns=list(names), use_threads=False)
+        except pa.ArrowInvalid as error:
+            if READS_GAPS or not _GAP.search(str(error)):
+                raise
+            raise FormatError(
+                f"pyarrow {pa.__version__} cannot read missing lists of a fixed size from Parquet",
+                expected="pyarrow 26 or newer",
+                fix="pip install 'pyarrow>=26', which needs Python 3.11 or newer",
+            ) from error
         expected = self._groups[number].rows
         if len(table) != expected:
             raise ValueError(f"{len(table)} rows where {expected} are announced")
