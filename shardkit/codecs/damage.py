@@ -1,16 +1,19 @@
 """Whether an encoded picture decodes to its end, strictly: what a decoder forgives is damage here.
 
 JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the picture is lost.
-OpenCV fills up what is missing without a word, so all else goes through Pillow.
+OpenCV fills up what is missing without a word, so all else goes through Pillow, which does so too
+where the compressed rows of a PNG end too soon in good order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 
-from shardkit.codecs.header import read_header
+from shardkit.codecs.header import png_chunks, read_header
 from shardkit.codecs.image import NotAnImageError, opened, probe
 from shardkit.codecs.jpeg import decode_jpeg
 from shardkit.options import MAX_PIXELS
@@ -51,8 +54,55 @@ def _pillow(data: bytes, format: str) -> str | None:
         with opened(data) as picture:
             for frame in PIL.ImageSequence.Iterator(picture):
                 frame.load()
+        if format == "png":
+            return _rows_missing(data)
     except Exception as error:  # its parsers raise whatever damage leads them to
         return str(error) or type(error).__name__
+    return None
+
+
+# First column and row, and steps, of the pixels that each pass of an interlaced PNG has.
+_ADAM7 = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of colour
+_INFLATED = 1 << 20  # bytes that are unpacked at a time
+
+
+def _rows_missing(data: bytes) -> str | None:
+    """What a PNG says that has fewer rows, of any of its frames, than its header announces."""
+    depth, colour, interlaced = data[24], data[25], data[28]
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+
+    def size(at: int) -> int:
+        """Bytes of all rows of the frame whose width and height stand there."""
+        width, height = struct.unpack_from(">II", data, at)
+        sides = [(-((x - width) // dx), -((y - height) // dy)) for x, y, dx, dy in passes]
+        bits = depth * _CHANNELS[colour]
+        return sum(rows * (1 + -(-columns * bits // 8)) for columns, rows in sides if columns > 0)
+
+    frames = [(size(16), bytearray())]
+    for name, start, length in png_chunks(data):
+        if name == b"fcTL" and frames[-1][1]:  # the one before IDAT is of the first frame
+            frames.append((size(start + 4), bytearray()))
+        elif name in (b"IDAT", b"fdAT"):  # the latter begins with a number
+            frames[-1][1].extend(data[start + 4 * (name == b"fdAT") : start + length])
+    for expected, packed in frames:
+        found, unpack = 0, zlib.decompressobj()
+        left = bytes(packed)
+        while left and found < expected:
+            found += len(unpack.decompress(left, _INFLATED))
+            left = unpack.unconsumed_tail
+        if not left:
+            found += len(unpack.flush())
+        if found < expected:
+            return f"a png file whose rows end after {found:,} of {expected:,} bytes"
     return None
 
 

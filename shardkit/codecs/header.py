@@ -145,7 +145,7 @@ def _png(data: bytes) -> dict[str, Any]:
         found["oddity"] = "16-bit"
     if colours & 4:
         found["oddity"] = "transparent"
-    for name, start, size in _png_chunks(data):
+    for name, start, size in png_chunks(data):
         if name == b"tRNS":
             found["oddity"] = "transparent"
         elif name == b"acTL":
@@ -158,7 +158,7 @@ def _png(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Name, first byte and bytes of each chunk."""
     at = 8
     while at < len(data):

@@ -1,0 +1,159 @@
+"""The strict check of pictures: what lacks a part is damaged, however well it is packed."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import shardkit
+from shardkit.codecs.damage import damage, strict_warnings
+from shardkit.errors import SampleError
+from shardkit.options import ImageOptions
+from tests.codecs.pictures import encoded, opened, photo
+
+_ADAM7 = [
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+]
+
+
+@pytest.fixture(autouse=True)
+def _strictly() -> Iterator[None]:
+    with strict_warnings():
+        yield
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = 8
+    while at < len(data):
+        (size,) = struct.unpack_from(">I", data, at)
+        yield data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        at += 12 + size
+
+
+def _repacked(data: bytes, change: Callable[[bytes], bytes], frame: int = 0) -> bytes:
+    """A PNG with other rows in one of its frames, packed as a valid stream, in two chunks."""
+    made, number = data[:8], -1
+    for name, content in _chunks(data):
+        number += name == b"fcTL" or (name == b"IDAT" and number < 0)
+        if name not in (b"IDAT", b"fdAT") or number != frame:
+            made += _chunk(name, content)
+            continue
+        head = content[:4] if name == b"fdAT" else b""
+        packed = zlib.compress(change(zlib.decompress(content[len(head) :])))
+        cut = 0 if head else len(packed) // 2  # chunks with such a head are numbered
+        made += _chunk(name, packed[:cut]) if cut else b""
+        made += _chunk(name, head + packed[cut:])
+    return made
+
+
+def _interlaced(width: int, height: int) -> bytes:
+    pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
+    passes = (pixels[y::dy, x::dx] for x, y, dx, dy in _ADAM7)
+    rows = b"".join(b"\0" + row.tobytes() for part in passes for row in part if row.size)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1)
+    made = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header)
+    made += _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+    assert np.array_equal(np.asarray(opened(made)), pixels)
+    return made
+
+
+def _png(mode: str) -> bytes:
+    if mode == "I;16":
+        return encoded(PIL.Image.fromarray(np.arange(384, dtype=np.uint16).reshape(16, 24)), "PNG")
+    options = {"bits": int(mode[1:])} if mode[1:].isdigit() else {}
+    return encoded(photo(mode[0] if options else mode), "PNG", **options)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P1", "P2", "P4", "P", "LA", "RGB", "RGBA", "I;16"])
+def test_rows_of_a_png_that_are_missing(mode: str) -> None:
+    whole = _png(mode)
+    assert damage(_repacked(whole, bytes)) is None
+    assert damage(_repacked(whole, lambda rows: rows + bytes(9))) is None  # nothing is lost
+    for left in (0, 1, 2, 8, 15):
+        cut = _repacked(whole, lambda rows, n=left: rows[: n * len(rows) // 16])
+        assert damage(cut), left
+    assert damage(_repacked(whole, lambda rows: rows[:-1]))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 1), (1, 5), (8, 8), (9, 17), (37, 24)])
+def test_rows_of_an_interlaced_png_that_are_missing(size: tuple[int, int]) -> None:
+    whole = _interlaced(*size)
+    assert damage(whole) is None
+    assert damage(_repacked(whole, lambda rows: rows[: len(rows) // 2]))
+    assert damage(_repacked(whole, lambda rows: rows[:-1]))
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["all", "and a default image"])
+def test_rows_of_an_animated_png_that_are_missing(default: bool) -> None:
+    frames = [photo("RGB", (24, 16)), photo("RGB", (24, 16)).rotate(90), photo().rotate(180)]
+    options: dict[str, Any] = {
+        "save_all": True,
+        "append_images": frames[1:],
+        "default_image": default,
+    }
+    whole = encoded(frames[0], "PNG", **options)
+    assert damage(whole) is None
+    for frame in range(3):
+        assert damage(_repacked(whole, bytes, frame)) is None
+        assert damage(_repacked(whole, lambda rows: rows[: len(rows) // 2], frame)), frame
+
+
+def test_a_png_that_unpacks_to_a_lot_takes_no_memory() -> None:
+    whole = encoded(photo("L"), "PNG")
+    many = _repacked(whole, lambda rows: rows + bytes(10_000_000))
+    assert len(many) < 20_000
+    assert damage(many) is None
+
+
+@pytest.mark.parametrize("format", ["GIF", "BMP", "WEBP", "PPM", "TIFF"])
+def test_other_formats_that_are_cut(format: str) -> None:
+    whole = encoded(photo("RGB"), format)
+    assert damage(whole) is None
+    for left in (1 / 4, 1 / 2, 3 / 4):
+        assert damage(whole[: int(len(whole) * left)]), left
+
+
+@pytest.mark.parametrize("pixels", [0, 1, 50, 99])
+def test_a_gif_whose_codes_end_too_soon_in_good_order(pixels: int) -> None:
+    assert damage(_gif(100)) is None
+    assert damage(_gif(pixels))
+
+
+def _gif(pixels: int) -> bytes:
+    """10 by 10 pixels, of which there are only so many before the code that ends them."""
+    number = sum(code << 9 * at for at, code in enumerate([256, *[5] * pixels, 257]))
+    packed = number.to_bytes(-(-9 * (pixels + 2) // 8), "little")
+    head = b"GIF89a" + struct.pack("<HHBBB", 10, 10, 0xF7, 0, 0) + bytes(768)
+    return head + b",\0\0\0\0\n\0\n\0\0\x08" + bytes([len(packed)]) + packed + b"\0;"
+
+
+def test_verify_and_convert_find_it(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    half = _repacked(encoded(photo(), "PNG"), lambda rows: rows[: len(rows) // 2])
+    (folder / "a.png").write_bytes(half)
+    out = tmp_path / "out"
+    shardkit.convert(folder, to="wds", out=out, workers=0)
+    assert [p.found for p in shardkit.verify(out, decode=True).problems] == [
+        "a png file whose rows end after 584 of 1,168 bytes"
+    ]
+    options: dict[str, Any] = {"image": ImageOptions(check="decode"), "workers": 0}
+    with pytest.raises(SampleError, match="picture"):
+        shardkit.convert(folder, to="wds", out=tmp_path / "x", **options)
