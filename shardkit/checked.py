@@ -150,7 +150,8 @@ def _checker(hint: Any) -> _Check:
     if origin in (list, tuple):
         return functools.partial(_listed, origin, _checker(args[0]))
     assert origin is dict
-    return functools.partial(_entries, {}, _checker(args[1]), ())
+    entries = functools.partial(_entries, {}, _checker(args[1]), ())
+    return entries if args[0] is str else functools.partial(_numbered, entries)
 
 
 def _plain_checker(hint: Any) -> _Check:
@@ -222,6 +223,15 @@ def _entries(
         error.inside(name)
         raise
     return found
+
+
+def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
+    """An object whose names are whole numbers."""
+    found = entries(value)
+    for name in found:
+        if not re.fullmatch(r"-?[0-9]{1,19}", str(name)):
+            raise MismatchError("whole numbers as names", name)
+    return {int(name): entry for name, entry in found.items()}
 
 
 def _object(kind: Any) -> _Check:

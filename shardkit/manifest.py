@@ -87,10 +87,7 @@ class _Layout(TypedDict):
     schema: dict[str, Any]
 
 
-_SIZES = Rule(
-    "a count for each size",
-    lambda counts: counts and all(size.isdecimal() and len(size) < 20 for size in counts),
-)
+_SIZES = Rule("counts of sizes", lambda counts: counts and min(counts) >= 0)
 
 
 class TextEntry(TypedDict):
@@ -105,7 +102,7 @@ class TextEntry(TypedDict):
     shortest: Count
     median: Count
     longest: Count
-    histogram: Annotated[dict[str, Count], _SIZES]
+    histogram: Annotated[dict[int, Count], _SIZES]
 
 
 class _TokenizerEntry(TypedDict, total=False):

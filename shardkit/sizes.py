@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardkit.checked import Count
 from shardkit.manifest import FieldStats
 
 
@@ -13,11 +14,11 @@ from shardkit.manifest import FieldStats
 class FieldSizes:
     """How long a field's values are: exact ends, and a histogram with buckets of 1 % and less."""
 
-    count: int = 0
-    bytes: int = 0
-    min: int = 0
-    max: int = 0
-    buckets: dict[int, int] = field(default_factory=dict)  # smallest size in it -> values
+    count: Count = 0
+    bytes: Count = 0
+    min: Count = 0
+    max: Count = 0
+    buckets: dict[int, Count] = field(default_factory=dict)  # smallest size in it -> values
 
     def add(self, sizes: list[int]) -> None:
         values = np.array(sizes, np.int64)

@@ -27,6 +27,7 @@ from typing import Any
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.checked import MOST_BYTES, checked, parse
 from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
@@ -63,10 +64,9 @@ class Partial:
     def job(self) -> dict[str, Any] | None:
         """What the unfinished run was; None if it did not come so far as to say."""
         try:
-            job = json.loads(storage.read(self.path / JOB))
+            return checked(dict[str, Any], parse(storage.read(self.path / JOB, MOST_BYTES)))
         except (ShardkitError, ValueError):
             return None
-        return job if isinstance(job, dict) else None
 
     def has_work(self) -> bool:
         """Whether the unfinished run has done anything that would be lost."""
@@ -469,11 +469,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         if before == now:
             continue
         if name == "transform" and isinstance(before, dict) and isinstance(now, dict):
-            same = before["name"] == now["name"]
+            same = before.get("name") == now["name"]
             words.append(
                 f"the code of the transform {now['name']} has changed"
                 if same
-                else f"the transform was {before['name']}, is {now['name']}"
+                else f"the transform was {before.get('name')}, is {now['name']}"
             )
         elif isinstance(before, dict) and isinstance(now, dict) and name not in ("source", "times"):
             words.append(differences(before, now))

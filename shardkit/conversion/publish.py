@@ -18,7 +18,7 @@ from shardkit.conversion.lengths import lengths_header
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import KEYS_REPEAT, Stats, finished_shard
-from shardkit.conversion.work import HASHES, LENGTH_ROWS, RESULT, error_line, read_result
+from shardkit.conversion.work import HASHES, LENGTH_ROWS, error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins
@@ -34,7 +34,6 @@ from shardkit.manifest import (
     Shard,
     Splits,
 )
-from shardkit.names import checked_name
 from shardkit.schema import Schema, length_fields
 
 
@@ -64,8 +63,8 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     stats.ignored.update(part.ignored)
     made: list[Made] = []
     for task, where, result in zip(tasks, folders, results, strict=True):
-        made += [Made(where, shard_of(entry, where), task.piece) for entry in result["shards"]]
-        stats.merge(Stats.from_json(result["stats"]))
+        made += [Made(where, shard, task.piece) for shard in result.shards]
+        stats.merge(result.stats)
     groups = list(_groups(made, plan.max_bytes(), plan.options.shard_samples))
     _check_pieces(groups, {partial.task_folder(number) for number in earlier})
     schema = part.schema
@@ -91,7 +90,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         folder,
         stem=partial.stem(plan.format.name),
         manifest=partial.list_path(folder, NAME),
-        errors=len(part.problems) + sum(result["errors"] for result in results),
+        errors=len(part.problems) + sum(result.errors for result in results),
         files=described(folder, lists),
         tokenizer=tokenizer,
         source=plan.identity["source"],
@@ -282,14 +281,6 @@ def _key_at(format: Format, schema: Schema, path: Path, number: int, position: i
         return str(reader[position]["__key__"])
     finally:
         reader.close()
-
-
-def shard_of(entry: dict[str, Any], task: Path) -> Shard:
-    """A shard from the JSON of the task that made it."""
-    file, *beside = (File(**file) for file in (entry["file"], *entry["beside"]))
-    for one in (file, *beside):
-        checked_name(one.name, task / RESULT, "shards")
-    return Shard(file, entry["samples"], tuple(beside))
 
 
 def _move_shard(made: Made, folder: Path, stem: str, format: str) -> Shard:

@@ -338,7 +338,7 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
 
 
 def _errors_of(partial: Partial, finished: set[int]) -> int:
-    return sum(read_result(partial.task_folder(number))["errors"] for number in finished)
+    return sum(read_result(partial.task_folder(number)).errors for number in finished)
 
 
 def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> ConvertResult:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 import xxhash
 
 from shardkit import storage
+from shardkit.checked import Count, checked
 from shardkit.conversion.lengths import Lengths
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
@@ -179,6 +180,14 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
     return Shard(own, 0, tuple(files.values()))
 
 
+class _StatsEntry(TypedDict):
+    """What `Stats.to_json` gives, beside _COUNTS."""
+
+    fields: dict[str, FieldSizes]
+    labels: dict[int, Count]
+    text: dict[str, Any]
+
+
 class Stats:
     """Counts over samples: sizes per field, samples per label; merged in any order alike."""
 
@@ -241,15 +250,15 @@ class Stats:
         return {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Stats:
+    def from_json(cls, data: Any) -> Stats:
+        """Raises ValueError for what `to_json` does not give."""
+        found = checked(_StatsEntry, data)
         stats = cls()
-        for name, sizes in data["fields"].items():
-            buckets = {int(start): count for start, count in sizes.pop("buckets").items()}
-            stats.fields[name] = FieldSizes(**sizes, buckets=buckets)
-        stats.labels.update({int(label): count for label, count in data["labels"].items()})
-        stats.text = TextTally.from_json(data["text"])
+        stats.fields = found["fields"]
+        stats.labels.update(found["labels"])
+        stats.text = TextTally.from_json(found["text"])
         for name in _COUNTS:
-            getattr(stats, name).update(data[name])
+            getattr(stats, name).update(checked(dict[str, Count], data.get(name), name))
         return stats
 
     def summary(self) -> dict[str, dict[str, int]]:

@@ -12,15 +12,16 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from shardkit import storage
-from shardkit.checked import plain
+from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
 from shardkit.conversion.reading import Reading
 from shardkit.conversion.shards import ShardSequence, Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
-from shardkit.manifest import ERRORS, FILTERED, KEYS
+from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
+from shardkit.names import checked_name
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
 from shardkit.sample import Sample, renamed, safe_key
@@ -189,10 +190,35 @@ def _line(entry: dict[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def read_result(folder: Path) -> dict[str, Any]:
-    """What a finished task says of itself: shards, errors, stats."""
-    result: dict[str, Any] = json.loads(storage.read(folder / RESULT))
-    return result
+class _Result(TypedDict):
+    """What is in RESULT."""
+
+    shards: list[Shard]
+    errors: Count
+    stats: dict[str, Any]
+
+
+class TaskResult(NamedTuple):
+    """What a finished task has made."""
+
+    shards: list[Shard]
+    errors: int  # samples that were dropped
+    stats: Stats
+
+
+def read_result(folder: Path) -> TaskResult:
+    """What the finished task in a folder says of itself; raises DamagedError."""
+    path = folder / RESULT
+    try:
+        found = checked(_Result, parse(storage.read(path, MOST_BYTES)))
+        stats = Stats.from_json(found["stats"])
+    except ValueError as error:
+        fix = "remove the folder that the file is in, and run the same command again"
+        raise damaged("the result of a task", error, path=path, fix=fix) from error
+    for shard in found["shards"]:
+        for file in (shard.file, *shard.beside):
+            checked_name(file.name, path, "shards")
+    return TaskResult(found["shards"], found["errors"], stats)
 
 
 def is_finished(folder: Path) -> bool:

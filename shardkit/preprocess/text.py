@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from shardkit.checked import Count, checked
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
@@ -34,6 +35,13 @@ _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 19
 _COUNTS = ("padding", "dropped", "cut")
 _FLUSH = 1 << 14  # lengths kept before they are counted
+
+
+class _TallyEntry(TypedDict):
+    """What `TextTally.to_json` gives."""
+
+    counts: dict[str, Count]
+    lengths: FieldSizes
 
 
 @dataclass
@@ -65,13 +73,13 @@ class TextTally:
             self.lengths.merge(other.lengths)
 
     def to_json(self) -> dict[str, Any]:
-        return {"counts": dict(sorted(self.counts.items())), "lengths": vars(self.lengths)}
+        return {"counts": dict(sorted(self.counts.items())), "lengths": asdict(self.lengths)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TextTally:
-        lengths = dict(data["lengths"])
-        buckets = {int(start): count for start, count in lengths.pop("buckets").items()}
-        return cls(Counter(data["counts"]), FieldSizes(**lengths, buckets=buckets))
+    def from_json(cls, data: Any) -> TextTally:
+        """Raises ValueError for what `to_json` does not give."""
+        found = checked(_TallyEntry, data)
+        return cls(Counter(found["counts"]), found["lengths"])
 
     def summary(self) -> dict[str, Any]:
         """For the manifest; nothing where no text was tokenized."""

@@ -7,15 +7,15 @@ mapped file that is cut short can end the process.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.checked import from_lines
 from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KnowsSizes, ShardReader
@@ -252,17 +252,20 @@ def _check_dropped(part: Part, manifest: Manifest) -> None:
             )
 
 
-def listed(part: Part, name: str) -> list[dict[str, object]]:
+class Dropped(TypedDict, total=False):
+    """A line of errors.jsonl or filtered.jsonl, as far as it says which sample it is."""
+
+    source: str | None
+    key: str
+
+
+def listed(part: Part, name: str) -> list[Dropped]:
     """The entries of a list of dropped samples; raises DamagedError for what is no such list."""
     file = part.manifest.list_named(name) if part.manifest else None
     if file is None:
         return []
     path = part.dataset.path / file.name
-    try:
-        lines = [json.loads(line) for line in storage.read(path).splitlines()]
-    except ValueError as error:
-        raise DamagedError(f"the file is damaged: {error}", path=path) from error
-    return [line for line in lines if isinstance(line, dict)]
+    return list(from_lines(Dropped, storage.read(path), name, path=path))
 
 
 def _check_strangers(part: Part, manifest: Manifest) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
+from shardkit.checked import checked, damaged, parse
 from shardkit.codecs.array import dump_array
-from shardkit.errors import DamagedError
 from shardkit.formats.arrow.values import fits
 from shardkit.sample import JsonText
 from shardkit.schema import (
@@ -124,6 +124,19 @@ def _value(type: pa.DataType) -> dict[str, Any]:
     return {"dtype": names.get(str(type), str(type)), "_type": "Value"}
 
 
+class _Version(TypedDict):
+    """Of our metadata: others are not looked at."""
+
+    version: Any
+
+
+class _About(_Version):
+    """Our metadata."""
+
+    schema: dict[str, Any]
+    classes: dict[str, list[str]]
+
+
 def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | None:
     """Schema and classes of a shard of ours; None where its columns are not those of our schema.
 
@@ -133,13 +146,13 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        if found["version"] != _VERSION:
+        found = parse(text)
+        if checked(_Version, found)["version"] != _VERSION:
             return None
-        ours = Schema.from_json(found["schema"])
-        classes = {str(name): list(map(str, names)) for name, names in found["classes"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"the metadata of the shard are damaged: {error!r}") from error
+        about = checked(_About, found)
+        ours, classes = Schema.from_json(about["schema"]), about["classes"]
+    except ValueError as error:
+        raise damaged("the metadata of the shard", error) from error
     if schema.names != [KEY, *ours]:
         return None
     if not all(fits(kind, schema.field(name).type) for name, kind in ours.items()):
@@ -150,7 +163,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
 def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     """What Hugging Face's metadata say of each column; nothing where there are none."""
     try:
-        found = json.loads((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
+        found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
     if not isinstance(found, dict):

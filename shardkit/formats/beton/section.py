@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from shardkit.errors import DamagedError, FormatError, UsageError
+from shardkit.checked import checked, parse
+from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import Schema
 from shardkit.storage import SMALL, Data, PreadFile, piece
 
@@ -31,8 +32,19 @@ if TYPE_CHECKING:
 VERSION = 1
 _HEAD = np.dtype([("text", "<u8"), ("keys", "<u8")])
 _OFFSET = np.dtype("<u8")
-# What a text that is no schema leads its readers to.
-_NO_SCHEMA = (TypeError, ValueError, KeyError, AttributeError, SyntaxError, RecursionError)
+
+
+class _Version(TypedDict):
+    """Of a section: others are not looked at."""
+
+    version: Any
+
+
+class _About(_Version):
+    """The text of a section."""
+
+    schema: dict[str, Any]
+    classes: dict[str, list[str]] | None
 
 
 def optional_fields(schema: Schema) -> list[str]:
@@ -100,14 +112,14 @@ def unpack(data: Data, at: int, length: int, samples: int, path: Path) -> Sectio
 
 def _unpack_text(text: bytes, path: Path, at: int) -> tuple[Schema, dict[str, list[str]] | None]:
     try:
-        about: dict[str, Any] = json.loads(text.rstrip(b"\0"))
-        version = about["version"]
+        found = parse(text.rstrip(b"\0"))
+        version = checked(_Version, found)["version"]
         if version == VERSION:
-            schema, classes = Schema.from_json(about["schema"]), about["classes"]
-            return schema, None if classes is None else _checked_classes(classes)
+            about = checked(_About, found)
+            return Schema.from_json(about["schema"]), about["classes"]
     except FormatError as error:  # a type that this version does not know
         raise error.located(path=path, offset=at) from error.__cause__
-    except (*_NO_SCHEMA, UsageError) as error:
+    except ValueError as error:
         raise _damaged(path, at, f"a text that is no description: {error}") from error
     raise FormatError(
         "the file was made by a version of shardkit that this one does not know",
@@ -117,13 +129,6 @@ def _unpack_text(text: bytes, path: Path, at: int) -> tuple[Schema, dict[str, li
         found=f"{version!r:.60}",
         fix="install a newer shardkit",
     )
-
-
-def _checked_classes(classes: Any) -> dict[str, list[str]]:
-    for names in classes.values():
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError("names of classes that are no text")
-    return dict(classes)
 
 
 def _damaged(path: Path, at: int, found: str) -> DamagedError:

@@ -7,10 +7,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgpack
 
+from shardkit.checked import Count, checked, damaged, parse
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats.base import ShardReader
@@ -244,33 +245,42 @@ class LmdbReader(ShardReader):
         )
 
 
-def _about(tree: Tree) -> dict[str, Any] | None:
+class _Version(TypedDict):
+    """Of our own entry: others are not looked at."""
+
+    shardkit_lmdb: Any
+
+
+class _About(_Version):
+    """Our own entry."""
+
+    samples: Count
+    schema: dict[str, Any]
+    classes: dict[str, list[str]]
+
+
+def _about(tree: Tree) -> _About | None:
     """What our own entry says; None in an LMDB that others made."""
     entry = tree.get(ABOUT)
     if entry is None:
         return None
     try:
-        about = json.loads(bytes(tree.read(entry.offset, entry.size)))
-        version = about["shardkit_lmdb"]
-        samples = about["samples"]
-        if version == VERSION and not (isinstance(samples, int) and samples >= 0):
-            raise ValueError(f"{samples!r} samples")
-        if version == VERSION and not isinstance(about["schema"], dict):
-            raise ValueError("no schema")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(
-            f"the entry {ABOUT.decode()} is damaged: {error}", path=tree.path, offset=entry.offset
-        ) from error
-    if version != VERSION:
-        raise FormatError(
-            "the LMDB is of another version",
-            path=tree.path,
-            expected=f"version {VERSION}",
-            found=f"version {version!r}",
-            fix="use the shardkit that wrote it, or a newer one",
-        )
-    found: dict[str, Any] = about
-    return found
+        found = parse(bytes(tree.read(entry.offset, entry.size)))
+        version = checked(_Version, found)["shardkit_lmdb"]
+        if version == VERSION:
+            about = checked(_About, found)
+            Schema.from_json(about["schema"])
+            return about
+    except ValueError as error:
+        where = {"path": tree.path, "offset": entry.offset}
+        raise damaged(f"the entry {ABOUT.decode()}", error, **where) from error
+    raise FormatError(
+        "the LMDB is of another version",
+        path=tree.path,
+        expected=f"version {VERSION}",
+        found=f"version {version!r:.60}",
+        fix="use the shardkit that wrote it, or a newer one",
+    )
 
 
 def _is_number(key: bytes) -> bool:
