@@ -170,6 +170,11 @@ class Dataset:
         return frozenset(names)
 
     @property
+    def ours(self) -> bool:
+        """Whether shardkit wrote the shards, as a manifest or one of them says."""
+        return self.manifest is not None or any("ours" in layout for layout in self._layouts)
+
+    @property
     def ignored(self) -> dict[str, int]:
         """What is passed over in shards that others made, and beside them, and how often."""
         total: Counter[str] = Counter(self._beside)

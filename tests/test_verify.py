@@ -860,3 +860,63 @@ def test_reading_keys_one_by_one_gives_the_same(
         keys = shards.keys_of([part])
         assert [keys.key(n) for n in range(12)] == expected
         assert [keys.with_hash(key) for key in expected] == [[n] for n in range(12)]
+
+
+# --- copies that were interrupted ----------------------------------------------------------------
+
+
+@EACH_FORMAT
+def test_a_folder_without_its_manifest_is_incomplete(
+    images: Path, tmp_path: Path, format: str
+) -> None:
+    out = make(images, format, tmp_path / "out")
+    (out / "__shardkit__/manifest.json").unlink()
+    problem = shardkit.verify(out).problems[0]
+    assert problem.what == "the dataset is incomplete: its manifest is missing"
+    assert problem.where["path"] == out / "__shardkit__/manifest.json"
+    found = run("verify", str(out), check=1)
+    assert "a shard is checked by itself" in found.stderr
+    shutil.rmtree(out / "__shardkit__")
+    report = shardkit.verify(out)  # of a TAR without its index nobody can say who wrote it
+    assert report.sound == (format == "wds")
+    assert shardkit.verify(shardkit.open(out).shard_path(0)).sound
+
+
+@pytest.mark.parametrize("name", ["train.tar", "train.lmdb"])
+def test_a_single_file_whose_manifest_alone_is_missing_is_incomplete(
+    images: Path, tmp_path: Path, name: str
+) -> None:
+    (images / "class0/a.b.png").write_bytes(picture(9, "PNG"))  # which the key table has
+    out = make(images, FORMATS_BY_NAME[name], tmp_path / name, shard_samples=None)
+    (tmp_path / f"__shardkit__/{name}.manifest.json").unlink()
+    assert whats(shardkit.verify(out)) == ["the dataset is incomplete: its manifest is missing"]
+    shutil.rmtree(tmp_path / "__shardkit__")
+    assert shardkit.verify(out).sound  # copied by itself, as one may
+
+
+FORMATS_BY_NAME = {"train.tar": "wds", "train.lmdb": "lmdb"}
+
+
+def test_splits_without_their_manifests_are_incomplete(images: Path, tmp_path: Path) -> None:
+    incomplete = "the dataset is incomplete: its manifest is missing"
+    out = make(images, "hf", tmp_path / "out", split="train=0.5,val=0.5")
+    (out / "__shardkit__/manifest.json").unlink()
+    assert whats(shardkit.verify(out)) == [incomplete]
+    (out / "train/__shardkit__/manifest.json").unlink()
+    shutil.rmtree(out / "__shardkit__")
+    assert whats(shardkit.verify(out)) == [incomplete]
+
+
+def test_what_lies_beside_splits_is_compared(images: Path, tmp_path: Path) -> None:
+    out = make(images, "hf", tmp_path / "out", split="train=0.5,val=0.5")
+    report = shardkit.verify(out)
+    assert report.sound
+    path = out / "dataset_dict.json"
+    whole = path.read_bytes()
+    assert report.bytes == sum(
+        p.stat().st_size for p in out.rglob("*") if p.is_file() and p.name != "manifest.json"
+    )
+    for changed in (whole.replace(b"train", b"tramp"), whole[:-1], whole + b" ", None):
+        path.unlink() if changed is None else path.write_bytes(changed)
+        (problem,) = shardkit.verify(out).problems
+        assert problem.where["path"] == path

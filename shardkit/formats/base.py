@@ -148,8 +148,9 @@ class Format(ABC):
 
         A foreign shard's reader has its `schema` in its own `layout`. It may have there `classes`,
         field -> names of its values; `ignored`, what it passes over -> how often; and `unusable`,
-        a field that it cannot read -> the error that says why; and `guessed`, fields that are not
-        optional as far as a few samples tell, which `KeepsJsonText.stored` does not rely on.
+        a field that it cannot read -> the error that says why; `ours`, where the shard says that
+        shardkit wrote it; and `guessed`, fields that are not optional as far as a few samples tell,
+        which `KeepsJsonText.stored` does not rely on.
         """
 
     @abstractmethod

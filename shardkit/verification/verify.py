@@ -13,8 +13,8 @@ from shardkit import storage
 from shardkit.dataset import Dataset, open_dataset, open_splits
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import format_of
-from shardkit.manifest import Splits
-from shardkit.verification.files import AGAIN
+from shardkit.manifest import File, Splits
+from shardkit.verification.files import AGAIN, check_file, without_manifest
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import Part, check
 from shardkit.verification.work import Findings, Meter, Monitor
@@ -86,6 +86,7 @@ class _Run:
         self._last = Findings()  # after them: what only a source tells
         self._parts: list[Part] = []
         self._format: str | None = None
+        self._files: tuple[File, ...] = ()  # of a folder of splits itself
 
     def open(self) -> None:
         """Find the datasets at the path; a damaged manifest is a problem like any other."""
@@ -115,6 +116,9 @@ class _Run:
         except ShardkitError as problem:
             datasets = [("", dataset) for dataset in self._open_singly(problem)]
         self._parts += [Part(name, dataset) for name, dataset in datasets]
+        incomplete = without_manifest(self._path, [dataset for _, dataset in datasets])
+        if incomplete is not None:
+            self._first.add(incomplete)
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
         """The shards in a folder of others' that open; the problems of the rest are noted."""
@@ -134,6 +138,7 @@ class _Run:
 
     def _open_splits(self, splits: Splits) -> None:
         errors = 0
+        self._files = splits.files
         for name, samples in splits.splits.items():
             folder = self._path / name
             try:
@@ -171,12 +176,21 @@ class _Run:
 
     def check(self) -> None:
         """Files, shards, counts, keys."""
-        total = sum(file.bytes for part in self._parts for file in part.files)
+        total = sum(file.bytes for file in self._all_files())
         if total:
             self._meter.start("reading", total, "bytes")
+        for file in self._files:
+            try:
+                check_file(self._path, file, self._meter)
+            except ShardkitError as problem:
+                self._first.add(problem)
         for part in self._parts:
             check(part, self._meter)
         self._meter.report(now=True)
+
+    def _all_files(self) -> list[File]:
+        """Those that manifests name."""
+        return [*self._files, *(file for part in self._parts for file in part.files)]
 
     def check_values(self, decode: bool) -> None:
         """All values, where that was asked for or where there are no checksums."""
@@ -210,7 +224,7 @@ class _Run:
         if any(part.manifest is None for part in self._parts):
             notes.append("there is no manifest, so no checksums: every sample was read instead")
         formats = [part.dataset.format for part in self._parts]
-        ours = [file for part in self._parts for file in part.files]
+        ours = self._all_files()
         foreign = sum(part.dataset.shards for part in self._parts if part.manifest is None)
         return VerifyReport(
             path=os.fspath(self._path),

@@ -78,6 +78,8 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     else:
         schema, classes, empty = _guess(columns, rows, known, scan, unusable)
     layout: dict[str, Any] = {"schema": schema.to_json()}
+    if ours is not None:
+        layout["ours"] = True
     if unusable:
         layout["unusable"] = unusable
     if classes:

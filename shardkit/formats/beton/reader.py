@@ -168,7 +168,7 @@ def _found_layout(contents: Contents) -> dict[str, Any]:
         schema = Schema({field.name: kind_of(field) for field in contents.fields})
         return {"schema": schema.to_json()}
     named = {} if own.classes is None else {"classes": own.classes}
-    return {"schema": own.schema.to_json(), **named}
+    return {"schema": own.schema.to_json(), **named, "ours": True}
 
 
 def _numbers(contents: Contents) -> dict[str, int]:

@@ -64,7 +64,8 @@ class LmdbReader(ShardReader):
         else:
             self._length, ignored = _counted(self._tree, about["samples"])
             if layout is None:
-                layout = {"schema": about["schema"], "classes": about["classes"], **ignored}
+                named = {"schema": about["schema"], "classes": about["classes"]}
+                layout = {**named, **ignored, "ours": True}
         self.layout = layout
         self.schema = Schema.from_json(layout["schema"])
         self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
