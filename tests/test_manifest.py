@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import xxhash
 
 import shardkit
 from shardkit import checked
 from shardkit import manifest as manifests
-from shardkit.errors import DamagedError, FormatError
-from tests.conftest import write_pictures
+from shardkit.errors import DamagedError, FormatError, NotFoundError
+from tests.conftest import PICTURE_FORMATS, write_pictures
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +31,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
+def put(data: Any, value: Any, keys: Any) -> Any:
+    """The data with a value under these keys; with `...`, without one."""
+    inner = data
+    for key in keys[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = value
+    return data
+
+
 @pytest.fixture
 def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
     """What sets an entry of a manifest, and seals it again."""
@@ -31,14 +50,7 @@ def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
     def changed(value: Any, *keys: str | int) -> Path:
         data = json.loads(manifests.manifest_path(made).read_bytes())
         del data[manifests._OWN_CHECKSUM]
-        inner: Any = data
-        for key in keys[:-1]:
-            inner = inner[key]
-        if value is ...:
-            del inner[keys[-1]]
-        else:
-            inner[keys[-1]] = value
-        manifests._write(tmp_path / "out/__shardkit__/manifest.json", data)
+        manifests._write(tmp_path / "out/__shardkit__/manifest.json", put(data, value, keys))
         return tmp_path / "out"
 
     return changed
@@ -148,3 +160,177 @@ def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
     with pytest.raises(FormatError, match="more shards than a manifest can name"):
         manifest.write(tmp_path / "manifest.json")
     assert not [*tmp_path.iterdir()]
+
+
+# --- what lies beside it -------------------------------------------------------------------------
+
+
+def replaced(dataset: Path, name: str, data: bytes) -> Path:
+    """Write a file that a manifest lists, with a checksum that holds."""
+    place = manifests.manifest_path(dataset)
+    manifest = json.loads(place.read_bytes())
+    del manifest[manifests._OWN_CHECKSUM]
+    (entry,) = (file for file in manifest["files"] if file["name"].endswith(name))
+    path = dataset / entry["name"]
+    path.write_bytes(data)
+    entry |= {"bytes": len(data), "checksum": xxhash.xxh3_128_hexdigest(data)}
+    manifests._write(place, manifest)
+    return path
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with a key table and a list of errors."""
+    root = tmp_path_factory.mktemp("listed")
+    images = write_pictures(root / "in", classes=1)
+    shutil.copy(images / "class0/000.jpg", images / "class0/a.b.jpg")
+    (images / "class0/bad.jpg").write_text("no image")
+    shardkit.convert(images, "wds", root / "out", on_error="skip", workers=0)
+    return root / "out"
+
+
+BAD_LINES = pytest.mark.parametrize(
+    "data",
+    [b"{", b"\xff\xfe", b"[1]\n", b'{"key": [1], "path": "x"}', b"[" * 10**5, b'{"key": NaN}'],
+)
+
+
+@BAD_LINES
+def test_a_damaged_key_table_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
+    dataset = Path(shutil.copytree(listed, tmp_path / "out"))
+    path = replaced(dataset, "keys.jsonl", b'{"key": "a", "path": "b"}\n' + data)
+    for use in (
+        lambda: shardkit.open(dataset).original_paths(),
+        lambda: shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0),
+    ):
+        with pytest.raises(DamagedError, match="line 2 of the key table is damaged") as error:
+            use()
+        assert error.value.where["path"] == path
+
+
+@BAD_LINES
+def test_a_damaged_list_of_errors_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
+    dataset = Path(shutil.copytree(listed, tmp_path / "out"))
+    path = replaced(dataset, "errors.jsonl", data)
+    (problem,) = shardkit.verify(dataset).problems
+    assert "line 1 of errors.jsonl is damaged" in problem.what
+    assert problem.where["path"] == path
+
+
+HEADER = "{'descr': %s, 'fortran_order': False, 'shape': (%d,), }"
+
+
+@pytest.mark.parametrize(
+    ("header", "values"),
+    [
+        ("{'descr': [('tokens', '<u4'", 36),
+        ("'''", 36),
+        (HEADER % ("[('tokens', '<u4')]", 10**21), 36),
+        (HEADER % ("[('tokens', '<u4')]", 9), 32),
+        (HEADER % ("[('tokens', '<u4')]", 8), 32),
+        (HEADER % ("[('tokens', '|S0')]", 10**12), 0),
+        (HEADER % ("[('tokens', '<f4')]", 9), 36),
+        (HEADER % ("'|O'", 9), 72),
+    ],
+)
+def test_a_damaged_table_of_lengths_is_named(tmp_path: Path, header: str, values: int) -> None:
+    tokens = [{"__key__": str(n), "tokens": np.arange(n, dtype="<u2")} for n in range(9)]
+    schema = {"tokens": shardkit.Array("<u2", (None,))}
+    out = tmp_path / "out"
+    shardkit.convert(tokens, "parquet", out, schema=schema, workers=0)
+    assert shardkit.open(out).lengths("tokens").tolist() == [*range(9)]
+    text = header.ljust(117).encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    path = replaced(out, "lengths.npy", start + text + bytes(values))
+    with pytest.raises(DamagedError, match="the table of arrays' lengths") as error:
+        shardkit.open(out).lengths("tokens")
+    assert error.value.where["path"] == path
+
+
+def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(made, tmp_path / "out"))
+    (dataset / "shard-000001.tar").unlink()
+    with pytest.raises(NotFoundError, match="cannot open the shard") as error:
+        shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
+    assert error.value.where["path"] == dataset / "shard-000001.tar"
+
+
+@pytest.mark.parametrize(
+    ("value", "keys", "place"),
+    [
+        ("x", ("errors",), "errors"),
+        (-1, ("shards", 0, "samples"), r"shards\[0\]\.samples"),
+        ({"x": 1}, ("stats", "labels"), "labels"),
+        (..., ("stats", "text"), "text"),
+        ([], ("stats", "fields", "image", "buckets"), "fields.image.buckets"),
+    ],
+)
+def test_a_damaged_result_of_a_task_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, keys: Any, place: str
+) -> None:
+    images = write_pictures(tmp_path / "in")
+
+    def convert() -> None:
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.run.assemble", None)
+        with pytest.raises(TypeError):
+            convert()
+    path = tmp_path / "out.partial/tasks/000000/result.json"
+    whole = path.read_bytes()
+    path.write_text(json.dumps(put(json.loads(whole), value, keys)))
+    with pytest.raises(
+        DamagedError, match=f"the result of a task is damaged at .*{place}"
+    ) as error:
+        convert()
+    assert error.value.where["path"] == path
+    shutil.rmtree(path.parent)  # as the error says
+    convert()
+
+
+# --- at random -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each format, of splits, and of tokens."""
+    root = tmp_path_factory.mktemp("fuzz")
+    images = write_pictures(root / "images", classes=2, each=3)
+    (images / "class0/000.txt").write_text("a caption")
+    (images / "class0/a.b.jpg").write_bytes((images / "class0/001.jpg").read_bytes())
+    (root / "of").mkdir()
+    for format in PICTURE_FORMATS:
+        shardkit.convert(images, format, root / f"of/{format}", shard_samples=4, workers=0)
+    shardkit.convert(images, "hf", root / "of/splits", split="a=0.5,b=0.5", workers=0)
+    tokens = [
+        {"__key__": str(n), "tokens": np.arange(n, dtype="<u2"), "score": n / 7} for n in range(9)
+    ]
+    row = shardkit.Array("<u2", (None,))
+    schema = {"tokens": row, "score": shardkit.Float()}
+    shardkit.convert(tokens, "parquet", root / "of/tokens", schema=schema, workers=0)
+    few = [{name: token[name] for name in ("__key__", "tokens")} for token in tokens]
+    shardkit.convert(few, "megatron", root / "of/megatron", schema={"tokens": row}, workers=0)
+    return root / "of"
+
+
+def test_manifests_with_wrong_values_give_samples_or_our_errors(
+    datasets: Path, large: bool
+) -> None:
+    """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
+    seed = random.SystemRandom().randrange(10**6)
+    count = 20_000 if large else 200
+    command = [sys.executable, "-m", "tests.fuzz_manifests", datasets, seed, 0, count]
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    *failed, outcomes = done.stdout.splitlines()
+    assert not failed, done.stdout[:10_000]
+    assert json.loads(outcomes)["open: done"] > count / 20
+    assert json.loads(outcomes)["open: DamagedError"] > count / 20
