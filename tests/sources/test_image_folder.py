@@ -282,16 +282,6 @@ def test_metadata_of_one_folder_are_the_hugging_face_layout(tmp_path: Path) -> N
     assert [chosen[n]["n"] for n in range(3)] == [2, 1, 2]
 
 
-def test_whole_numbers_in_metadata_that_no_float_holds_stay_as_they_are(tmp_path: Path) -> None:
-    for name in ("1.jpg", "2.jpg"):
-        put(tmp_path / name)
-    lines = [{"file_name": "1.jpg", "n": 10**400}, {"file_name": "2.jpg", "n": 0.5}]
-    put(tmp_path / "metadata.jsonl", "\n".join(map(json.dumps, lines)))
-    source = open_one(tmp_path)
-    assert source.schema["n"] == Json()
-    assert [source[n]["n"] for n in range(2)] == [10**400, 0.5]
-
-
 def test_metadata_that_name_no_picture_are_a_problem(images: Path) -> None:
     put(images / "metadata.csv", "file_name,x\nclass0/000.jpg,1\nclass0/nothing.jpg,2\n")
     source = open_one(images)
