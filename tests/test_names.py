@@ -236,9 +236,8 @@ def test_the_error_says_which_name_of_which_file(
         open_splits(tmp_path / "evil" / opened)
     assert caught.value.where == {"path": tmp_path / "evil" / described, "field": field}
     assert caught.value.found == repr(name)
-    assert [str(problem) for problem in verify(tmp_path / "evil" / opened).problems] == [
-        str(caught.value)
-    ]
+    problems = verify(tmp_path / "evil" / opened).problems
+    assert str(caught.value) in [str(problem) for problem in problems]
 
 
 _PIECES = [
