@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -243,6 +244,8 @@ class Iteration:
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
         self._closed = False
+        self._process = os.getpid()
+        self._taking = threading.Lock()  # held by the thread that asks for a batch
         self._alone = loader.threads is None and self._maker.light
         self._crew = _Crew(profile)
         if not self._alone:
@@ -253,12 +256,27 @@ class Iteration:
         return self
 
     def __next__(self) -> Batch:
-        if self._profile is None:
-            return self._given()
-        self._profile.ask()
-        batch = self._given()
-        self._profile.give(batch)
-        return batch
+        """The next batch. Raises UsageError in a forked process, and beside another thread."""
+        if self._process != os.getpid():
+            raise UsageError(
+                "an iteration does not continue in a process that was forked: its threads are not"
+                " there",
+                fix="iterate the Loader itself there, or share batches that this process takes",
+            )
+        if not self._taking.acquire(blocking=False):
+            raise UsageError(
+                "another thread is just taking a batch from this iteration",
+                fix="take batches in one thread, which hands them on, or hold a lock of your own",
+            )
+        try:
+            if self._profile is None:
+                return self._given()
+            self._profile.ask()
+            batch = self._given()
+            self._profile.give(batch)
+            return batch
+        finally:
+            self._taking.release()
 
     def _given(self) -> Batch:
         try:
@@ -267,6 +285,8 @@ class Iteration:
                 raise StopIteration
             slot = self._slots.popleft()
             self._top_up()
+            if self._closed:  # by another thread, and then nobody makes what was asked for last
+                raise _closed()
             made = slot.wait()
             batch = self.bad.counted(made)
         except BaseException:
@@ -286,7 +306,7 @@ class Iteration:
         """Have as many batches made ahead as may be."""
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
-        while len(self._slots) < (1 if self._alone else most) and not self._closed:
+        while len(self._slots) < (most if self._crew.size else 1) and not self._closed:
             self._at = epoch, place = self._at or loader._begin()  # not before: see `set_epoch`
             step = self._schedule.step(epoch, place)
             if step is None:
@@ -349,6 +369,15 @@ class _Slot:
         del self._making
         self._done.set()
 
+    def stop(self) -> None:
+        """Make no more of it: the iteration was closed, maybe beside a thread that waits for it."""
+        self._failure = self._failure or _closed()
+
+    def interrupted(self) -> None:
+        """Raise what has interrupted the thread that made it, and concerns no single batch."""
+        if isinstance(self._failure, KeyboardInterrupt):
+            raise self._failure
+
     def wait(self) -> Made:
         """The batch, once it is made. Raises what went wrong with it."""
         self._done.wait()
@@ -356,6 +385,13 @@ class _Slot:
             raise self._failure
         assert self._made is not None
         return self._made
+
+
+def _closed() -> UsageError:
+    return UsageError(
+        "the iteration was closed while a batch was taken from it",
+        fix="close it when no thread takes batches any more",
+    )
 
 
 class _Crew:
@@ -390,6 +426,7 @@ class _Crew:
                 self._tasks.put((slot, start, stop))
             else:
                 slot.work(start, stop)
+                slot.interrupted()
 
     def stop(self) -> None:
         if self._profile is not None:
@@ -407,9 +444,10 @@ def _work(tasks: SimpleQueue[Any], stopped: threading.Event, profile: Profile | 
     clock = None if profile is None else profile.work()
     while (task := tasks.get()) is not None:
         slot, start, stop = task
-        if not stopped.is_set():
-            slot.work(start, stop)
-            enter(IDLE)
+        if stopped.is_set():
+            slot.stop()
+        slot.work(start, stop)
+        enter(IDLE)
         del task, slot  # they hold a batch, and the next task may be long in coming
     if clock is not None:
         clock.stop()

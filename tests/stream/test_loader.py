@@ -813,6 +813,130 @@ def test_the_interpreter_exits_at_once_in_the_middle_of_an_epoch(photos, tmp_pat
     assert "Exception ignored" not in run.stderr
 
 
+FORKS = """
+import multiprocessing, sys
+import shardkit.stream
+from shardkit.errors import UsageError
+
+def keys(batches):
+    return [batch["__key__"] for batch in batches]
+
+def refused(iterator):
+    try:
+        next(iterator)
+    except UsageError as error:
+        return "forked" in str(error) and "iterate the Loader itself" in error.fix
+
+def make():
+    return shardkit.stream.Loader(sys.argv[1], batch_size=4, threads=2, shuffle=True)
+
+def child(iterator, used, unused, expected):
+    assert refused(iterator)
+    iterator.close()
+    assert keys(unused) == expected[0]
+    assert keys(used) == expected[1]
+    sys.exit(7)
+
+whole = make()
+expected = keys(whole), keys(whole)
+used, unused = make(), make()
+iterator = iter(used)
+first = next(iterator)["__key__"]
+process = multiprocessing.get_context("fork").Process(
+    target=child, args=(iterator, used, unused, expected)
+)
+process.start()
+process.join()
+assert process.exitcode == 7
+assert [first, *keys(iterator)] == expected[0]
+"""
+
+
+def test_an_iteration_that_goes_on_after_a_fork_is_refused_and_a_loader_is_not(photos):
+    """As DataLoader's workers get it; the process that forked goes on. It waited for ever."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, photos],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_of_threads_that_take_from_one_iteration_at_once_all_but_one_are_refused(photos):
+    """One waited for ever. Threads that take turns are fine."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(label):
+        begun.set()
+        assert go_on.wait(60)
+        return label
+
+    iterator = iter(Loader(photos, batch_size=4, threads=2, transforms={"label": slow}))
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(next(iterator))) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    while not iterator._taking.locked():
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="another thread"):
+        next(iterator)
+    go_on.set()
+    threads[0].join(60)
+    threads[1].start()
+    threads[1].join(60)
+    assert len(got) == 2
+    assert len(list(iterator)) == 10 - 2
+
+
+def test_a_thread_that_waits_for_a_batch_hears_that_the_iteration_was_closed(tmp_path):
+    path = write_tokens(tmp_path / "t", samples=80)
+    begun, go_on, said = threading.Event(), threading.Event(), []
+
+    def slow(tokens):
+        begun.set()
+        assert go_on.wait(60)
+        return tokens
+
+    def take():
+        try:
+            next(iterator)
+        except UsageError as error:
+            said.append(error.what)
+
+    # The thread is at the first 64 rows when it hears of it, and does not begin the others.
+    iterator = iter(Loader(path, batch_size=80, threads=1, transforms={"tokens": slow}))
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert begun.wait(60)
+    closing = threading.Thread(target=iterator.close)
+    closing.start()
+    while not iterator._closed:
+        time.sleep(0.01)
+    go_on.set()
+    thread.join(60)
+    closing.join(60)
+    assert not thread.is_alive()
+    assert said == ["the iteration was closed while a batch was taken from it"]
+
+
+def test_ctrl_c_without_threads_is_raised_at_once(photos):
+    """It came with the batch that it hit, some batches later, or never if the loop ended."""
+    hit = []
+
+    def interrupt(label):
+        if len(hit) == 9:
+            raise KeyboardInterrupt
+        hit.append(label)
+        return label
+
+    loader = Loader(photos, batch_size=4, threads=0, transforms={"label": interrupt})
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert len(hit) == 9
+    assert loader.state_dict()["samples"] == 4, "what was delivered"
+
+
 def test_prefetching_is_bounded_in_batches_and_in_bytes(photos):
     made = []
     transforms = {"label": lambda label: made.append(label) or label}
