@@ -267,14 +267,15 @@ def read(path: Path, most: int = -2) -> bytes:
         return file.read(most + 1)
 
 
-def read_whole(path: str, size: int | None = None) -> bytes:
-    """All bytes of a file; where its `size` is known, in one call and at most one byte more.
+def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
+    """All bytes of a file, and what the file was after they were read.
 
-    Raises OSError as it comes: this is the inner loop of a conversion, and its caller knows more.
+    Where its `size` is known, they are read in one call, and at most one byte more. Raises OSError
+    as it comes: this is the inner loop of a conversion, and its caller knows more.
     """
     if size is None:
         with open(path, "rb", buffering=0, opener=regular) as file:
-            return file.read()
+            return file.read(), os.fstat(file.fileno())
     handle = regular(path, os.O_RDONLY)
     try:
         data = os.read(handle, size + 1)
@@ -283,7 +284,7 @@ def read_whole(path: str, size: int | None = None) -> bytes:
             if not more:
                 break
             data += more
-        return data
+        return data, os.fstat(handle)
     finally:
         os.close(handle)
 

@@ -98,13 +98,14 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def look(entry: os.DirEntry[str]) -> tuple[int, int]:
-    """Size and time of a file; what is none is kept, so that reading it fails in its turn."""
+def look(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+    """Size, time, inode of a file; what is none is kept, so that reading it fails in its turn."""
     try:
         about = entry.stat()
     except OSError:
-        return NO_FILE, 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE, about.st_mtime_ns
+        return NO_FILE, 0, 0
+    size = about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE
+    return size, about.st_mtime_ns, about.st_ino
 
 
 def kind_of_file(name: str) -> str:

@@ -108,6 +108,7 @@ def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]
         if not isinstance(read, SampleError | Filtered):
             original = source.original(index, sample_of(read)["__key__"])
         yield Item(source.name(index), read, sizes[index], original)
+    source.check_unchanged()
 
 
 def _in_order(

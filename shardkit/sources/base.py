@@ -108,6 +108,9 @@ class Source(Described, ABC):
     def select(self, indices: Indices) -> Source:
         """A source of these samples alone, in this order: small, and picklable for a worker."""
 
+    def check_unchanged(self) -> None:
+        """Raise SourceError where files changed since planning, and no sample of them told so."""
+
     def documents(self) -> Iterator[Document]:
         """All samples, in order."""
         for index, size in enumerate(self.sizes().tolist()):

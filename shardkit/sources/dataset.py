@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from time import time_ns
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,13 +12,14 @@ import xxhash
 
 from shardkit import storage
 from shardkit.dataset import Dataset, read_key_table
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS
 from shardkit.formats.base import KeepsJsonText, KnowsKeys, ReadsFields, ShardReader
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Json
 from shardkit.sources.base import Source
+from shardkit.sources.files import Planned, refuse_changed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,13 +43,16 @@ class DatasetSource(Source):
         indices: Indices | None = None,
         key_table: tuple[Path, str] | None = None,
         prefixes: Sequence[str] | None = None,
+        planned: Sequence[Planned] = (),
     ) -> None:
         """`key_table` is that of a larger dataset, of which this one is a part.
 
         It is read where it is needed: with each task it would go to all workers again and again.
-        `prefixes`, by shard, stand before the keys; by default they make keys differ.
+        `prefixes`, by shard, stand before the keys; by default they make keys differ. `planned`, by
+        shard, is known once there is a fingerprint.
         """
         super().__init__()
+        self._planned = planned
         self._dataset = dataset
         self._indices = indices
         self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
@@ -113,7 +118,8 @@ class DatasetSource(Source):
         part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
         moved = indices - starts[shard_of] + part_starts[number]
         prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
-        source = DatasetSource(part, moved, self._key_table, prefixes)
+        planned = [self._planned[shard] for shard in used.tolist()] if self._planned else ()
+        source = DatasetSource(part, moved, self._key_table, prefixes, planned)
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
@@ -121,13 +127,22 @@ class DatasetSource(Source):
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
         files, times = xxhash.xxh3_128(), xxhash.xxh3_128()
+        began = time_ns()
+        planned = []
         if dataset.manifest_path is not None:
             files.update(storage.read(dataset.manifest_path))
         for shard in range(dataset.shards):
             about = dataset.stat(shard)
             files.update(f"{dataset.shard_name(shard)}\0{about.st_size}\0".encode())
             times.update(f"{about.st_mtime_ns}\0".encode())
+            planned.append(Planned(about.st_mtime_ns, about.st_ino, began))
+        self._planned = planned
         return {"files": files.hexdigest(), "times": times.hexdigest()}
+
+    def check_unchanged(self) -> None:
+        for shard, planned in enumerate(self._planned):
+            path = str(self._dataset.shard_path(shard))
+            refuse_changed(path, self._dataset.stat(shard), planned, SourceError)
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         return self._dataset.tokenizer()

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError
 
 
-def read_file(path: str, size: int | None = None) -> bytes:
+class Planned(NamedTuple):
+    """A file as it was when the run was planned. Times are in nanoseconds."""
+
+    time: int  # of its last change
+    inode: int
+    began: int  # when planning began
+
+
+def read_file(path: str, size: int | None = None, planned: Planned | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
+    data, about = read_with_status(path, size)
+    if planned is not None:
+        refuse_changed(path, about, planned)
+    return data
+
+
+def read_with_status(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
+    """As `read_file`, with what the file was after it was read."""
     try:
-        data = storage.read_whole(path, size)
+        data, about = storage.read_whole(path, size)
     except OSError as error:
         raise unreadable(error, path) from error
     if size is not None and len(data) != size:
@@ -22,7 +39,41 @@ def read_file(path: str, size: int | None = None) -> bytes:
             expected=f"{size:,} bytes, as when the run was planned",
             found=f"{len(data):,} bytes" if len(data) < size else "more",
         )
-    return data
+    return data, about
+
+
+def refuse_changed(
+    path: str,
+    about: os.stat_result,
+    planned: Planned,
+    kind: type[ShardkitError] = SampleError,
+) -> None:
+    """Raise an error of a kind for a file that was written or replaced since, to the same size.
+
+    An inode counts only together with a later change: some file systems number files anew.
+    """
+    replaced = about.st_ino != planned.inode and about.st_ctime_ns >= planned.began
+    if replaced or about.st_mtime_ns != planned.time:
+        raise changed(path, "another file of that name" if replaced else "a later change", kind)
+
+
+def check_unchanged(path: str, planned: Planned) -> None:
+    """Raise SampleError where a file that was read block by block is not what it was."""
+    try:
+        refuse_changed(path, os.stat(path), planned)
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def changed(path: str, found: str, kind: type[ShardkitError] = SampleError) -> ShardkitError:
+    """The error for a file that is not what it was, as far as its size does not tell."""
+    return kind(
+        "the file changed while the conversion ran",
+        path=path,
+        expected="the file as it was when the run was planned",
+        found=found,
+        fix="run the same command again when nobody writes to the source any more",
+    )
 
 
 def unreadable(error: OSError, path: str) -> ShardkitError:

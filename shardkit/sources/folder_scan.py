@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from time import time_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from shardkit.errors import SourceError, UsageError
 from shardkit.sample import key_of, unique_key
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
-from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder
+from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder, mixed_time
 from shardkit.sources.layouts import (
     Tree,
     check_classes,
@@ -30,8 +31,6 @@ from shardkit.walk import Walk, is_folder, kind_of_file, look
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-_LAST_63_BITS = 2**63 - 1
 
 
 def scan_folder(
@@ -170,7 +169,9 @@ class _Scan:
         self._below: dict[str, list[str]] = {}  # folder -> names of those in it
         self._metadata: list[str] = []
         self._at_root: set[str] = set()  # files
+        began = time_ns()
         self.files = Files.joined(self._pictures())
+        self.files.began = began
         self.tree = Tree(root, self._below, self.files.folders)
         self.class_folders = self.tree.folders()
         pictures_at_root = "" in self.files.folders
@@ -286,8 +287,10 @@ class _Scan:
             folders=[folder],
             names=names,
             folder_of=np.zeros(len(names), np.uint32),
-            sizes=np.array([size for size, _ in about], np.int64),
-            times=np.array([time for _, time in about], np.int64) ^ sidecar_times,
+            sizes=np.array([size for size, _, _ in about], np.int64),
+            times=np.array([time for _, time, _ in about], np.int64),
+            inodes=np.array([inode for _, _, inode in about], np.uint64),
+            sidecar_times=sidecar_times,
             sidecars=bits,
             sidecar_sizes=sidecar_sizes,
             odd_keys=_odd_keys(folder, names),
@@ -339,8 +342,8 @@ def _sidecars_of(
             for bit, sidecar in enumerate(SIDECARS):
                 entry = others.get(stem + sidecar.ending)
                 if entry is not None:
-                    size, time = look(entry)
+                    size, time, _ = look(entry)
                     bits[number] |= 1 << bit
                     sizes[number] += max(size, 0)
-                    times[number] ^= time << bit & _LAST_63_BITS
+                    times[number] ^= mixed_time(time, bit)
     return bits, sizes, times

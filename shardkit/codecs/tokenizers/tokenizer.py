@@ -190,7 +190,7 @@ def digest(data: bytes) -> str:
 
 def read_file(path: str) -> bytes:
     try:
-        return storage.read_whole(path)
+        return storage.read_whole(path)[0]
     except OSError as error:
         raise StorageError(
             "a tokenizer's file cannot be read", path=path, found=storage.reason(error)

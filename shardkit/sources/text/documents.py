@@ -12,6 +12,7 @@ from shardkit.errors import SampleError
 from shardkit.sample import Sample
 from shardkit.schema import Schema, Text
 from shardkit.sources.base import Document, Source, Stream
+from shardkit.sources.files import check_unchanged
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.records import LINE_FIELD, TextFile
@@ -42,7 +43,9 @@ class TextFiles(Source):
     def __getitem__(self, index: int) -> Sample:
         key = self.key(index)
         try:
-            text = open_file(self._root, self._files, index, self._errors).text()
+            file = open_file(self._root, self._files, index, self._errors)
+            text = file.text()
+            check_unchanged(file.path, self._files.planned(index))
         except SampleError as error:
             raise error.located(key=key) from error.__cause__
         return {"__key__": key, LINE_FIELD: text}
@@ -152,6 +155,7 @@ class TextStream(Stream):
                     size = min(size, text.size - done)
                 yield Document(f"{relative}: byte {at}", sample, size, ignored)
                 done = after
+            check_unchanged(text.path, self._files.planned(file))
         except SampleError as error:  # what follows in this file cannot be read
             offset = error.where.get("offset", done)
             yield Document(f"{relative}: byte {offset}", located(error, text.path, offset), 0)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from time import time_ns
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,9 @@ def open_text(
     """
     if options.encoding != "auto":
         check_encoding(options.encoding)
+    began = time_ns()
     corpus = _folder(path) if path.is_dir() else _single(path)
+    corpus.files.began = began
     if not corpus.files.names:
         raise _nothing(path, corpus)
     splits: dict[str, Split] = {}
@@ -103,6 +106,7 @@ class _Found(NamedTuple):
     name: str
     size: int
     time: int
+    inode: int = 0
 
 
 def _single(path: Path) -> _Corpus:
@@ -117,7 +121,8 @@ def _single(path: Path) -> _Corpus:
     with storage.explained("read the source", path):
         about = path.stat()
     size = about.st_size if path.is_file() else NO_FILE
-    files = _table([""], [_Found(0, path.name, size, about.st_mtime_ns)] if size else [])
+    file = _Found(0, path.name, size, about.st_mtime_ns, about.st_ino)
+    files = _table([""], [file] if size else [])
     ignored = Counter({} if size else {"empty file": 1})
     above = path.parent
     root = "" if above == Path() else os.fspath(above)
@@ -140,8 +145,8 @@ def _folder(root: Path) -> _Corpus:
             if name is None:
                 walk.ignored[kind_of_file(entry.name)] += 1
                 continue
-            size, time = look(entry)
-            found = _Found(number, entry.name, size, time)
+            size, time, inode = look(entry)
+            found = _Found(number, entry.name, size, time, inode)
             if size == 0:
                 walk.ignored["empty file"] += 1
             elif not listing.folder.relative and _ABOUT.fullmatch(entry.name.lower()):
@@ -184,6 +189,7 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         folder_of=np.array([file.folder for file in found], np.uint32),
         sizes=np.array([file.size for file in found], np.int64),
         times=np.array([file.time for file in found], np.int64),
+        inodes=np.array([file.inode for file in found], np.uint64),
         encodings=[],
         encoding_of=np.zeros(len(found), np.uint8),
     )
