@@ -182,7 +182,10 @@ def _picture(value: bytes) -> Sample:
 
 
 def _msgpack_map(value: bytes) -> Sample:
-    fields = msgpack.unpackb(value, strict_map_key=False)
+    try:
+        fields = msgpack.unpackb(value, strict_map_key=False)
+    except TypeError as error:  # a key that is a list or a map
+        raise ValueError(f"no map of names: {error}") from error
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ValueError("no map of names")
     return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
@@ -207,7 +210,7 @@ def _packed_array(value: dict[str, Any]) -> Any:
         if dtype.hasobject:
             raise ValueError("an array of objects")
         return np.frombuffer(value["data"], dtype).reshape(value["shape"]).copy()
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, SyntaxError) as error:  # NumPy reads some types as Python
         raise ValueError(f"an array that is none: {error!r}") from error
 
 

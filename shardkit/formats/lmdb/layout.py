@@ -35,6 +35,7 @@ _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NOWHERE = 2**64 - 1  # the root of an empty database
 _INTEGER_KEYS = 8  # how the list of free pages is sorted
+_SMALLEST_ENTRY = 2 + NODE  # bytes: its pointer and its node
 _DEEPEST = 32  # levels of a tree; 4 hold 10^8 values
 
 
@@ -91,6 +92,8 @@ class Tree:
                 found=f"{len(self._data):,} bytes",
                 fix="copy or make the file again",
             )
+        if self.main.entries > len(self._data) // _SMALLEST_ENTRY:
+            raise self._damaged("the LMDB file names more entries than it has room for", 0)
         self._map = self._data if isinstance(self._data, mmap.mmap) else None
         if self._map is not None:
             self._data = memoryview(self._map)

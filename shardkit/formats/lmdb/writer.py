@@ -152,7 +152,7 @@ class LmdbWriter(ShardWriter):
                     f"the value cannot be stored: {error}",
                     key=key,
                     field=name,
-                    found=f"{value!r:.60}",
+                    found=_shown(value),
                 ) from error
             small += head
             if len(body) < _FEW:
@@ -270,6 +270,13 @@ def _branch_node(key: bytes, child: int) -> bytes:
 
 
 # --- msgpack, in two pieces: what is small, and the bytes of a value where they are ---------------
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: its size where it may have gigabytes."""
+    if isinstance(value, bytes | str | list):
+        return f"{type(value).__name__} of length {len(value):,}"
+    return f"{value!r:.60}"
 
 
 def _packed(value: Any) -> bytes:
