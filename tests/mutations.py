@@ -123,7 +123,7 @@ MUTATIONS = [
         "sources/test_text.py sources/test_text_damage.py sources/test_text_scan.py",
     ),
     Mutation(
-        "sources/text/blocks.py",
+        "codecs/compression.py",
         "if decoder is not None and not decoder.eof:",
         "if False:",
         "sources/test_text_damage.py sources/test_text.py",

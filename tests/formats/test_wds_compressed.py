@@ -141,7 +141,7 @@ def test_a_full_temporary_folder_is_named(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    monkeypatch.setattr("shardkit.formats.wds.reader.decompressed", full)
     with pytest.raises(StorageError, match="no room to unpack") as error:
         shardkit.open(source)
     assert str(temporary) in str(error.value)

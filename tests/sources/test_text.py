@@ -134,7 +134,7 @@ def test_every_form_comes_back_from_any_encoding_compression_and_cutting(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "PART", 4 * data.draw(st.integers(1, 20)))
         patch.setattr(blocks, "BLOCK", 4 * data.draw(st.integers(1, 20)))
-        patch.setattr(blocks, "_COMPRESSED_BLOCK", data.draw(st.integers(1, 50)))
+        patch.setattr(blocks, "COMPRESSED_BLOCK", data.draw(st.integers(1, 50)))
         name = f"a.{suffix}.{how}".rstrip(".")
         path = put(Path(folder) / name, compressed(raw, how, data.draw(st.integers(1, 3))))
         source = stream(path, encoding=encoding)
@@ -360,7 +360,7 @@ def test_memory_is_that_of_a_block_and_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
-    monkeypatch.setattr(blocks, "_COMPRESSED_BLOCK", 1 << 10)
+    monkeypatch.setattr(blocks, "COMPRESSED_BLOCK", 1 << 10)
     random = Random(0)
     content = b"".join(
         b'{"text": "%s"}\n' % random.randbytes(500).hex().encode() for _ in range(4000)

@@ -231,7 +231,7 @@ def test_the_mark_of_another_encoding_says_which_it_is(tmp_path: Path, encoding:
 def test_a_compressed_file_cut_short_gives_what_lies_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(blocks, "_COMPRESSED_BLOCK", 64)
+    monkeypatch.setattr(blocks, "COMPRESSED_BLOCK", 64)
     lines = b"".join(b'{"text": "%d"}\n' % n for n in range(50))
     rest = b'{"text": "%s"}\n' % os.urandom(5000).hex().encode()
     # The first member is whole: how far a reader comes in the second is its library's affair.

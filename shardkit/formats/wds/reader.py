@@ -5,12 +5,9 @@ Our own shards have that index beside them. For others it is built in memory fro
 
 from __future__ import annotations
 
-import bz2
 import errno
-import gzip
 import io
 import json
-import lzma
 import mmap
 import os
 import shutil
@@ -19,13 +16,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.array import load_array, load_table
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning, StorageError
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 
     _Index: TypeAlias = npt.NDArray[np.void]
 
-_CHUNK = 1 << 20  # bytes at a time while unpacking
+_MAGIC = 6  # bytes that tell how a file is compressed
 _BESIDES = 8192  # bytes that one read for all of a sample may take too many
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
@@ -358,7 +356,7 @@ def _opened(path: Path, mapped: bool) -> tuple[Data, int]:
     That file has no name any more: the system removes it when nobody uses it, or the process ends.
     """
     with storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
-        if _unpacker(file.read(6)) is None:
+        if not compression_of(file.read(_MAGIC)):
             return (_map_file(file) if mapped else storage.PreadFile(path)), 0
         about = os.fstat(file.fileno())
     warnings.warn(
@@ -386,17 +384,18 @@ def _unpacked(path: Path) -> mmap.mmap | bytes:
     except OSError as error:
         raise _no_room(path) from error
     with plain, storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
-        unpack = _unpacker(file.read(6))
-        assert unpack is not None
+        compression = compression_of(file.read(_MAGIC))
         file.seek(0)
         try:
-            unpack(file, plain)
+            blocks = iter(lambda: file.read(COMPRESSED_BLOCK), b"")
+            for data in decompressed(blocks, compression):
+                plain.write(data)
             plain.flush()
-        except Exception as error:  # each library has errors of its own
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _no_room(path) from error
-            if isinstance(error, OSError) and error.errno:
-                raise
+            raise
+        except ValueError as error:
             raise DamagedError(
                 f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
             ) from error
@@ -428,46 +427,6 @@ def _temporary_folder(path: Path) -> str:
 def _map_file(file: Any) -> mmap.mmap | bytes:
     size = file.seek(0, io.SEEK_END)
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-
-
-_Unpack = Callable[[BinaryIO, Any], None]
-
-
-def _unpacker(magic: bytes) -> _Unpack | None:
-    """What unpacks a file that begins like this; None for one that is not compressed."""
-    if magic.startswith(b"\x1f\x8b"):
-        return _copying(lambda packed: gzip.GzipFile(fileobj=packed))
-    if magic.startswith(b"BZh"):
-        return _copying(bz2.BZ2File)
-    if magic.startswith(b"\xfd7zXZ\0"):
-        return _copying(lzma.LZMAFile)
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        return _unpack_zstd
-    return None
-
-
-def _copying(opener: Callable[[BinaryIO], Any]) -> _Unpack:
-    def unpack(packed: BinaryIO, plain: Any) -> None:
-        with opener(packed) as source:
-            shutil.copyfileobj(source, plain, _CHUNK)
-
-    return unpack
-
-
-def _unpack_zstd(packed: BinaryIO, plain: Any) -> None:
-    """Frame by frame: zstandard's own streams take a cut file for a whole one."""
-    import zstandard
-
-    frame = None
-    while chunk := packed.read(_CHUNK):
-        while chunk:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            plain.write(frame.decompress(chunk))
-            chunk = frame.unused_data if frame.eof else b""
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise EOFError("the file ends inside a frame")
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -1,0 +1,93 @@
+"""Compressed bytes, decompressed piece by piece: no input takes more memory than a few megabytes
+and its window, or becomes endlessly long."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from shardkit.storage import check_expansion
+
+# Bytes to give at a time: of zstandard, which has no other bound, no more than half a gigabyte.
+COMPRESSED_BLOCK = 1 << 14
+_PIECE = 1 << 20  # bytes that are made at a time
+_WINDOW = 1 << 31  # bytes that a decoder may keep, as `zstd --ultra --long=31` asks for
+
+_Decoder: TypeAlias = Any  # of one member, stream or frame: `eof`, `unused_data`, `decompress`
+
+
+def _gzip_pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
+    piece = b""
+    while not decoder.eof and (data or len(piece) == _PIECE):
+        piece = decoder.decompress(data, _PIECE)
+        yield piece
+        data = decoder.unconsumed_tail
+
+
+def _pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
+    yield decoder.decompress(data, _PIECE)
+    while not (decoder.eof or decoder.needs_input):
+        yield decoder.decompress(b"", _PIECE)
+
+
+def _zstd() -> _Decoder:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
+
+
+def _zstd_pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
+    import zstandard
+
+    try:
+        yield decoder.decompress(data)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+_DECODERS: dict[
+    str, tuple[Callable[[], _Decoder], Callable[[_Decoder, bytes], Iterator[bytes]]]
+] = {
+    "gz": (lambda: zlib.decompressobj(wbits=31), _gzip_pieces),
+    "zst": (_zstd, _zstd_pieces),
+    "bz2": (bz2.BZ2Decompressor, _pieces),
+    "xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), _pieces),
+}
+_MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+def compression_of(head: bytes) -> str:
+    """How a file is compressed that begins like this; "" for one that is not."""
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    """What blocks of COMPRESSED_BLOCK bytes hold.
+
+    Raises ValueError for what is damaged, cut, or becomes too long (`storage.EXPANSION`).
+    """
+    new, pieces = _DECODERS[compression]
+    decoder: _Decoder = None
+    stored = made = 0
+    for block in blocks:
+        stored, rest = stored + len(block), block
+        while rest:
+            if decoder is None or decoder.eof:
+                rest = rest.lstrip(b"\0")  # what pads a file after its last member
+                if not rest:
+                    break
+                decoder = new()
+            try:
+                for data in pieces(decoder, rest):
+                    made += len(data)
+                    check_expansion(made, stored)
+                    if data:
+                        yield data
+            except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+                raise ValueError(str(error) or type(error).__name__) from error
+            rest = decoder.unused_data if decoder.eof else b""
+    if decoder is not None and not decoder.eof:
+        raise ValueError("it ends too soon")
