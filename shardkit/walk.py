@@ -45,9 +45,20 @@ class Walk:
         self.root = root
         self.ignored: Counter[str] = Counter()
         self.problems: list[ShardkitError] = []
+        self._real = os.path.realpath(root)
+        self._outside = 0  # links that lead out of the root
+        self._such_as = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was read from elsewhere: an archive of a stranger may bring such links."""
+        if not self._outside:
+            return ()
+        links = "1 link leads" if self._outside == 1 else f"{self._outside:,} links lead"
+        return (f"{links} out of {self.root}, to what is read as well: {self._such_as}",)
 
     def __iter__(self) -> Iterator[Listing]:
-        pending = [Folder("", os.path.realpath(self.root), None)]
+        pending = [Folder("", self._real, None)]
         while pending:
             listing = self._list(pending.pop())
             pending += listing.folders
@@ -69,6 +80,8 @@ class Walk:
                         folders += [below] if below else []
                     else:
                         files.append(entry)
+                        if entry.is_symlink():  # where it leads first: what that is costs too much
+                            self._follow(entry, os.path.join(folder.real, os.readlink(entry.path)))
         except OSError as error:
             self.problems.append(storage.explain(error, "list the folder", Path(path)))
         return Listing(folder, files, folders)
@@ -78,6 +91,7 @@ class Walk:
         if not entry.is_symlink():
             return Folder(relative, f"{folder.real}/{entry.name}", folder)
         real = os.path.realpath(entry.path)
+        self._follow(entry, real)
         if any(real == above.real for above in folder.ancestors()):
             self.problems.append(
                 SourceError(
@@ -89,6 +103,11 @@ class Walk:
             )
             return None
         return Folder(relative, real, folder)
+
+    def _follow(self, entry: os.DirEntry[str], target: str) -> None:
+        if not f"{os.path.normpath(target)}/".startswith(self._real.rstrip("/") + "/"):
+            self._outside += 1
+            self._such_as = self._such_as or f"{entry.path} -> {target}"
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

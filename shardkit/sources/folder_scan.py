@@ -226,6 +226,7 @@ class _Scan:
         elif self.numbered:
             folder = self.tree.filled()[0]
             source.notes = (f"no labels from folders: {folder}/ is a part that img2dataset made",)
+        source.notes = (*source.notes, *self._walk.notes)
         source.problems = self.problems
         source.ignored = dict(self.ignored)
         if files.metadata is not None:

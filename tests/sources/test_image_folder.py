@@ -333,6 +333,23 @@ def test_links_to_folders_and_files_are_followed(images: Path, tmp_path: Path) -
     assert found["class3/a"] == found["class0/zz"] == picture(7)
 
 
+def test_links_that_lead_out_are_counted(images: Path, tmp_path: Path) -> None:
+    """X3: an archive may bring a link to a private file, which must not be read without a word."""
+    (tmp_path / "secret").write_text("SECRET")
+    (images / "class1/again.jpg").symlink_to("../class0/000.jpg")
+    assert open_one(images).notes == ()
+    (images / "class1/001.txt").symlink_to(tmp_path / "secret")
+    (note,) = open_one(images).notes
+    says = f"1 link leads out of {images}, to what is read as well: "
+    assert note == f"{says}{images}/class1/001.txt -> {tmp_path}/secret"
+    (images / "class2/002.txt").symlink_to("../../secret")
+    (images / "class3").symlink_to("../images/class0/../../images")  # inside, and a loop
+    (note,) = open_one(images).notes
+    assert note.startswith("2 links lead out of")
+    (tmp_path / "link").symlink_to(images)
+    assert "2 links" in open_one(tmp_path / "link").notes[0]
+
+
 @pytest.mark.parametrize("target", ["..", ".", "../../images"])
 def test_a_loop_of_links_is_named(images: Path, target: str) -> None:
     link = images / "class0" / "loop"

@@ -89,6 +89,9 @@ def test_links_to_folders_are_followed_and_loops_are_problems(tmp_path: Path) ->
     source = files(tmp_path)
     assert [source.key(n) for n in range(len(source))] == ["a/one", "b/one"]
     assert ["leads back" in problem.what for problem in source.problems] == [True, True]
+    assert not any("lead out" in note or "leads out" in note for note in source.notes)
+    (tmp_path / "c.txt").symlink_to("../secret")
+    assert any("1 link leads out of" in note for note in files(tmp_path).notes)
 
 
 def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:

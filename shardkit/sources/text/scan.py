@@ -58,7 +58,7 @@ def open_text(
         names = [corpus.files.relative(index) for index in range(len(corpus.files))]
         splits = grouped(path, names, documents=_one_document_each(corpus, options))
     whole = _whole_files(path, corpus, options, splits)
-    notes: list[str] = []
+    notes = [*corpus.notes]
     if options.encoding == "auto":
         notes += _find_encodings(corpus)
     else:
@@ -99,6 +99,7 @@ class _Corpus(NamedTuple):
     tables: bool
     ignored: Counter[str]
     problems: list[ShardkitError]
+    notes: tuple[str, ...] = ()
 
 
 class _Found(NamedTuple):
@@ -164,7 +165,7 @@ def _folder(root: Path) -> _Corpus:
         _refuse_only_about(root, about, walk.ignored)
         texts = about
     files = _table(folders, tables or texts)
-    return _Corpus(os.fspath(root), files, bool(tables), walk.ignored, walk.problems)
+    return _Corpus(os.fspath(root), files, bool(tables), walk.ignored, walk.problems, walk.notes)
 
 
 def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
