@@ -15,6 +15,7 @@ from shardkit.options import check_names, is_whole
 from shardkit.stream.batches import Batch, Made, rows_of
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import EPOCHS
+from shardkit.stream.ranks import Ranks
 from shardkit.stream.schedule import START, Place, Schedule, Step
 from shardkit.stream.stream import Source, Stream
 from shardkit.stream.world import World, find_world
@@ -36,6 +37,7 @@ class StreamingDataset:
         self.epoch = 0  # the next one
         self._stream: Stream | None = None
         self._scheduled: tuple[World, Schedule] | None = None
+        self._ranks = Ranks()
 
     @property
     def stream(self) -> Stream:
@@ -50,6 +52,7 @@ class StreamingDataset:
         check_names(StreamOptions, options)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
+        changed._ranks = Ranks()
         return changed
 
     def set_epoch(self, epoch: int) -> None:
@@ -78,6 +81,8 @@ class StreamingDataset:
         each makes every so manieth, so that they change nothing.
         """
         maker, bad = self.stream.maker(), Bad(self.options)
+        # In a worker of a DataLoader it is none, as the store is its parent's.
+        comparison = self._ranks.begin(self, epoch, place)
         steps = (
             (number + 1, step)
             for number, step in enumerate(_steps(self.schedule(), epoch, place), number)
@@ -85,6 +90,8 @@ class StreamingDataset:
         )
         if self.options.batched:
             for behind, step in steps:
+                if comparison is not None:
+                    comparison.look()
                 yield behind, step.after, bad.counted(maker.make(step))
             return
         while several := list(islice(steps, _AT_ONCE)):

@@ -18,6 +18,7 @@ from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Tak
 from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
+from shardkit.stream.ranks import Comparison, Ranks
 from shardkit.stream.schedule import START, Place, Schedule
 from shardkit.stream.stream import Source
 from shardkit.stream.world import default_threads
@@ -86,6 +87,7 @@ class Loader:
         self._used = False  # whether `epoch` has been iterated from `_place`
         self._loaded = False  # whether a state was loaded that the next iteration continues
         self._tokens = [0, 0]  # real ones and all, of this epoch
+        self._ranks = Ranks()
         self._identity = source.stream.identity
         self._schedule()  # so that what cannot be is said now
 
@@ -241,6 +243,7 @@ class Iteration:
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
         self._at: tuple[int, Place] | None = None  # behind the last slot
+        self._comparison: Comparison | None = None
         self._slots: deque[_Slot] = deque()
         self._bytes = 1  # of the last batch
         self._closed = False
@@ -281,6 +284,8 @@ class Iteration:
     def _given(self) -> Batch:
         try:
             self._top_up()
+            if self._comparison is not None:
+                self._comparison.look()
             if not self._slots:
                 raise StopIteration
             slot = self._slots.popleft()
@@ -307,7 +312,10 @@ class Iteration:
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
         while len(self._slots) < (most if self._crew.size else 1) and not self._closed:
-            self._at = epoch, place = self._at or loader._begin()  # not before: see `set_epoch`
+            if self._at is None:
+                self._at = loader._begin()  # not before: see `set_epoch`
+                self._comparison = loader._ranks.begin(loader.dataset, *self._at)
+            epoch, place = self._at
             step = self._schedule.step(epoch, place)
             if step is None:
                 return

@@ -41,13 +41,15 @@ class StreamOptions:
     # Ranks; None: from torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
     rank: int | None = None
     world_size: int | None = None
+    check_ranks: bool = True  # those of torch.distributed: all read the same, from the same place
 
     def __post_init__(self) -> None:
         check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)
         check_numbers(self, _ROWS, batch_size=1, global_batch_size=1)
         check_numbers(self, SEEDS, seed=0)
-        if not isinstance(self.shuffle, bool):
-            raise UsageError("shuffle must be True or False", found=repr(self.shuffle))
+        for name in ("shuffle", "check_ranks"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False", found=repr(getattr(self, name)))
         check_choice(self, "cache", (None, "memory", "decoded"))
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "last", ("pad", "drop", "short"))

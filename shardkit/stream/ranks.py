@@ -1,0 +1,163 @@
+"""Whether all ranks read the same stream from the same place, told through torch's store.
+
+That is the table by which torch.distributed finds its ranks. A collective operation would wait for
+all of them: for ever, where one rank looks at a few batches alone, or stops early; and it would
+come between those of the training. Here each rank writes down what it begins and reads what others
+have written so far, so that nobody waits, whatever the backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.stream.schedule import Place
+from shardkit.stream.world import World
+
+if TYPE_CHECKING:
+    from shardkit.stream.dataset import StreamingDataset
+
+_PATIENCE = 5.0  # seconds to wait for other ranks' words, once it is known that some differ
+_NAMED = 1024  # ranks that are asked for them
+
+_numbers = itertools.count()  # of Loaders, in the order in which each rank first iterates them
+_inherited: list[Any] = []  # the store of the process that this one was forked from: not for us
+
+
+def _store() -> Any:
+    """torch.distributed's store; None where there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return None
+    if not torch.distributed.is_initialized():
+        return None
+    try:
+        store = torch.distributed.distributed_c10d._get_default_store()
+    except (AttributeError, KeyError, ValueError):  # another version of torch, or MPI
+        return None
+    return None if any(store is one for one in _inherited) else store
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _inherited.append(_store()))
+
+
+class Ranks:
+    """What compares the iterations of a Loader with those that other ranks have of theirs."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._begun = 0
+
+    def begin(self, dataset: StreamingDataset, epoch: int, place: Place) -> Comparison | None:
+        """This rank's iteration; None where nothing tells of others.
+
+        Raises UsageError where it is known by now that it is another one than theirs.
+        """
+        options, world = dataset.options, dataset.world()
+        given = (options.rank, options.world_size) != (None, None)
+        store = None if given or not options.check_ranks or world.size == 1 else _store()
+        if store is None:
+            return None
+        if self._number is None:
+            self._number = next(_numbers)
+        self._begun += 1
+        facts = {
+            **dataset.stream.identity,
+            "batch_size": None if options.batching else options.per_rank(world.size),
+            "last": options.last,
+            "epoch": epoch,
+            "place": list(place),
+        }
+        return Comparison(store, world, f"shardkit/{self._number}", self._begun, facts)
+
+
+class Comparison:
+    """One iteration's `facts`, beside those of other ranks; the first one to come sets the rule."""
+
+    def __init__(
+        self, store: Any, world: World, prefix: str, number: int, facts: dict[str, Any]
+    ) -> None:
+        self._store, self._world, self._prefix = store, world, prefix
+        self._number = number
+        self._rule = f"{prefix}/{number}"
+        self._alarm = f"{prefix}/{number}/differ"
+        self._given = 0
+        mine = json.dumps(facts, sort_keys=True)
+        try:
+            store.set(f"{prefix}/rank {world.rank}", json.dumps([number, facts]))
+            if store.compare_set(self._rule, "", mine).decode() == mine:
+                return
+            store.set(self._alarm, "1")
+        except RuntimeError as error:  # the process that keeps the store has ended
+            self._give_up(error)
+            return
+        raise self._differs()
+
+    def look(self) -> None:
+        """Called for each batch: raises UsageError where some rank has found a difference.
+
+        Ranks that train together have all begun when one gets its second batch. For those that do
+        not, it looks again at the fourth, the eighth, and so on.
+        """
+        self._given += 1
+        if self._given < 2 or self._given & (self._given - 1) or self._store is None:
+            return
+        try:
+            alarm = self._store.check([self._alarm])
+        except RuntimeError as error:
+            self._give_up(error)
+            return
+        if alarm:
+            raise self._differs()
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self._store = None
+        warnings.warn(
+            f"ranks cannot be compared: {str(error).splitlines()[0]:.200}",
+            ShardkitWarning,
+            stacklevel=2,
+        )
+
+    def _differs(self) -> UsageError:
+        told = self._told()
+        every = list(told.values())
+        names = [n for n in every[0] if any(facts.get(n) != every[0][n] for facts in every)]
+        alike: dict[str, list[int]] = {}
+        for rank, facts in told.items():
+            words = ", ".join(f"{name} {facts.get(name)}" for name in names)
+            alike.setdefault(words, []).append(rank)
+        return UsageError(
+            "the ranks do not read the same data from the same place",
+            expected=f"the same {', '.join(names)} on all {self._world.size} ranks",
+            found="; ".join(f"{_named(ranks)}: {words:.300}" for words, ranks in alike.items()),
+            fix="give all ranks the same dataset, options and state, and iterate every Loader on"
+            " all of them; one for a single rank takes rank=0, world_size=1."
+            " check_ranks=False turns this off",
+        )
+
+    def _told(self) -> dict[int, dict[str, Any]]:
+        """What each rank has begun, of those that have come so far."""
+        told: dict[int, dict[str, Any]] = {}
+        until = time.monotonic() + _PATIENCE
+        ranks = range(min(self._world.size, _NAMED))
+        while len(told) < len(ranks) and time.monotonic() < until:
+            for rank in (rank for rank in ranks if rank not in told):
+                key = f"{self._prefix}/rank {rank}"
+                if self._store.check([key]):
+                    number, facts = json.loads(self._store.get(key))
+                    if number == self._number:
+                        told[rank] = facts
+            time.sleep(0.01)
+        return told
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,159 @@
+"""S6: ranks that read different data are told, and none ever waits. Real processes with gloo.
+
+Run by torchrun, this file is one rank: it writes down what it was told.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from shardkit.errors import UsageError
+from shardkit.torch import Loader, StreamingDataset
+from tests.stream.data import write_photos
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {"global_batch_size": 4, "shuffle": True, "fields": ["label"]}
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
+
+
+# --- a rank --------------------------------------------------------------------------------------
+
+
+def main(data: Path, out: Path) -> None:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    warnings.simplefilter("error")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    odd = rank == world - 1
+    got = {}
+
+    def case(name, path="a", state=None, door=Loader, **options):
+        loader = door(data / path, **{**OPTIONS, **options})
+        if state is not None:
+            loader.load_state_dict(state)
+        got[name] = told(loader)
+
+    case("right")
+    middle = Loader(data / "a", **OPTIONS)
+    for _ in zip(range(3), middle, strict=False):
+        pass
+    state = middle.state_dict()
+    case("resumed", state=state)
+    case("numpy", to="numpy")
+    case("worker", door=lambda *a, **k: in_workers(1, *a, **k))
+    case("no worker", door=lambda *a, **k: in_workers(0, *a, **k))
+    uneven = Loader(data / "a", **OPTIONS)
+    for _ in zip(range(rank + 1), uneven, strict=False):  # each rank stops elsewhere
+        pass
+    got["stopped early"] = told(uneven)
+    if rank == 0:  # nobody else looks at batches, and nobody waits
+        list(Loader(data / "b", **{**OPTIONS, "rank": 0, "world_size": 1}))
+        next(iter(Loader(data / "b", check_ranks=False, **OPTIONS)))
+    case("after a look")
+    case("other state", state=state if odd else None)
+    case("other dataset", path="b" if odd else "a")
+    case("other dataset, first", path="a" if rank else "b")
+    case("other seed", seed=int(odd))
+    case("other batch size", global_batch_size=8 if odd else 4)
+    case("unchecked", seed=int(odd), check_ranks=False)
+    case("other seed, no worker", seed=int(odd), door=lambda *a, **k: in_workers(0, *a, **k))
+    late = Loader(data / "a", **OPTIONS)
+    late.set_epoch(int(odd))
+    got["other epoch"] = told(late)
+    (out / f"rank{rank}.json").write_text(json.dumps(got))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def in_workers(workers, *args, **options):
+    return DataLoader(StreamingDataset(*args, **options), batch_size=None, num_workers=workers)
+
+
+def told(loader):
+    """What a rank is told in two epochs, in which all meet after each step, as in training."""
+    said = None
+    for _ in range(2):
+        batches = iter(loader)
+        for _ in range(100):
+            try:
+                next(batches)
+                over = 0
+            except StopIteration:
+                over = 1
+            except UsageError as error:
+                said, over = str(error), 2
+            state = torch.tensor(over)
+            dist.all_reduce(state, dist.ReduceOp.MAX)
+            if state == 2 and said is None:  # the step that no optimizer does: others hear of it
+                try:
+                    list(batches)
+                except UsageError as error:
+                    said = str(error)
+            if state:
+                break
+        if said is not None:
+            return said
+    return said
+
+
+# --- what they must be told ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.large)])
+def ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    write_photos(folder / "a")
+    write_photos(folder / "b", samples=36)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    run = subprocess.run(
+        [sys.executable, *launcher, str(request.param), __file__, folder, folder],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(request.param)]
+
+
+RIGHT = ["right", "resumed", "numpy", "worker", "no worker", "stopped early", "after a look"]
+
+
+@pytest.mark.parametrize("case", [*RIGHT, "unchecked"])
+def test_ranks_that_read_the_same_are_told_nothing(ranks, case):
+    assert [rank[case] for rank in ranks] == [None] * len(ranks)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("other state", ["place [0, 0]", "place [12, 0]"]),
+        ("other dataset", ["datasets", "samples 37", "samples 36"]),
+        ("other dataset, first", ["datasets"]),
+        ("other seed", ["seed 0", "seed 1"]),
+        ("other batch size", ["batch_size"]),
+        ("other seed, no worker", ["seed 0", "seed 1"]),
+        ("other epoch", ["epoch 0", "epoch 1"]),
+    ],
+)
+def test_all_ranks_are_told_which_of_them_differ_and_in_what(ranks, case, words):
+    world = len(ranks)
+    odd = 0 if case.endswith("first") else world - 1
+    for rank in ranks:
+        assert "the ranks do not read the same data" in rank[case], case
+        assert f"on all {world} ranks" in rank[case]
+        assert f"rank {odd}: " in rank[case]
+        assert all(word in rank[case] for word in words)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
