@@ -7,6 +7,8 @@ import gzip
 import io
 import os
 import struct
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -17,7 +19,7 @@ import pytest
 
 import shardkit
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
+from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError, StorageError
 from shardkit.inspection import inspect
 from shardkit.stream import Loader
 from shardkit.testing import picture
@@ -191,3 +193,38 @@ def test_a_temporary_folder_that_is_full(
     with pytest.raises(StorageError, match="unpack") as raised:
         shardkit.open(path)
     assert "TMPDIR" in (raised.value.fix or "")
+
+
+# --- what took time with the square of its number -------------------------------------------------
+
+_MANY = """
+import sys, pyarrow as pa, shardkit
+from shardkit.inspection import inspect
+folder, columns = sys.argv[1], 60_000
+text = shardkit.TextOptions(field="c0")
+for name in ("a.csv", "b.csv"):
+    head = ["c"] * columns if name == "b.csv" else [f"c{n}" for n in range(columns)]
+    with open(f"{folder}/{name}", "w") as file:
+        file.write(",".join(head) + "\\n" + ",".join("x" * columns) + "\\n")
+    try:
+        shardkit.convert(f"{folder}/{name}", to="wds", out=f"{folder}/out", workers=0, text=text)
+    except shardkit.errors.ShardkitError as error:
+        assert name == "b.csv" and "one name" in error.what
+table = pa.table({f"c{n}": [n] for n in range(8_000)})
+with pa.ipc.new_file(f"{folder}/a.arrow", table.schema) as file:
+    file.write(table)
+assert inspect(f"{folder}/a.arrow")["fields"]["c9"]["stats"]["count"] == 1
+"""
+
+
+def test_tables_of_very_many_columns(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _MANY, tmp_path], check=True, timeout=60)
+
+
+def test_a_tar_of_very_many_extensions(tmp_path: Path) -> None:
+    """Its index would have a place for each of them in each sample."""
+    few = _tar(tmp_path, *((f"{n}.f{n % 9}", b"x") for n in range(3000)))
+    assert len(shardkit.open(few)) == 3000
+    many = _tar(tmp_path, *((f"{n}.f{n}", b"x") for n in range(3000)))
+    with pytest.raises(FormatError, match="too many extensions"):
+        shardkit.open(many)

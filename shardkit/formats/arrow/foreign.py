@@ -6,6 +6,7 @@ those leave it open.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
@@ -40,9 +41,9 @@ Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # some columns,
 
 def check_names(columns: pa.Schema) -> None:
     """Raises FormatError for columns that cannot be fields of a sample."""
-    names = columns.names
-    for name in names:
-        if names.count(name) > 1:
+    names = Counter(columns.names)
+    for name, count in names.most_common(1):
+        if count > 1:
             raise _unusable(name, "two columns have the same name", "rename one of them")
     if KEY in names and not _is_text(columns.field(KEY).type):
         raise _unusable(KEY, "the column of keys does not hold text", "rename it, or cast it")

@@ -334,6 +334,7 @@ class IpcReader(BatchReader):
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self._token = object()
+        self._last: tuple[int, pa.RecordBatch | None] = -1, None  # the batch that was read last
         super().__init__(path, layout)
         self._kept: list[Rows | None] = [None] * len(self._starts)
 
@@ -374,6 +375,14 @@ class IpcReader(BatchReader):
         return batch.compressed or batch.dictionaries > 0
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
+        last, batch = self._last
+        if batch is None or last != number:
+            batch = self._batch(number)
+            if not self._is_encoded(number):  # it is but a view of the file
+                self._last = number, batch
+        return {name: batch.column(self._columns.get_field_index(name)) for name in names}
+
+    def _batch(self, number: int) -> pa.RecordBatch:
         place = self._messages.batches[number]
         whole = slice(place.offset, place.offset + place.size)
         if self._is_encoded(number):
@@ -383,7 +392,7 @@ class IpcReader(BatchReader):
         if batch.num_rows != place.rows:
             raise ValueError(f"{batch.num_rows} rows where {place.rows} are announced")
         batch.validate()
-        return {name: batch.column(self._columns.get_field_index(name)) for name in names}
+        return batch
 
     def _decode(self, batch: slice, dictionaries: int) -> pa.RecordBatch:
         """A batch that its message alone does not give: a stream of what it takes, read at once."""
@@ -431,5 +440,6 @@ class IpcReader(BatchReader):
     def close(self) -> None:
         super().close()
         self._data = None
+        self._last = -1, None
         self._kept = [None] * len(self._starts)
         DECODED.forget(self._token)

@@ -24,7 +24,14 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.array import load_array, load_table
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
-from shardkit.errors import DamagedError, SampleError, ShardkitError, ShardkitWarning, StorageError
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    SampleError,
+    ShardkitError,
+    ShardkitWarning,
+    StorageError,
+)
 from shardkit.formats.base import ShardReader
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, find_index, index_dtype, members, row_struct
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     _Index: TypeAlias = npt.NDArray[np.void]
 
 _MAGIC = 6  # bytes that tell how a file is compressed
+_INDEX_BYTES = 64 << 20  # of the index of a foreign TAR, which may be as large as the TAR too
 _BESIDES = 8192  # bytes that one read for all of a sample may take too many
 _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
@@ -256,7 +264,16 @@ def _scan(data: Data, path: Path, layout: dict[str, Any] | None = None) -> dict[
         found = {field: places for field, places in found.items() if field in schema}
     else:
         schema = Schema({f: _foreign_type(f, p, data, len(keys)) for f, p in found.items()})
-    index = np.zeros(len(keys), index_dtype(schema))
+    row = index_dtype(schema)
+    if len(keys) * row.itemsize > max(_INDEX_BYTES, len(data)):
+        raise FormatError(
+            "the TAR has too many extensions, most of which few of its samples have",
+            path=path,
+            expected="the same few members in each sample: a.jpg a.json, b.jpg b.json, ...",
+            found=f"{len(schema):,} extensions in {len(keys):,} samples",
+            fix="give members of a kind one extension: all behind the first dot of a name is it",
+        )
+    index = np.zeros(len(keys), row)
     for field, places in found.items():
         positions, offsets, sizes = np.array(places, np.int64).T
         index[column(field)]["offset"][positions] = offsets

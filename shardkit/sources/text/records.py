@@ -239,8 +239,7 @@ class _Rows:
         for start, _, row in self:
             if isinstance(row, SampleError):
                 raise row
-            twice = [name for name in row if row.count(name) > 1]
-            if not twice:
+            if len(set(row)) == len(row):
                 return row
             raise SampleError(
                 "two columns of the table have one name",
