@@ -72,6 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             scales = "large" in getattr(item, "fixturenames", ())
             if scales or is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker("large")
+    for item in items if getattr(config.option, "loadgroup", False) else ():
+        # pytest-xdist 3.8 puts groups into `_nodeid`, which pytest 9.2 does not look at any more.
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and hasattr(item, "_id"):
+            item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
 
 
 @pytest.fixture(scope="session")
