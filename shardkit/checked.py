@@ -144,8 +144,9 @@ def _checker(hint: Any) -> _Check:
         if kind in _WORDS:
             return _scalar(kind, rule.words, rule.holds)
         return functools.partial(_ruled, _checker(kind), rule)
-    if origin in (typing.Union, types.UnionType):  # X | None, and no other
-        (inner,) = (_checker(arg) for arg in args if arg is not types.NoneType)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [arg for arg in args if arg is not types.NoneType]
+        inner = _checker(kinds[0]) if len(kinds) == 1 else _anything
         return lambda value: None if value is None else inner(value)
     if origin in (list, tuple):
         return functools.partial(_listed, origin, _checker(args[0]))

@@ -48,6 +48,7 @@ ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and wh
 LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sample by sample
 FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
 VERSION = 1
+_MOST_SAMPLES = 64  # in a byte of a shard: far more than what compresses best has
 
 # The types of what follows are those that a manifest is checked against when it is read.
 
@@ -361,6 +362,12 @@ def _check_together(manifest: Manifest) -> None:
     total, counts = manifest.samples, manifest.label_counts
     if total >= 2**63 or manifest.bytes >= 2**63:
         raise MismatchError("sums below 2^63", [], "shards")
+    for number, shard in enumerate(manifest.shards):
+        size = shard.file.bytes + sum(file.bytes for file in shard.beside)
+        if shard.samples > _MOST_SAMPLES * size:  # a plan takes memory for each
+            raise MismatchError(
+                f"{size:,} bytes' worth", shard.samples, "shards", number, "samples"
+            )
     names = {shard.file.name for shard in manifest.shards}
     if len(names) != len(manifest.shards):
         raise ValueError("a shard is named twice")

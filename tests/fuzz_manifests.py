@@ -6,6 +6,7 @@ these numbers, one after the other. One number says what becomes of one of them.
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import json
 import random
@@ -65,18 +66,18 @@ def mutated(data: Any, chance: random.Random) -> Any:
         if kind == 0:
             del inner[last]
         elif kind == 1 and isinstance(inner, dict):
-            inner[chance.choice([*TEXTS, "unknown", "shape"])] = old
+            inner[chance.choice([*TEXTS, "unknown", "shape"])] = copy.deepcopy(old)
         elif kind == 1:
-            inner.insert(chance.randrange(len(inner) + 1), old)
+            inner.insert(chance.randrange(len(inner) + 1), copy.deepcopy(old))
         elif kind == 2 and type(old) is int:
             inner[last] = old + chance.choice([-1, 1, -2, 100, 10**6])
         elif kind == 3:
             other = data
             for key in chance.choice(every):
                 other = other[key]
-            inner[last] = json.loads(json.dumps(other))
+            inner[last] = copy.deepcopy(other)
         else:
-            inner[last] = chance.choice([*NUMBERS, *TEXTS, *OTHERS, DEEP])
+            inner[last] = copy.deepcopy(chance.choice([*NUMBERS, *TEXTS, *OTHERS, DEEP]))
     return data
 
 
@@ -101,6 +102,12 @@ def show(path: Path) -> None:
     click.testing.CliRunner().invoke(inspect, [str(path)], catch_exceptions=False)
 
 
+def source_of(dataset: Path) -> Path:
+    """What a dataset was made of, if it was made of files; else itself."""
+    of = {"text": "texts", "tokens": "of/tokens", "megatron": "of/megatron"}
+    return dataset.parent.parent / of.get(dataset.name, "images")
+
+
 def plan(path: Path) -> None:
     for to in ("arrow", "wds", "lmdb"):
         assert prepare(path, to).describe()
@@ -111,6 +118,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
     "inspect": show,
     "verify": lambda path: shardkit.verify(path, decode=True).to_dict(),
     "plan": plan,
+    "compare": lambda path: shardkit.verify(path, against=source_of(path)).to_dict(),
 }
 
 

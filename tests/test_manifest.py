@@ -20,6 +20,7 @@ import shardkit
 from shardkit import checked
 from shardkit import manifest as manifests
 from shardkit.errors import DamagedError, FormatError, NotFoundError
+from tests.codecs.tokenizer_zoo import write_json
 from tests.conftest import PICTURE_FORMATS, write_pictures
 
 
@@ -311,6 +312,10 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shardkit.convert(tokens, "parquet", root / "of/tokens", schema=schema, workers=0)
     few = [{name: token[name] for name in ("__key__", "tokens")} for token in tokens]
     shardkit.convert(few, "megatron", root / "of/megatron", schema={"tokens": row}, workers=0)
+    (root / "texts").mkdir()
+    (root / "texts/a.txt").write_text("a word\nand another\n" * 9)
+    text = shardkit.TextOptions(tokenizer=write_json(root, "gpt2"), seq_len=8)
+    shardkit.convert(root / "texts", "arrow", root / "of/text", text=text, workers=0)
     return root / "of"
 
 

@@ -208,6 +208,8 @@ def make_plan(
     transform = None
     if options.transform is not None:
         transform = load_transform(options.transform, workers)
+    # First: shards are as large as their manifest says before it is believed how much is in them.
+    fingerprints = {name: source.fingerprint() for name, source in sources.items()}
     parts = []
     tokenizer = tokenizer or _tokenizer(sources, options.text)
     for name, source in sources.items():
@@ -233,7 +235,6 @@ def make_plan(
             found=", ".join(part.name for part in parts),
             fix="give a folder with -o, or --split none",
         )
-    fingerprints = {name: source.fingerprint() for name, source in sources.items()}
     identity = {
         "format": to,
         "source": {name: (f or {}).get("files") for name, f in fingerprints.items()},

@@ -10,16 +10,17 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
 
+from shardkit.checked import Count, checked, damaged, under
 from shardkit.conversion.plan import TASKS, Task, by_hash, make_plan, shares_of
 from shardkit.conversion.reading import Reading, Share
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import KeepsJsonText
-from shardkit.manifest import ERRORS, FILTERED, has_manifest, load_any
+from shardkit.manifest import ERRORS, FILTERED, TokenizerEntry, has_manifest, load_any
 from shardkit.options import ConvertOptions, ImageOptions, TextOptions, parse_split
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
@@ -72,6 +73,8 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
 
     Raises what `open_sources` raises for a source that cannot be opened.
     """
+    for part in parts:
+        _check_options(part)
     options = next((part.manifest.options for part in parts if part.manifest), {})
     sources = _open(against, options, parts)
     rename = {} if _was_made_so_too(against, options, "rename") else options.get("rename", {})
@@ -101,6 +104,35 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
         )
         for name in common
     ]
+
+
+class _Options(TypedDict, total=False):
+    """The options in a manifest, as far as a comparison needs them."""
+
+    shard_size: Count | None
+    shard_samples: Count | None
+    shuffle: int | None
+    limit: Count | None
+    split: str
+    fields: list[str]
+    drop: list[str]
+    rename: dict[str, str]
+    image: ImageOptions | None
+    text: TextOptions | None
+    transform: dict[str, Any] | None
+
+
+def _check_options(part: Part) -> None:
+    """Raise DamagedError for options in a manifest that no conversion can have had."""
+    if part.manifest is None:
+        return
+    try:
+        with under("options"):
+            text = checked(_Options, part.manifest.options).get("text")
+            if text is not None and text.tokenizer is not None:
+                checked(TokenizerEntry, cast("Any", text.tokenizer), "text", "tokenizer")
+    except ValueError as error:
+        raise damaged("the manifest", error, path=part.dataset.manifest_path) from error
 
 
 def _split_of(part: Part, against: Against, sources: Mapping[str, Source | Stream]) -> str | None:
@@ -153,7 +185,7 @@ def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Ta
         return None
     if all(source.tokenizer()[0] for source in sources.values()):
         return None  # the source has tokens too: it is a copy of this dataset, say
-    if text["seq_len"] is not None and part.manifest.versions.get("tasks") != TASKS:
+    if text.get("seq_len") is not None and part.manifest.versions.get("tasks") != TASKS:
         raise UsageError(
             "the source cannot be compared with blocks of tokens that an earlier shardkit has made",
             path=part.dataset.path,
@@ -163,12 +195,15 @@ def _tasks(sources: Mapping[str, Source | Stream], parts: list[Part]) -> list[Ta
 
     identity = text["tokenizer"]
     made = ConvertOptions(
-        **{name: options[name] for name in ("shard_size", "shard_samples", "limit", "split")},
-        shuffle=options["shuffle"] is not None,
-        seed=options["shuffle"] or 0,
-        rename=options["rename"],
+        shard_size=options.get("shard_size"),
+        shard_samples=options.get("shard_samples"),
+        limit=options.get("limit"),
+        split=options.get("split", "auto"),
+        shuffle=options.get("shuffle") is not None,
+        seed=options.get("shuffle") or 0,
+        rename=options.get("rename") or {},
         **_selected(options),
-        image=ImageOptions(**(options["image"] or {})),
+        image=ImageOptions(**(options.get("image") or {})),
         text=TextOptions(**{**text, "tokenizer": identity["file"]}),
     )
     single = part.dataset.place != part.dataset.path

@@ -19,7 +19,7 @@ from shardkit.codecs.tokenizers.tokenizer import (
     read_file,
     versions,
 )
-from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
+from shardkit.errors import DamagedError, FormatError, NotFoundError, StorageError, UsageError
 
 SPECIAL_TOKENS = ("special", "text")
 _SIDECARS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -87,6 +87,13 @@ def open_copy(
         tokenizer = _huggingface(file, data, identity["special_tokens"], None)
         return replace(tokenizer, file=identity["file"], **known)
     engine = {"huggingface": "tokenizers"}.get(identity["kind"], identity["kind"])
+    if engine not in ("tokenizers", "tiktoken", "sentencepiece"):
+        raise FormatError(
+            "the tokenizer of the dataset is of a kind that this version does not know",
+            path=str(file),
+            found=f"{identity['kind']!r:.60}",
+            fix="use the shardkit that wrote it, or a newer one",
+        )
     return Tokenizer(
         kind=identity["kind"],
         engine=engine,
