@@ -256,6 +256,18 @@ def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_p
     assert error.value.where["path"] == dataset / "shard-000001.tar"
 
 
+def test_no_memory_is_taken_for_samples_that_no_shard_has(
+    change: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(DamagedError, match=r"at shards\[0\]\.samples"):
+        shardkit.open(change(2**40, "shards", 0, "samples"))
+    file = {"name": "shard-000000.tar", "bytes": 2**40, "checksum": "0" * 32}
+    dataset = change([{"file": file, "samples": 2**40, "beside": []}], "shards")
+    (dataset / file["name"]).write_bytes(b"x")
+    with pytest.raises(DamagedError, match="not as long as its manifest says"):
+        shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
+
+
 @pytest.mark.parametrize(
     ("value", "keys", "place"),
     [

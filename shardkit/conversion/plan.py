@@ -208,14 +208,14 @@ def make_plan(
     transform = None
     if options.transform is not None:
         transform = load_transform(options.transform, workers)
-    # First: shards are as large as their manifest says before it is believed how much is in them.
-    fingerprints = {name: source.fingerprint() for name, source in sources.items()}
-    parts = []
+    parts, fingerprints = [], {}
     tokenizer = tokenizer or _tokenizer(sources, options.text)
     for name, source in sources.items():
         steps, schema = _steps(source, options, transform, tokenizer, format)
         _check_names(schema, source)
         format.layout(schema)
+        # Before memory is taken for each sample: shards are as large as their manifest says.
+        fingerprints[name] = source.fingerprint()
         problems, ignored = tuple(source.problems), source.ignored
         for split, chosen in _splits(name, source, options):
             parts.append(Part(split, source, chosen, steps, schema, problems, ignored))

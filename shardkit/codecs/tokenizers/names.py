@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardkit.checked import checked
 from shardkit.codecs.tokenizers import bytelevel, engines, patterns
 from shardkit.codecs.tokenizers.ranks import FACTS, are_ranks, read_ranks
 from shardkit.codecs.tokenizers.tokenizer import (
@@ -352,10 +353,10 @@ def _named_beside(path: Path) -> dict[str, str]:
         if not sidecar.exists():
             continue
         try:
-            content = json.loads(read_file(str(sidecar)))
-        except ValueError as error:
+            content = checked(dict[str, Any], json.loads(read_file(str(sidecar))))
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                "a file beside a tokenizer is not JSON", path=str(sidecar), found=str(error)
+                "a file beside a tokenizer is no JSON object", path=str(sidecar), found=str(error)
             ) from error
         for name in _USUAL:
             token = content.get(f"{name}_token")
