@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import gzip
 import io
+import json
 import os
 import struct
 import subprocess
@@ -18,8 +20,16 @@ from typing import Any, NoReturn
 import pytest
 
 import shardkit
+from shardkit.codecs.tokenizers.tokenizer import Tokenizer
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError, StorageError
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    SampleError,
+    ShardkitError,
+    StorageError,
+    UsageError,
+)
 from shardkit.inspection import inspect
 from shardkit.stream import Loader
 from shardkit.testing import picture
@@ -228,3 +238,49 @@ def test_a_tar_of_very_many_extensions(tmp_path: Path) -> None:
     many = _tar(tmp_path, *((f"{n}.f{n}", b"x") for n in range(3000)))
     with pytest.raises(FormatError, match="too many extensions"):
         shardkit.open(many)
+
+
+# --- tokenizers -----------------------------------------------------------------------------------
+
+
+def _tokenize(tmp_path: Path, on_error: str = "fail", **parts: Any) -> shardkit.ConvertResult:
+    """Convert two texts with a tokenizer.json of the letters a to c, and these parts."""
+    model = {"type": "BPE", "vocab": {letter: n for n, letter in enumerate("abc")}, "merges": []}
+    model |= parts.pop("model", {})
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "model": model, **parts})
+    )
+    (tmp_path / "in.txt").write_text("abc\nabcd\n")
+    text = shardkit.TextOptions(tokenizer=str(tmp_path / "tokenizer.json"), append_eos=False)
+    out = tmp_path / "out"
+    return shardkit.convert(
+        tmp_path / "in.txt", to="wds", out=out, text=text, workers=0, on_error=on_error
+    )
+
+
+def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
+    """What Rust panics with is no Exception."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(UsageError, match="no tokenizer") as raised:
+        _tokenize(tmp_path, normalizer=normalizer)
+    assert type(raised.value.__cause__).__name__ == "PanicException"
+    with pytest.raises(UsageError, match="no tokenizer"):
+        _tokenize(tmp_path, pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}})
+
+
+def test_a_text_that_a_tokenizer_makes_nothing_of(tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match="cannot encode") as raised:
+        _tokenize(tmp_path, model={"unk_token": "none"})
+    assert "not found in the vocabulary" in (raised.value.found or "")
+    assert _tokenize(tmp_path, model={"unk_token": "none"}, on_error="skip").errors == 1
+
+
+def test_a_pattern_that_is_none(tmp_path: Path) -> None:
+    """Of tiktoken's files it stands in the manifest."""
+    tokenizer = Tokenizer(
+        "tiktoken", "x.tiktoken", "", None, "tiktoken", "special", 1, None, None, None, pattern="("
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "_data", lambda _: base64.b64encode(b"a") + b" 0\n")
+        with pytest.raises(UsageError, match="cannot be used"):
+            tokenizer.encode(["a"])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkit.codecs.tokenizers import bytelevel, patterns
 from shardkit.codecs.tokenizers.cuts import Cutter, Ids, encoded, make_encoding
 from shardkit.codecs.tokenizers.patterns import CODES
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, ShardkitError, UsageError
 
 if TYPE_CHECKING:
     import tiktoken
@@ -42,7 +42,9 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
 
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception, and ValueError
+    except BaseException as error:  # the library raises plain Exception, and ValueError
+        if not is_failure(error):
+            raise
         raise UsageError(
             "a file is JSON, but no tokenizer of the `tokenizers` library",
             path=path,
@@ -53,6 +55,13 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = special_tokens == "text"
     return tokenizer
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed; where Rust panics, it raises what is no Exception."""
+    if isinstance(error, ShardkitError | MemoryError):
+        return False
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Tokenizers:

@@ -19,7 +19,7 @@ from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.cuts import Ids
 from shardkit.codecs.tokenizers.engines import Engine
 from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
-from shardkit.errors import DamagedError, SourceError, StorageError, UsageError
+from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
 
 _LOCK = threading.Lock()
 
@@ -58,26 +58,36 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, without any that mark its beginning or end.
 
-        Thread-safe. Raises SampleError for a text that is not valid Unicode.
+        Thread-safe. Raises SampleError for a text that is not valid Unicode, or of which the
+        tokenizer can make nothing.
         """
         engine = self._engine()
         try:
             return engine.encode(texts)
-        except (UnicodeEncodeError, TypeError):
+        except BaseException as error:
+            if not engines.is_failure(error):
+                raise
             engines.check_unicode(texts)
-            raise
+            raise SampleError(
+                "the tokenizer cannot encode the text of a document",
+                expected=f"a text that {self.file} has tokens for",
+                found=f"{error}",
+                fix="use another tokenizer, or leave the document out with --on-error skip",
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text for people; not always what was encoded."""
         numbers = [int(index) for index in ids]
         try:
             return self._engine().decode(numbers)
-        except (KeyError, IndexError):
+        except BaseException as error:
+            if not engines.is_failure(error):
+                raise
             raise DamagedError(
                 "there is no such token in the vocabulary",
                 expected=f"ids below {self.vocab_size}",
                 found=str(max(numbers)),
-            ) from None
+            ) from error
 
     def identity(self) -> dict[str, Any]:
         """What a manifest keeps; `open_copy` needs no more than this and the file."""
@@ -121,8 +131,18 @@ class Tokenizer:
         return self
 
     def _engine(self) -> Engine:
-        with _LOCK:
-            return _load(self)
+        try:
+            with _LOCK:
+                return _load(self)
+        except BaseException as error:
+            if not engines.is_failure(error):
+                raise
+            raise UsageError(
+                "a tokenizer cannot be used",
+                path=self.path or self.file,
+                found=f"{error}",
+                fix="check whether its file is complete, or give another one",
+            ) from error
 
     def _data(self) -> bytes:
         """The file's bytes; raises SourceError if they are no longer those that were looked at."""
