@@ -79,6 +79,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without its group, a timed test would run beside others and fail at random."""
+    for item in session.items if getattr(session.config.option, "loadgroup", False) else ():
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+            raise pytest.UsageError(f"{item.nodeid} is not in its group {group.args[0]!r}")
+
+
 @pytest.fixture(scope="session")
 def disk() -> Iterator[Path]:
     """A folder for the tests of page caches, and for those that write gigabytes: not in memory,
