@@ -256,6 +256,39 @@ def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_p
     assert error.value.where["path"] == dataset / "shard-000001.tar"
 
 
+@pytest.mark.parametrize("format", ["arrow", "lmdb", "beton"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"classes"', '"klasses"'),
+        ('["class0", "class1", "class2"]', '["class0", "class1", 12345678]'),
+        ('"label": {"type": "Int"}', '"label": {"type": 12345}'),
+        ('"label": {"type": "Int"}', '"label": ["type", "Int"]'),
+        ('"schema"', '"sxhema"'),
+        ('"schema": {"image"', '"schema": {{{{{{{{'),
+    ],
+)
+def test_damaged_metadata_in_a_shard_are_named(
+    made: Path, tmp_path: Path, format: str, old: str, new: str
+) -> None:
+    """Shards of ours without a manifest say themselves what is in them."""
+    if format == "beton":  # whose text has no blanks
+        old, new = old.replace(" ", ""), new.replace(" ", "")
+    shardkit.convert(made, format, tmp_path / "to", workers=0)
+    with shardkit.open(tmp_path / "to") as dataset:
+        path = dataset.shard_path(0)
+    shutil.rmtree(tmp_path / "to/__shardkit__")
+    assert len(shardkit.open(path)) == 12
+    whole = path.read_bytes()
+    changed = whole.replace(old.encode(), new.encode())
+    assert len(changed) == len(whole), "all offsets stay as they are"
+    assert changed != whole
+    path.write_bytes(changed)
+    with pytest.raises(DamagedError, match=r"damaged|contradicts") as error:
+        shardkit.open(path)
+    assert error.value.where["path"] == path
+
+
 def test_no_memory_is_taken_for_samples_that_no_shard_has(
     change: Callable[..., Path], tmp_path: Path
 ) -> None:
