@@ -146,7 +146,7 @@ def use(path: Path, out: Path) -> list[ShardkitError]:
     acts: list[Callable[[], Any]] = [
         read,
         lambda: inspect(path),
-        lambda: verify(path, decode=True),
+        lambda: verify(path, against=samples(), decode=True),
         lambda: convert(path, "wds", out),
         lambda: convert(samples(3), "arrow", path, overwrite=True),
     ]
