@@ -14,6 +14,7 @@ import random
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError
@@ -150,6 +151,30 @@ def test_a_long_value_that_many_rows_name(tmp_path: Path) -> None:
     path = write_ipc(tmp_path / "x.arrow", pa.table({"text": column}))
     error = refused(path, "arrow")
     assert "1,010,004 bytes become 10,000,000,000 or more" in error.what
+
+
+def test_a_long_value_that_many_rows_of_parquet_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    column = pa.array(["x" * 100_000] * 1000).dictionary_encode()
+    indices = pa.array([0] * 20_000, pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, column.dictionary)
+    pq.write_table(pa.table({"x": column}), path, compression="zstd", store_schema=False)
+    reader = get_format("parquet").open(path)
+    with pytest.raises(DamagedError, match=r"bytes become .* over 1,000 times as many"):
+        reader[0]
+    with pytest.raises(DamagedError, match="over 1,000 times"):  # without reading it again
+        reader[1]
+
+
+def test_a_row_group_with_long_dictionaries_is_read_in_pieces(tmp_path: Path) -> None:
+    path, rows = tmp_path / "x.parquet", 6000
+    texts = [f"{n % 50:5}" * 4000 for n in range(rows)]  # 20 kB each, a megabyte in all
+    table = pa.table({"x": texts, "n": list(range(rows)), "l": [[str(n % 3)] for n in range(rows)]})
+    pq.write_table(table, path, row_group_size=rows, store_schema=False, compression="none")
+    reader = get_format("parquet").open(path)
+    for n in (0, 267, 268, 269, rows - 1):
+        sample = reader[n]
+        assert (sample["x"], sample["n"], sample["l"]) == (texts[n], n, [str(n % 3)])
 
 
 def test_a_batch_that_becomes_over_a_thousand_times_as_long(tmp_path: Path) -> None:

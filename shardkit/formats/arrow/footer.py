@@ -1,4 +1,4 @@
-"""The footer of a Parquet file: rows and nulls of each row group.
+"""The footer of a Parquet file: rows and nulls of each row group, and where its dictionaries are.
 
 pyarrow knows them too, but ends the process where a footer is damaged so that its statistics
 contradict each other. Layout: parquet.thrift; Thrift's compact protocol.
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardkit.storage import Data
+from shardkit.storage import FREE_EXPANSION, Data
 
 TAIL = 8  # the footer's length, and the magic
 _LIST, _STRUCT = 9, 12
@@ -18,7 +18,10 @@ _LIST, _STRUCT = 9, 12
 _ROW_GROUPS = 4  # FileMetaData
 _COLUMNS, _NUM_ROWS = 1, 3  # RowGroup
 _META_DATA = 3  # ColumnChunk
-_PATH, _STATISTICS = 3, 12  # ColumnMetaData
+_PATH, _DATA_PAGE, _DICTIONARY_PAGE_AT, _STATISTICS = 3, 9, 11, 12  # ColumnMetaData
+_PAGE_TYPE, _PAGE_SIZE = 1, 2  # PageHeader
+_DICTIONARY_PAGE = 2  # of the types of pages
+_PAGE_HEADER = 64  # bytes in which its first two fields stand
 _NULL_COUNT = 3  # Statistics
 
 
@@ -27,6 +30,7 @@ class RowGroup(NamedTuple):
 
     rows: int
     nulls: dict[str, int | None]
+    pages: list[int]  # where the first page of each column begins: its dictionary, if it has one
 
 
 def row_groups(data: Data) -> list[RowGroup]:
@@ -44,21 +48,44 @@ def row_groups(data: Data) -> list[RowGroup]:
 
 
 def _row_group(footer: _Compact) -> RowGroup:
-    rows, nulls = -1, {}
+    rows, nulls, pages = -1, {}, []
     for field, kind in footer.fields():
         if field == _NUM_ROWS:
             rows = footer.number()
         elif field == _COLUMNS and kind == _LIST:
-            nulls = dict(_column(footer) for _ in footer.elements())
+            columns = [_column(footer) for _ in footer.elements()]
+            nulls = {path: count for path, count, _ in columns}
+            pages = [page for _, _, page in columns]
         else:
             footer.skip(kind)
     if not 0 <= rows < 2**48:
         raise ValueError(f"a row group of {rows} rows")
-    return RowGroup(rows, nulls)
+    return RowGroup(rows, nulls, pages)
 
 
-def _column(footer: _Compact) -> tuple[str, int | None]:
-    found: tuple[str, int | None] = ("", None)
+def dictionary_size(data: Data, page: int) -> int:
+    """Bytes of the dictionary of a column once it is decompressed; 0 for a column without one.
+
+    Where the page does not say, that is FREE_EXPANSION: rows are then read one at a time.
+    """
+    header = _Compact(data[max(page, 0) : max(page, 0) + _PAGE_HEADER])
+    kind = size = 0
+    try:
+        for field, stored in header.fields():
+            if field == _PAGE_TYPE:
+                kind = header.number()
+            elif field == _PAGE_SIZE:
+                size = header.number()
+                break
+            else:
+                header.skip(stored)
+    except (ValueError, IndexError):
+        return FREE_EXPANSION
+    return size if kind == _DICTIONARY_PAGE else 0
+
+
+def _column(footer: _Compact) -> tuple[str, int | None, int]:
+    found: tuple[str, int | None, int] = ("", None, 0)
     for field, kind in footer.fields():
         if field == _META_DATA and kind == _STRUCT:
             found = _meta_data(footer)
@@ -67,16 +94,20 @@ def _column(footer: _Compact) -> tuple[str, int | None]:
     return found
 
 
-def _meta_data(footer: _Compact) -> tuple[str, int | None]:
-    path, nulls = "", None
+def _meta_data(footer: _Compact) -> tuple[str, int | None, int]:
+    path, nulls, data, dictionary = "", None, 0, 0
     for field, kind in footer.fields():
         if field == _PATH and kind == _LIST:
             path = ".".join(footer.binary().decode() for _ in footer.elements())
         elif field == _STATISTICS and kind == _STRUCT:
             nulls = _null_count(footer)
+        elif field == _DATA_PAGE:
+            data = footer.number()
+        elif field == _DICTIONARY_PAGE_AT:
+            dictionary = footer.number()
         else:
             footer.skip(kind)
-    return path, nulls
+    return path, nulls, dictionary if 0 < dictionary < data else data
 
 
 def _null_count(footer: _Compact) -> int | None:

@@ -18,14 +18,14 @@ from shardkit import storage
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import IMAGE
-from shardkit.formats.arrow.footer import TAIL, RowGroup, row_groups
+from shardkit.formats.arrow.footer import TAIL, RowGroup, dictionary_size, row_groups
 from shardkit.formats.arrow.foreign import Arrays, Known
 from shardkit.formats.arrow.reader import DECODED, BatchReader, Rows
 from shardkit.formats.arrow.values import is_list
 from shardkit.formats.arrow.writer import BatchWriter, Output, join_batches
 from shardkit.formats.base import Format
 from shardkit.schema import Schema
-from shardkit.storage import Data
+from shardkit.storage import FREE_EXPANSION, Data, check_expansion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,7 @@ class ParquetReader(BatchReader):
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
         try:
-            table = self._file().read_row_group(number, columns=list(names), use_threads=False)
+            table = self._read(number, list(names))
         except pa.ArrowInvalid as error:
             if READS_GAPS or not _GAP.search(str(error)):
                 raise
@@ -139,6 +139,21 @@ class ParquetReader(BatchReader):
             raise ValueError(f"{len(table)} rows where {expected} are announced")
         table.validate()
         return {name: _one(table.column(name)) for name in names}
+
+    def _read(self, number: int, names: list[str]) -> pa.Table:
+        """Columns of a row group: in pieces where all rows may name one long value."""
+        file, group = self._file(), self._groups[number]
+        assert self._data is not None
+        longest = max((dictionary_size(self._data, page) for page in group.pages), default=0)
+        if longest * group.rows <= FREE_EXPANSION:
+            return file.read_row_group(number, columns=names, use_threads=False)
+        rows, made, batches = max(FREE_EXPANSION // longest, 1), 0, []
+        options = {"row_groups": [number], "columns": names, "use_threads": False}
+        for batch in file.iter_batches(rows, **options):
+            made += batch.nbytes
+            check_expansion(made, len(self._data))
+            batches.append(batch)
+        return pa.Table.from_batches(batches)
 
     def _known_nulls(self) -> Known:
         """From the statistics of columns that do not nest, where the writer made them.

@@ -62,6 +62,8 @@ class Rows:
         self._schema = schema
         self._buffers = buffers
         self._stored: dict[str, Getter] = {}  # with JSON as text
+        # Columns that cannot be read, and why: each row of a damaged batch is asked for.
+        self._failed: dict[tuple[str, ...], Exception] = {}
         self.whole: _Getters | None = None  # key and all fields, once they were read
         self.whole_stored: _Getters | None = None  # the same with JSON as text
         self.some: dict[tuple[str, ...], _Getters] = {}  # key and some fields, by their names
@@ -69,13 +71,25 @@ class Rows:
 
     def stored(self, names: Collection[str]) -> _Getters:
         """Getters of some columns, with JSON as the text that is stored."""
-        missing = [name for name in names if name not in self._stored]
+        missing = tuple([name for name in names if name not in self._stored])
         if missing:
-            for name, array in self._load(missing).items():
-                kind = Text() if name == KEY else self._schema[name]
-                self._stored[name] = getter(name, kind, array, self._buffers)
-                self.size += array.nbytes
+            if missing in self._failed:
+                raise self._failed[missing]
+            try:
+                self._add(missing)
+            except ShardkitError as error:
+                self._failed[missing] = error.located()
+                raise
+            except FAILURES as error:
+                self._failed[missing] = ValueError(_first_line(error))
+                raise
         return [(name, self._stored[name]) for name in names]
+
+    def _add(self, names: Collection[str]) -> None:
+        for name, array in self._load(names).items():
+            kind = Text() if name == KEY else self._schema[name]
+            self._stored[name] = getter(name, kind, array, self._buffers)
+            self.size += array.nbytes
 
     def parsed(self, names: Collection[str]) -> _Getters:
         """Getters of some columns."""

@@ -14,6 +14,7 @@ pointers count bytes from the start of the file.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from enum import IntEnum
@@ -285,6 +286,7 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
         ) from error
 
 
+_MOST_ELEMENTS = 2**40  # of an array, as in a schema
 _DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w+\])?")
 
 
@@ -301,8 +303,8 @@ def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     shape = header["shape"].tolist()
     while shape and shape[-1] == 0:
         shape.pop()
-    if not shape:
-        raise ValueError("no shape")
+    if not shape or not 0 < math.prod(shape) <= _MOST_ELEMENTS:
+        raise ValueError(f"the shape {shape}")
     return np.dtype(code), tuple(shape)
 
 

@@ -272,6 +272,8 @@ def _about(tree: Tree) -> _About | None:
             about = checked(_About, found)
             Schema.from_json(about["schema"])
             return about
+    except FormatError as error:  # a type that this version does not know
+        raise error.located(path=tree.path, offset=entry.offset) from error.__cause__
     except ValueError as error:
         where = {"path": tree.path, "offset": entry.offset}
         raise damaged(f"the entry {ABOUT.decode()}", error, **where) from error
