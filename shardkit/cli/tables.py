@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,8 @@ def counted(number: int, noun: str) -> str:
 
 def tally(counts: dict[str, int]) -> str:
     """Counts of things, in a row: "3 rotated, 1 cmyk"."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    words = (f"{count:,} {what}" for what, count in counts.items())
+    return ", ".join(re.sub("^1 values ", "1 value ", text) for text in words)
 
 
 def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:

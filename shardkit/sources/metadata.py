@@ -96,16 +96,12 @@ def read_metadata(
         for line, row in parse(path):
             name = row.pop(_NAME, None)
             if not isinstance(name, str):
-                raise SourceError(f"line {line} of the metadata has no {_NAME!r}", path=path)
+                raise _bad_line(line, f"there is no {_NAME!r}", path)
             picture = index.get(posixpath.normpath(posixpath.join(folder, name)))
             if picture is None:
                 problems.append(_no_such_picture(path, line, name))
             elif row_of[picture] >= 0:
-                raise SourceError(
-                    f"line {line} of the metadata names a picture a second time",
-                    path=path,
-                    found=name,
-                )
+                raise _bad_line(line, "it names an image a second time", path, found=name)
             else:
                 row_of[picture] = len(rows)
                 rows.append(row)
@@ -156,25 +152,30 @@ def _no_such_picture(path: Path, line: int, name: str) -> SampleError:
     )
 
 
+def _bad_line(line: int, what: str, path: Path, found: str | None = None) -> SourceError:
+    return SourceError(
+        f"line {line} of the metadata is damaged: {what}",
+        path=path,
+        found=found,
+        fix="repair it, or convert without metadata: give the file another name",
+    )
+
+
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
     try:
         head = next(reader, [])
         if len(set(head)) != len(head):
-            raise SourceError("two columns of the metadata have one name", path=path)
+            raise _bad_line(1, "two columns have one name", path)
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(head):
-                raise SourceError(
-                    f"line {reader.line_num} of the metadata has another number of cells",
-                    path=path,
-                    expected=f"{len(head)}: {', '.join(head)}",
-                    found=str(len(cells)),
-                )
+                words = f"it has {len(cells):,} cells, and the first line {len(head):,}"
+                raise _bad_line(reader.line_num, words, path)
             yield reader.line_num, dict(zip(head, (c or _MISSING for c in cells), strict=True))
     except csv.Error as error:
-        raise SourceError(f"line {reader.line_num} is no CSV: {error}", path=path) from error
+        raise _bad_line(reader.line_num, f"it is not CSV: {error}", path) from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -184,9 +185,9 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"line {line} is no JSON: {error}", path=path) from error
+            raise _bad_line(line, f"it is not JSON: {error}", path) from error
         if not isinstance(row, dict):
-            raise SourceError(f"line {line} is no JSON object", path=path, found=text[:60])
+            raise _bad_line(line, "it is not a JSON object", path, found=text[:60])
         yield line, row
 
 
@@ -199,7 +200,7 @@ def _decoded(path: Path) -> str:
             path=path,
             offset=error.start,
             found=error.reason,
-            fix="save the file as UTF-8",
+            fix="save the file as UTF-8, or convert without metadata: give it another name",
         ) from error
 
 

@@ -17,6 +17,7 @@ import pytest
 import shardkit
 from shardkit import manifest as manifests
 from shardkit.cli.progress import show_result
+from shardkit.cli.tables import tally
 from shardkit.errors import DamagedError, FormatError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
@@ -236,6 +237,9 @@ def test_the_summary_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}] * 2)
     show_result(shardkit.convert(source, "arrow", tmp_path / "out", workers=0))
     assert "passed over  2 values of 'label'" in capsys.readouterr().out
+    assert tally({"values of 'a'": 1, "hidden": 1, "values of 'b'": 11}) == (
+        "1 value of 'a', 1 hidden, 11 values of 'b'"
+    )
 
 
 def test_indexes_and_locks_of_shards_are_no_other_files(tmp_path: Path) -> None:

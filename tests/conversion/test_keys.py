@@ -151,6 +151,16 @@ def test_keys_that_others_cannot_take_are_counted(tmp_path: Path) -> None:
     assert convert(source, "parquet", tmp_path / "p").notes == []
 
 
+def test_fields_that_others_cannot_take_are_named(tmp_path: Path) -> None:
+    """A blank in what stands behind the dot of a member's name, which is a field."""
+    source = [{"__key__": "a", "my text": "", "b": ""}]
+    (note,) = convert(source, "wds", tmp_path / "out").notes
+    assert "DALI's index" in note
+    assert "'my text'" in note
+    assert "--rename" in note
+    assert convert(source, "parquet", tmp_path / "p").notes == []
+
+
 def test_the_command_says_so_and_its_safe_keys_are_verified_and_resumed(tmp_path: Path) -> None:
     source = write_pictures(tmp_path / "my photos", classes=2, each=2, kilobytes=1)
     for path in sorted(source.glob("*/*.jpg")):

@@ -292,18 +292,18 @@ def test_metadata_that_name_no_picture_are_a_problem(images: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metadata.csv", "file_name,x\na.jpg\n", "another number of cells"),
-        ("metadata.csv", "name,x\na.jpg,1\n", "has no 'file_name'"),
-        ("metadata.csv", "file_name,x,x\na.jpg,1,2\n", "two columns .* have one name"),
-        ("metadata.csv", 'file_name\n"a', "is no CSV"),
-        ("metadata.jsonl", "{", "is no JSON"),
-        ("metadata.jsonl", "[]", "is no JSON object"),
+        ("metadata.csv", "file_name,x\na.jpg\n", "has 1 cells, and the first line 2"),
+        ("metadata.csv", "name,x\na.jpg,1\n", "there is no 'file_name'"),
+        ("metadata.csv", "file_name,x,x\na.jpg,1,2\n", "two columns have one name"),
+        ("metadata.csv", 'file_name\n"a', "is not CSV"),
+        ("metadata.jsonl", "{", "is not JSON"),
+        ("metadata.jsonl", "[]", "is not a JSON object"),
         ("metadata.csv", b"file_name\n\xff.jpg\n", "not UTF-8"),
         ("metadata.csv", "file_name,image\nclass0/000.jpg,1\n", "the name of another field"),
         (
             "metadata.csv",
             "file_name\nclass0/000.jpg\nclass0/000.jpg\n",
-            "names a picture a second time",
+            "names an image a second time",
         ),
     ],
 )
@@ -312,6 +312,7 @@ def test_damaged_metadata_are_named(images: Path, name: str, text: str, message:
     with pytest.raises(SourceError, match=message) as error:
         open_one(images)
     assert str(error.value.where["path"]) == str(path)
+    assert error.value.fix
 
 
 def test_other_files_are_passed_over_and_counted(images: Path) -> None:

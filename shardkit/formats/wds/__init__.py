@@ -18,7 +18,7 @@ import numpy as np
 from shardkit.formats.base import Format
 from shardkit.formats.wds import layout, names
 from shardkit.formats.wds.reader import WdsReader
-from shardkit.formats.wds.writer import WdsWriter, join
+from shardkit.formats.wds.writer import ODD, WdsWriter, join
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
@@ -62,6 +62,15 @@ class Wds(Format):
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         return {"schema": schema.to_json(), "extensions": names.extensions(schema)}
+
+    def notes(self, schema: Schema) -> list[str]:
+        odd = [field for field in schema if ODD.search(field)]
+        if not odd:
+            return []
+        return [
+            "fields whose names have blanks or characters outside of ASCII, which DALI's index of a"
+            f" TAR and other tools cannot take: {', '.join(map(repr, odd))[:200]}; --rename"
+        ]
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + fields * layout.MEMBER_OVERHEAD

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # What keys must not have for the tool wds2idx of DALI: it writes ASCII names between blanks.
-_ODD = re.compile(r"[\s\x80-\U0010ffff]")
+ODD = re.compile(r"[\s\x80-\U0010ffff]")
 _BLANK = re.compile(r"\s")
 # Bytes gathered before a write: few enough to be in the processor's cache still.
 _BUFFER = 1 << 18
@@ -84,7 +84,7 @@ class WdsWriter(ShardWriter):
             raise SampleError("a TAR cannot hold a sample without fields", key=sample["__key__"])
         if self._max_bytes is not None and self._rows and at + len(END) > self._max_bytes:
             return False
-        if _ODD.search(sample["__key__"]):
+        if ODD.search(sample["__key__"]):
             blank = _BLANK.search(sample["__key__"])
             self.keys["blanks" if blank else "characters outside of ASCII"] += 1
         # A name over 100 bytes stands in one piece in the member before, one block in.
