@@ -110,6 +110,13 @@ def drop_option(field: str) -> str:
     return f"--drop {shlex.quote(name)}"
 
 
+def is_want_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, for a library that was to be loaded, too."""
+    words = ("failed to map segment", "cannot allocate memory")
+    unloaded = isinstance(error, ImportError) and any(w in str(error).lower() for w in words)
+    return unloaded or isinstance(error, MemoryError)
+
+
 class UsageError(ShardkitError):
     """The command line or the arguments are at fault: nothing was started."""
 

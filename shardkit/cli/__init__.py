@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import click
 
-from shardkit.errors import ShardkitError, ShardkitWarning, printable
+from shardkit.errors import ShardkitError, ShardkitWarning, is_want_of_memory, printable
 from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
@@ -97,6 +97,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
     warnings.showwarning = _show_warning
+    # Nothing here multiplies matrices. The threads that OpenBLAS, a part of OpenCV, starts for it
+    # take memory, and end the process where that is short.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run()
         if sys.stdout is not None:  # closed from the beginning
@@ -122,7 +125,9 @@ def _run() -> int:
     except ShardkitError as error:
         _show(error)
         return error.exit_code
-    except MemoryError as error:
+    except (MemoryError, ImportError) as error:
+        if not is_want_of_memory(error):
+            raise
         complain(f"shardkit: memory ran out: {error}\n  fix: use fewer --workers or --threads")
         return 1
     return 0

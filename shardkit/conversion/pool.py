@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
+from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError, is_want_of_memory
 
 if TYPE_CHECKING:
     from shardkit.conversion.work import Progress, Report, Work
@@ -276,9 +276,11 @@ def serve(tasks: BinaryIO) -> None:
         preload = pickle.load(tasks)
     except Exception:
         sys.exit(1)  # the parent was killed
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)  # the processes are parallel
     for module in preload:
-        importlib.import_module(module)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are parallel
+        with contextlib.suppress(ImportError, MemoryError):  # the task that needs it says so
+            importlib.import_module(module)
     if "cv2" in sys.modules:  # workers share the cores: threads of its own would be in the way
         sys.modules["cv2"].setNumThreads(1)
     channel = os.fdopen(os.dup(1), "wb")
@@ -322,6 +324,12 @@ def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _unexpected(error: Exception, work: Work) -> WorkerError:
+    if is_want_of_memory(error):
+        return WorkerError(
+            f"memory ran out in a worker: {error}",
+            found=f"task {work.number}: {work.reading}",
+            fix="use fewer --workers; then run the same command again: it continues where it was",
+        )
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return WorkerError(
         f"a worker met an unexpected {type(error).__name__}: {error}",

@@ -33,8 +33,9 @@ class Process:
         assert process.stdout is not None
         line = ""
         late = threading.Timer(_RUN, process.kill)
-        late.start()
+        late.daemon = True  # the interpreter waits for others at its end, if Ctrl-C comes just now
         try:
+            late.start()
             with contextlib.suppress(OSError):  # it has ended
                 print(json.dumps(request), file=process.stdin, flush=True)
                 line = process.stdout.readline()
@@ -42,7 +43,7 @@ class Process:
             process.kill()
             raise
         finally:
-            late.cancel()  # or the interpreter would wait for it at its end
+            late.cancel()
         if not line:
             return {"error": self._last_words()}
         try:

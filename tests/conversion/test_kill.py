@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardkit
@@ -222,3 +223,146 @@ def test_ctrl_c_ends_a_run_whose_workers_hang_and_the_next_continues(
         wait_for(lambda pid=worker: _is_zombie(pid))
     assert finish(start(source, out)) == (0, "")
     assert files_of(out) == reference
+
+
+# --- every command, source, engine and format, interrupted by every signal ------------------------
+
+# A source, and what it is converted to.
+RUNS = {
+    "images as they are": ("images", "--to wds --workers 2"),
+    "images resized": ("images", "--to beton --resize 24 --workers 2"),
+    "images in this process": ("images", "--to lmdb --workers 0"),
+    "images split": ("images", "--to hf --split train=0.8,val=0.2 --workers 2"),
+    "shards": ("shards", "--to arrow --workers 2"),
+    "text": ("text", "--to parquet --workers 2"),
+    "tokens": ("tokens", "--to megatron --workers 0"),
+}
+LOADS = """
+import sys
+import shardkit.stream
+try:
+    loader = shardkit.stream.Loader(sys.argv[1], batch_size=4, threads=int(sys.argv[2]))
+    while True:
+        for batch in loader:
+            print("begun", file=sys.stderr, flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}
+INTERRUPTED = "shardkit: interrupted; the same command run again continues"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("sources")
+    found = {name: root / name for name in ("images", "shards", "text", "tokens")}
+    write_pictures(found["images"], classes=4, each=30, kilobytes=5)
+    shardkit.convert(found["images"], "wds", found["shards"], shard_size="25kB", workers=0)
+    found["text"].mkdir()
+    for number in range(40):
+        (found["text"] / f"{number}.txt").write_text(f"{number} words " * 1000)
+    schema = {"tokens": shardkit.Array("uint16", (None,))}
+    with shardkit.create(found["tokens"], to="arrow", schema=schema) as writer:
+        for number in range(2000):
+            writer.write({"tokens": np.arange(number % 97, dtype=np.uint16)})
+    return found
+
+
+def signalled(
+    command: list[Any],
+    when: Callable[[], Any] | None,
+    delay: float,
+    sent: signal.Signals,
+    group: bool,
+) -> tuple[int, str]:
+    """Exit code and words of a command that gets a signal so long after something has happened.
+
+    That is its first line where nothing else is given.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command], start_new_session=True, stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    first = ""
+    if when is None:
+        assert process.stderr is not None
+        first = process.stderr.readline().decode()
+    else:
+        wait_for(lambda: when() or process.poll() is not None)
+    time.sleep(delay)
+    workers = workers_of(process)
+    try:
+        (os.killpg if group else os.kill)(process.pid, sent)
+    except ProcessLookupError:
+        pass
+    code, said = finish(process)
+    for worker in workers:
+        wait_for(lambda pid=worker: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    return code, first + said
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("images resized", "tokens")
+        else pytest.param(name, marks=pytest.mark.large)
+        for name in RUNS
+    ],
+)
+def test_a_conversion_that_any_signal_ends_says_no_more_than_a_line_and_continues(
+    sources: dict[str, Path], tmp_path: Path, name: str, large: bool
+) -> None:
+    """C2, X1: signals at random moments, one after the other on the same output."""
+    source, options = RUNS[name]
+    words = ["convert", sources[source], *options.split(), "--quiet"]
+    if name != "tokens" and "beton" not in options:
+        words += ["--shard-size", "25kB"]
+    command = ["-m", "shardkit", *words, "-o"]
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    process = subprocess.Popen([sys.executable, *command, whole], stderr=subprocess.PIPE)
+    wait_for(lambda: partial_of(whole).exists() or process.poll() is not None)
+    began = time.monotonic()
+    assert finish(process) == (0, "")
+    work = time.monotonic() - began
+    reference = files_of(whole)
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    dice, codes = random.Random(seed), []
+    for _ in range(5 if large else 1):
+        for sent, code in SIGNALS.items():
+            partial = partial_of(out)
+            found, said = signalled(
+                [*command, out], partial.exists, dice.uniform(0, work), sent,
+                dice.random() < 0.5,
+            )  # fmt: skip
+            # -2: at the very end, when Python has put its handlers away
+            said_so = (code, INTERRUPTED if code == 130 else "")
+            assert (found, said.strip()) in [said_so, (0, ""), (-signal.SIGINT, "")]
+            assert not out.exists() or files_of(out) == reference
+            codes.append(found)
+        assert signalled([*command, out], lambda: False, 0, signal.SIGINT, False) == (0, "")
+        assert files_of(out) == reference
+        shutil.rmtree(out)
+    print(f"{name}: {len(codes)} signals, of which {len(codes) - codes.count(0)} ended a run")
+
+
+@pytest.mark.parametrize("what", ["bench", "load", "load without threads"])
+def test_reading_that_any_signal_ends_says_nothing_and_changes_nothing(
+    sources: dict[str, Path], what: str, large: bool
+) -> None:
+    path = sources["shards"]
+    before = files_of(path)
+    if what == "bench":
+        command = ["-m", "shardkit", "bench", path, "--rounds", "100000", "--batch-size", "4"]
+    else:
+        command = ["-c", LOADS, path, "0" if "without" in what else "2"]
+    dice = random.Random(3)
+    for sent, code in SIGNALS.items():
+        for _ in range(4 if large else 1):
+            found, said = signalled(command, None, dice.uniform(0, 0.5), sent, dice.random() < 0.5)
+            assert found == code
+            lines = {line for line in said.splitlines() if line != "begun" and "runs" not in line}
+            assert lines <= {"", "shardkit: interrupted"}
+    assert files_of(path) == before
