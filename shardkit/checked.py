@@ -116,6 +116,7 @@ def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator
 
 def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
     """The error of ours for one of `parse` and `checked`."""
+    where = {"fix": "copy it again from where it is whole, or make it again", **where}
     if isinstance(error, MismatchError):
         at = f" at {error.place}" if error.place else ""
         about = {"expected": error.expected, "found": error.found}

@@ -91,6 +91,7 @@ def test_a_value_that_is_wrong_is_named(
     assert place in error.value.what
     assert expected in str(error.value.expected)
     assert found in str(error.value.found)
+    assert "copy it again" in str(error.value.fix)
     assert str(error.value).isascii()
 
 

@@ -116,15 +116,16 @@ def load_table(
 
     Raises DamagedError, which begins with `what` it is, for any other file.
     """
+    where: dict[str, Any] = {"path": path, "fix": "copy the dataset again, or convert again"}
     with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
         header = npy_header(file.read(_LONGEST_HEADER))
         if header is None or header.fortran or len(header.shape) != 1:
-            raise DamagedError(f"{what} is damaged: it is no table", path=path)
+            raise DamagedError(f"{what} is damaged: it is no table", **where)
         expected = repr(np.lib.format.dtype_to_descr(dtype))
         if header.descr.decode("latin-1") != expected:
             raise DamagedError(
                 f"{what} does not fit its manifest",
-                path=path,
+                **where,
                 expected=expected,
                 found=header.descr.decode("latin-1")[: len(expected) + 100],
             )
@@ -132,7 +133,7 @@ def load_table(
         if os.fstat(file.fileno()).st_size != header.start + size:
             raise DamagedError(
                 f"{what} is damaged: it has not the rows that it announces",
-                path=path,
+                **where,
                 expected=f"{header.start + size:,} bytes",
                 found=f"{os.fstat(file.fileno()).st_size:,}",
             )

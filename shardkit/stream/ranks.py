@@ -8,6 +8,7 @@ have written so far, so that nobody waits, whatever the backend.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -54,6 +55,7 @@ class Ranks:
     def __init__(self) -> None:
         self._number: int | None = None
         self._begun = 0
+        self._last: tuple[int, Place] | None = None
 
     def begin(self, dataset: StreamingDataset, epoch: int, place: Place) -> Comparison | None:
         """This rank's iteration; None where nothing tells of others.
@@ -67,7 +69,9 @@ class Ranks:
             return None
         if self._number is None:
             self._number = next(_numbers)
-        self._begun += 1
+        if (epoch, place) != self._last:  # begun again: a rank has looked at a batch first
+            self._begun += 1
+            self._last = epoch, place
         facts = {
             **dataset.stream.identity,
             "batch_size": None if options.batching else options.per_rank(world.size),
@@ -90,11 +94,12 @@ class Comparison:
         self._alarm = f"{prefix}/{number}/differ"
         self._given = 0
         mine = json.dumps(facts, sort_keys=True)
+        self._facts: dict[str, Any] = json.loads(mine)
         try:
             store.set(f"{prefix}/rank {world.rank}", json.dumps([number, facts]))
             if store.compare_set(self._rule, "", mine).decode() == mine:
                 return
-            store.set(self._alarm, "1")
+            store.set(self._alarm, mine)
         except RuntimeError as error:  # the process that keeps the store has ended
             self._give_up(error)
             return
@@ -128,36 +133,44 @@ class Comparison:
     def _differs(self) -> UsageError:
         told = self._told()
         every = list(told.values())
+        with contextlib.suppress(RuntimeError):  # two of them, which may be further by now
+            every += [json.loads(self._store.get(key)) for key in (self._rule, self._alarm)]
         names = [n for n in every[0] if any(facts.get(n) != every[0][n] for facts in every)]
-        alike: dict[str, list[int]] = {}
+
+        def words(facts: dict[str, Any]) -> str:
+            return ", ".join(f"{name} {facts.get(name)}" for name in names)
+
+        alike: dict[str, list[int]] = {words(facts): [] for facts in every}
         for rank, facts in told.items():
-            words = ", ".join(f"{name} {facts.get(name)}" for name in names)
-            alike.setdefault(words, []).append(rank)
+            alike[words(facts)].append(rank)
         return UsageError(
             "the ranks do not read the same data from the same place",
             expected=f"the same {', '.join(names)} on all {self._world.size} ranks",
-            found="; ".join(f"{_named(ranks)}: {words:.300}" for words, ranks in alike.items()),
+            found="; ".join(f"{_named(ranks)}: {text:.300}" for text, ranks in alike.items()),
             fix="give all ranks the same dataset, options and state, and iterate every Loader on"
             " all of them; one for a single rank takes rank=0, world_size=1."
             " check_ranks=False turns this off",
         )
 
     def _told(self) -> dict[int, dict[str, Any]]:
-        """What each rank has begun, of those that have come so far."""
-        told: dict[int, dict[str, Any]] = {}
+        """What each rank has begun, of those that have come so far and are not further."""
+        told = {self._world.rank: self._facts}
         until = time.monotonic() + _PATIENCE
         ranks = range(min(self._world.size, _NAMED))
-        while len(told) < len(ranks) and time.monotonic() < until:
-            for rank in (rank for rank in ranks if rank not in told):
-                key = f"{self._prefix}/rank {rank}"
-                if self._store.check([key]):
-                    number, facts = json.loads(self._store.get(key))
-                    if number == self._number:
-                        told[rank] = facts
-            time.sleep(0.01)
+        with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
+            while len(told) < len(ranks) and time.monotonic() < until:
+                for rank in (rank for rank in ranks if rank not in told):
+                    key = f"{self._prefix}/rank {rank}"
+                    if self._store.check([key]):
+                        number, facts = json.loads(self._store.get(key))
+                        if number == self._number:
+                            told[rank] = facts
+                time.sleep(0.01)
         return told
 
 
 def _named(ranks: list[int]) -> str:
+    if not ranks:
+        return "another rank"
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

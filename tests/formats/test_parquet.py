@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,26 @@ def test_a_changed_byte_in_a_picture_is_noticed(shard: Path) -> None:
     with pytest.raises(DamagedError, match="batch is damaged") as error:
         reader[3]
     assert error.value.where["path"] == shard
+
+
+@pytest.mark.skipif(
+    "page_checksum_verification" not in inspect.signature(pq.ParquetFile.__init__).parameters,
+    reason="this pyarrow does not check the pages",
+)
+def test_errors_of_a_damaged_batch_do_not_gather_memory(shard: Path) -> None:
+    """Each row of it raises what the first has found: with no more traceback than the others."""
+    data = bytearray(shard.read_bytes())
+    data[data.index(everything(3)["image"]) + 300] ^= 1
+    shard.write_bytes(data)
+    reader = PARQUET.open(shard, PARQUET.layout(EVERYTHING))
+    depths = []
+    for _ in range(9):
+        with pytest.raises(DamagedError) as error:
+            reader[3]
+        cause = error.value.__cause__
+        assert cause is not None
+        depths.append(len([*traceback.walk_tb(cause.__traceback__)]))
+    assert len(set(depths[1:])) == 1
 
 
 def test_a_negative_number_of_rows_is_damage(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from shardkit.errors import UsageError
+from shardkit.stream import ranks as ranks_module
+from shardkit.stream.ranks import Comparison
+from shardkit.stream.world import World
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import write_photos
 
@@ -61,6 +64,11 @@ def main(data: Path, out: Path) -> None:
         list(Loader(data / "b", **{**OPTIONS, "rank": 0, "world_size": 1}))
         next(iter(Loader(data / "b", check_ranks=False, **OPTIONS)))
     case("after a look")
+    looked = Loader(data / "a", **OPTIONS)
+    if rank == 0:
+        next(iter(looked))
+    looked.set_epoch(0)
+    got["looked, then set_epoch"] = told(looked)
     case("other state", state=state if odd else None)
     case("other dataset", path="b" if odd else "a")
     case("other dataset, first", path="a" if rank else "b")
@@ -125,7 +133,10 @@ def ranks(request, tmp_path_factory):
     return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(request.param)]
 
 
-RIGHT = ["right", "resumed", "numpy", "worker", "no worker", "stopped early", "after a look"]
+RIGHT = [
+    "right", "resumed", "numpy", "worker", "no worker", "stopped early", "after a look",
+    "looked, then set_epoch",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*RIGHT, "unchecked"])
@@ -153,6 +164,17 @@ def test_all_ranks_are_told_which_of_them_differ_and_in_what(ranks, case, words)
         assert f"on all {world} ranks" in rank[case]
         assert f"rank {odd}: " in rank[case]
         assert all(word in rank[case] for word in words)
+
+
+def test_the_error_says_what_differs_from_a_rank_that_is_further(monkeypatch):
+    monkeypatch.setattr(ranks_module, "_PATIENCE", 0)
+    store = dist.HashStore()
+    for number in (1, 2):
+        Comparison(store, World(0, 2), "loader", number, {"seed": 0})
+    with pytest.raises(UsageError) as error:
+        Comparison(store, World(1, 2), "loader", 1, {"seed": 1})
+    assert "the same seed on all 2 ranks" in str(error.value)
+    assert "rank 1: seed 1; another rank: seed 0" in str(error.value)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Rows:
         missing = tuple([name for name in names if name not in self._stored])
         if missing:
             if missing in self._failed:
-                raise self._failed[missing]
+                raise self._failed[missing].with_traceback(None)  # it would grow each time
             try:
                 self._add(missing)
             except ShardkitError as error:
