@@ -67,7 +67,7 @@ def _show(report: dict[str, Any]) -> None:
 
 def _show_lengths(what: str, about: dict[str, Any]) -> None:
     """A histogram: from each power of two to the next."""
-    most = max(about["histogram"].values())
+    most = max([1, *about["histogram"].values()])
     rows = [
         (_span(int(start)), f"{count:,}", "#" * -(-_BAR * count // most))
         for start, count in about["histogram"].items()

@@ -602,7 +602,7 @@ def test_files_beside_a_tokenizer_name_its_special_ids(tmp_path: Path) -> None:
     assert not found.notes
     assert load_tokenizer(path, eos_token=zoo.END).eos_id == 0
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UsageError, match="not JSON"):
+    with pytest.raises(UsageError, match="not a JSON object"):
         load_tokenizer(path)
 
 
