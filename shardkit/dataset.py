@@ -10,7 +10,7 @@ import operator
 import os
 import stat
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -122,8 +122,7 @@ class Dataset:
         self.transforms: Transforms | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self._beside: Mapping[str, int] = {}  # other files in its folder, by kind
-        self._readers = open_shards.Readers()
-        self._opened: deque[int] = deque()  # oldest first
+        self._readers = open_shards.Readers()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
@@ -377,9 +376,7 @@ class Dataset:
             opened = self._open(shard)
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
-            self._opened.append(shard)
-            while self._holds_too_much():
-                self._readers.pop(self._opened.popleft(), None)
+            self._close_oldest()
             open_shards.added(self._readers, shard)
         return reader
 
@@ -414,11 +411,13 @@ class Dataset:
             found = storage.unreadable(error, self.shard_path(shard), position)
             raise found from found.__cause__
 
-    def _holds_too_much(self) -> bool:
-        readers = [*self._readers.values()]
-        temporary = sum(reader.temporary_bytes for reader in readers)
-        too_large = temporary > _TEMPORARY_BYTES and len(self._opened) > 1
-        return len(self._opened) > _OPEN_SHARDS or too_large
+    def _close_oldest(self) -> None:
+        """Close shards until no more are open than may be."""
+        while len(readers := self._readers.copy()) > 1:
+            temporary = sum(reader.temporary_bytes for reader in readers.values())
+            if len(readers) <= _OPEN_SHARDS and temporary <= _TEMPORARY_BYTES:
+                return
+            self._readers.pop(next(iter(readers)), None)
 
     @property
     def shards(self) -> int:
@@ -428,7 +427,6 @@ class Dataset:
     def close(self) -> None:
         """Drop all open shards; the next access opens them again."""
         self._readers.clear()
-        self._opened.clear()
 
     def __enter__(self) -> Dataset:
         return self
@@ -437,12 +435,7 @@ class Dataset:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_readers": open_shards.Readers(),
-            "_opened": deque(),
-            "key_hashes": {},
-        }
+        return {**self.__dict__, "_readers": open_shards.Readers(), "key_hashes": {}}
 
     def __repr__(self) -> str:
         fields = ", ".join(self.schema)

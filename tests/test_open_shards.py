@@ -115,6 +115,23 @@ for path in paths:
     run(code, *every)
 
 
+def test_as_many_shards_stay_open_as_may(tmp_path: Path) -> None:
+    """However often they were opened."""
+    path = write(tmp_path / "d", "arrow", 30)
+    code = """
+import random
+limit(64)
+dataset = shardkit.open(paths[0])
+for number in range(30):
+    dataset[number]
+most = held()
+for number in random.Random(0).choices(range(30), k=1000):
+    dataset[number]
+assert held() == most, (held(), most)
+"""
+    run(code, path)
+
+
 def test_shards_of_others_make_room_for_what_the_process_opens(tmp_path: Path) -> None:
     path = write(tmp_path / "d", "wds", 30)
     code = """

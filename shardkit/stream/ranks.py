@@ -33,13 +33,12 @@ _inherited: list[Any] = []  # the store of the process that this one was forked 
 
 def _store() -> Any:
     """torch.distributed's store; None where there is none."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available():
-        return None
-    if not torch.distributed.is_initialized():
+    # Another thread may be importing torch: then this is not there yet.
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return None
     try:
-        store = torch.distributed.distributed_c10d._get_default_store()
+        store = distributed.distributed_c10d._get_default_store()
     except (AttributeError, KeyError, ValueError):  # another version of torch, or MPI
         return None
     return None if any(store is one for one in _inherited) else store

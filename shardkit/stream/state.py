@@ -63,7 +63,7 @@ def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:
 def refused(name: str, value: Any, expected: str) -> UsageError:
     """The error for a field of a state that cannot be."""
     return UsageError(
-        f"this is no state of a Loader: {name} cannot be",
+        f"this is not a state of a Loader: invalid {name}",
         expected=f"what state_dict() gave; {name}: {expected}",
         found=_shown(value),
         fix="load the state as it was saved, or begin without one",

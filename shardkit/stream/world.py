@@ -36,12 +36,11 @@ def find_world(rank: int | None, world_size: int | None) -> World:
 
 
 def _found() -> tuple[World, str]:
-    torch = sys.modules.get("torch")  # not imported for this: it cannot be in use then
-    if torch is not None and torch.distributed.is_available():
-        distributed = torch.distributed
-        if distributed.is_initialized():
-            world = World(distributed.get_rank(), distributed.get_world_size())
-            return world, "torch.distributed has set what was not given"
+    # Not imported for this: it cannot be in use then.
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        world = World(distributed.get_rank(), distributed.get_world_size())
+        return world, "torch.distributed has set what was not given"
     try:
         world = World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:

@@ -454,7 +454,7 @@ def test_a_state_of_another_dataset_or_version_and_no_state_are_refused(tmp_path
     with pytest.raises(UsageError, match="another version"):
         loader.load_state_dict({**state, "order_version": 99})
     for bad in ({}, {"epoch": 3}, {**state, "samples": None}):
-        with pytest.raises(UsageError, match="no state of a Loader"):
+        with pytest.raises(UsageError, match="not a state of a Loader"):
             loader.load_state_dict(bad)
 
 

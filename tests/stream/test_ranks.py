@@ -177,5 +177,17 @@ def test_the_error_says_what_differs_from_a_rank_that_is_further(monkeypatch):
     assert "rank 1: seed 1; another rank: seed 0" in str(error.value)
 
 
+def test_a_fork_while_torch_is_imported_is_silent():
+    code = """
+import os, sys, types
+import shardkit.stream
+sys.modules["torch"] = types.ModuleType("torch")
+if os.fork():
+    os.wait()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -132,7 +132,7 @@ FIELDS = ["order_version", "epoch", "samples", "batches", "stream"]
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_error_of_a_state_names_the_field(door, name):
     state = door().state_dict()
-    with pytest.raises(UsageError, match=f"no state of a Loader: {name}") as caught:
+    with pytest.raises(UsageError, match=f"not a state of a Loader: invalid {name}") as caught:
         door({**state, name: -1})
     assert caught.value.found == "-1"
 
@@ -143,7 +143,7 @@ def test_a_place_that_the_stream_does_not_have_is_refused(tmp_path):
     loader = load(texts, batching=shardkit.Dynamic(64))
     state = loader.state_dict()
     for place in [{"samples": 7}, {"samples": 55}, {"batches": 99}, {"samples": 50, "batches": 1}]:
-        with pytest.raises(UsageError, match="samples, batches cannot be") as caught:
+        with pytest.raises(UsageError, match="invalid samples, batches") as caught:
             loader.load_state_dict({**state, **place})
         assert "0 to 50 samples, a multiple of 11" in caught.value.expected
 
@@ -155,5 +155,5 @@ def test_a_worker_does_not_continue_with_batches_of_another_size(tmp_path):
     next(found), next(found)
     state = found.state_dict()
     other = iter(StreamingDataset(photos, shuffle=True, seed=3, batch_size=4))
-    with pytest.raises(UsageError, match="number cannot be"):
+    with pytest.raises(UsageError, match="invalid number"):
         other.load_state_dict(state)
