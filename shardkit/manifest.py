@@ -360,8 +360,8 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
 def _check_together(manifest: Manifest) -> None:
     """What no value tells by itself. Counts of the shards are those that `verify` compares."""
     total, counts = manifest.samples, manifest.label_counts
-    if total >= 2**63 or manifest.bytes >= 2**63:
-        raise MismatchError("sums below 2^63", [], "shards")
+    if (most := max(total, manifest.bytes)) >= 2**63:
+        raise MismatchError("samples and bytes that add up to less than 2^63", most, "shards")
     for number, shard in enumerate(manifest.shards):
         size = shard.file.bytes + sum(file.bytes for file in shard.beside)
         if shard.samples > _MOST_SAMPLES * size:  # a plan takes memory for each
