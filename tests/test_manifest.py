@@ -75,7 +75,7 @@ def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
         ([["a"]], ("class_names", "label"), "class_names.label[0]", "text", "a list of 1"),
         ({"\x1b[2J": 0}, ("class_names",), r'class_names["\u001b[2J"]', "a list", "0"),
         ([1, 2], ("label_counts",), "label_counts", "a count for each class", "a list of 2"),
-        (2**63 - 1, ("shards", 0, "samples"), "shards", "sums below 2^63", ""),
+        (2**63 - 1, ("shards", 0, "samples"), "shards", "add up to less than 2^63", ""),
         (5, ("layout", "schema"), "layout.schema", "an object", "5"),
         (7, ("layout", "schema", "label", "type"), "layout.schema.label.type", "text", "7"),
         (1, ("layout", "schema", "label", "optional"), "label.optional", "true or false", "1"),

@@ -356,7 +356,9 @@ def _named_beside(path: Path) -> dict[str, str]:
             content = checked(dict[str, Any], json.loads(read_file(str(sidecar))))
         except (ValueError, RecursionError) as error:
             raise UsageError(
-                "a file beside a tokenizer is not a JSON object", path=str(sidecar), found=str(error)
+                "a file beside a tokenizer is not a JSON object",
+                path=str(sidecar),
+                found=str(error),
             ) from error
         for name in _USUAL:
             token = content.get(f"{name}_token")
