@@ -275,7 +275,7 @@ def _shown(value: Any) -> str:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text:.{_SHOWN}} is no number that JSON has")
+        raise ValueError(f"{text:.{_SHOWN}} is not a JSON number")
     return number
 
 

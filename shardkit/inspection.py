@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset, open_splits
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.folders import without_manifest
 from shardkit.formats.base import KnowsSizes, ReadsFields
 from shardkit.manifest import FieldStats
 from shardkit.preprocess.text import TOKENS
@@ -37,8 +39,11 @@ def inspect(
     samples are described. Raises what `shardkit.open` and reading raise.
     """
     datasets = open_splits(path)
+    lost = without_manifest(Path(path), datasets.values())
+    incomplete = None if lost is None else f"{lost.what} ({lost.found})"
     if list(datasets) == [""]:
-        return _report(datasets[""], os.fspath(path), samples, full)
+        report = _report(datasets[""], os.fspath(path), samples, full)
+        return {**report, "incomplete": incomplete}
     return {
         "path": os.fspath(path),
         "format": next(iter(datasets.values())).format,
@@ -46,6 +51,7 @@ def inspect(
             name: _report(dataset, _place(path, name), samples, full)
             for name, dataset in datasets.items()
         },
+        "incomplete": incomplete,
     }
 
 

@@ -40,6 +40,7 @@ from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
 from shardkit.schema import Schema
 
+AGAIN = "copy it again from where it is whole, or convert again"
 FOLDER = "__shardkit__"
 NAME = "manifest.json"
 _OLD_NAME = "shardkit.json"
@@ -233,7 +234,7 @@ def read_checked(path: Path, checksum: str) -> bytes:
             path=path,
             expected=f"checksum {checksum}",
             found=found,
-            fix="copy it again from where it is whole, or convert again",
+            fix=AGAIN,
         )
     return data
 

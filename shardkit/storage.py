@@ -88,7 +88,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
         handle = os.open(path, flags | _NO_WAITING)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise OSError("it is a socket or a device, and no regular file") from error
+            raise OSError("it is a socket or a device, not a regular file") from error
         raise
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -96,7 +96,7 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
     os.close(handle)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device'}, and no regular file")
+    raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device'}, not a regular file")
 
 
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)

@@ -151,7 +151,7 @@ def test_what_takes_the_place_of_a_file_while_converting(
             path.unlink()
             make(path)
 
-        with pytest.raises(SampleError, match="no regular file"):
+        with pytest.raises(SampleError, match="not a regular file"):
             shardkit.convert(source, "wds", tmp_path / "out", monitor=Swap(swap), workers=0)
         done = shardkit.convert(source, "wds", tmp_path / "out", on_error="skip", workers=0)
         assert done.errors == 1

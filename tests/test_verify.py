@@ -21,6 +21,7 @@ from shardkit.codecs.damage import damage
 from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import KnowsSizes
+from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest
 from shardkit.testing import picture
 from shardkit.verification import shards, values
@@ -876,6 +877,10 @@ def test_a_folder_without_its_manifest_is_incomplete(
     assert problem.where["path"] == out / "__shardkit__/manifest.json"
     found = run("verify", str(out), check=1)
     assert "a shard is checked by itself" in found.stderr
+    assert inspect(out)["incomplete"].startswith(problem.what)
+    assert f"warning: {problem.what}" in run("inspect", str(out)).stderr
+    copied = shardkit.convert(out, "wds", tmp_path / "again", workers=0)
+    assert any(note.startswith(problem.what) for note in copied.notes)
     shutil.rmtree(out / "__shardkit__")
     report = shardkit.verify(out)  # of a TAR without its index nobody can say who wrote it
     assert report.sound == (format == "wds")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardkit.checked import checked
-from shardkit.cli import print_json
+from shardkit.cli import complain, print_json
 from shardkit.cli.tables import counted, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
@@ -33,6 +33,8 @@ def command(path: Path, samples: int, full: bool, as_json: bool) -> None:
             _show(split)
     else:
         _show(report)
+    if report["incomplete"] and not as_json:
+        complain(f"shardkit: warning: {report['incomplete']}")
 
 
 def _show(report: dict[str, Any]) -> None:

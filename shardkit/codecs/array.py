@@ -132,7 +132,7 @@ def load_table(
         size = header.shape[0] * dtype.itemsize
         if os.fstat(file.fileno()).st_size != header.start + size:
             raise DamagedError(
-                f"{what} is damaged: it has not the rows that it announces",
+                f"{what} is damaged: it does not have the rows that its header announces",
                 **where,
                 expected=f"{header.start + size:,} bytes",
                 found=f"{os.fstat(file.fileno()).st_size:,}",

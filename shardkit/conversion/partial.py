@@ -284,7 +284,7 @@ def refuse_others(path: Path) -> None:
 
 def _not_ours(path: Path, found: str) -> OutputError:
     return OutputError(
-        "a folder for our own files holds or is what somebody else may have put there",
+        "a folder for files of shardkit is, or holds, what somebody else may have put there",
         path=path,
         found=found,
         fix="remove it, or give another output with -o, in a folder of your own",

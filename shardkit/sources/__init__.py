@@ -9,7 +9,7 @@ from typing import Any
 
 from shardkit import storage
 from shardkit.errors import UsageError
-from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign
+from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign, without_manifest
 from shardkit.formats import format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import FOLDER, has_manifest
@@ -169,7 +169,13 @@ def _datasets(path: Path, split: str, classes: Sequence[str] | None) -> dict[str
             found=", ".join(found),
             fix="leave --split none away, or convert one of them",
         )
-    return {name: DatasetSource(dataset) for name, dataset in found.items()}
+    sources: dict[str, Source | Stream] = {n: DatasetSource(d) for n, d in found.items()}
+    lost = without_manifest(path, found.values())
+    if lost is not None:
+        note = f"{lost.what} ({lost.found}), so that nothing tells whether it is whole"
+        for source in sources.values():
+            source.notes = (*source.notes, note)
+    return sources
 
 
 def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict: bool) -> None:

@@ -268,7 +268,7 @@ class Iteration:
             )
         if not self._taking.acquire(blocking=False):
             raise UsageError(
-                "another thread is just taking a batch from this iteration",
+                "another thread is taking a batch from this iteration",
                 fix="take batches in one thread, which hands them on, or hold a lock of your own",
             )
         try:

@@ -45,7 +45,7 @@ def _found() -> tuple[World, str]:
         world = World(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise UsageError(
-            f"RANK or WORLD_SIZE is no number: {error}", fix="unset them, or start with torchrun"
+            f"RANK or WORLD_SIZE is not a number: {error}", fix="unset them, or start with torchrun"
         ) from error
     return world, "RANK and WORLD_SIZE have set what was not given"
 

@@ -12,9 +12,10 @@ from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.dataset import Dataset, open_dataset, open_splits
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.folders import without_manifest
 from shardkit.formats import format_of
-from shardkit.manifest import File, Splits
-from shardkit.verification.files import AGAIN, check_file, without_manifest
+from shardkit.manifest import AGAIN, File, Splits
+from shardkit.verification.files import check_file
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import Part, check
 from shardkit.verification.work import Findings, Meter, Monitor

@@ -317,12 +317,12 @@ def test_what_is_no_file_is_an_error_in_its_turn(tmp_path: Path) -> None:
     source = stream(tmp_path)
     assert [e.what for e in errors(source)] == [
         "the link leads nowhere",
-        "the file cannot be read: it is a pipe, and no regular file",
-        "the file cannot be read: it is a pipe, and no regular file",
+        "the file cannot be read: it is a pipe, not a regular file",
+        "the file cannot be read: it is a pipe, not a regular file",
     ]
     assert good(tmp_path) == ["a"]
     assert source.sizes().tolist() == [14, 0, 0, 0]
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="not a regular file"):
         stream(tmp_path / "d.csv")
 
 

@@ -232,7 +232,7 @@ def test_rank_and_world_size_come_from_the_environment_unless_they_are_given(mon
     assert find_world(0, 1) == World(0, 1)
     assert find_world(1, None) == World(1, 4)
     monkeypatch.setenv("RANK", "x")
-    with pytest.raises(UsageError, match="RANK or WORLD_SIZE is no number"):
+    with pytest.raises(UsageError, match="RANK or WORLD_SIZE is not a number"):
         find_world(None, None)
 
 

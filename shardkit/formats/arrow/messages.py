@@ -307,7 +307,7 @@ def _truncated(path: Path, at: int, needed: int, end: int) -> DamagedError:
 
 def _damaged(what: str, path: Path, at: int) -> DamagedError:
     return DamagedError(
-        f"this is no Arrow file or stream, or a damaged one: {what}",
+        f"not an Arrow file or stream, or a damaged one: {what}",
         path=path,
         offset=at,
         fix="copy the file again, or write it again where it was made",
