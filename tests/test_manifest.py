@@ -128,8 +128,8 @@ def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"shardkit": 1, "x": NaN}', "no number that JSON has"),
-        (b'{"shardkit": 1, "x": 1e999}', "no number that JSON has"),
+        (b'{"shardkit": 1, "x": NaN}', "not a JSON number"),
+        (b'{"shardkit": 1, "x": 1e999}', "not a JSON number"),
         (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", "4300 digits"),
         (b"[" * 10**6, "too deep inside one another"),
         (b'{"shardkit": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
