@@ -1,6 +1,6 @@
-"""Makes the pictures of docs/images.md and docs/streaming.md: python docs/make_images.py
+"""Makes the images of docs/images.md and docs/streaming.md: python docs/make_images.py
 
-Every result that they show is shardkit's own: pictures are drawn on one of sample_data, converted
+Every result that they show is shardkit's own: images are drawn on one of sample_data, converted
 with the options that stand above them, and read back; the order is the one that a stream has.
 """
 
@@ -29,9 +29,9 @@ EXIF_ORIENTATION = 0x0112
 def scene(width: int, height: int) -> Image.Image:
     """Stripes of sample_data with a red frame, a round disc and a letter: nothing is symmetric."""
     with Image.open(ROOT / "sample_data/images/stripes/00.jpg") as stripes:
-        picture = stripes.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
-    picture = Image.blend(picture, Image.new("RGB", picture.size, "#dce8f4"), 0.72)
-    draw = ImageDraw.Draw(picture)
+        image = stripes.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
+    image = Image.blend(image, Image.new("RGB", image.size, "#dce8f4"), 0.72)
+    draw = ImageDraw.Draw(image)
     unit = min(width, height)
     draw.rectangle((0, 0, width - 1, height - 1), outline="#c02020", width=max(unit // 24, 2))
     radius = unit * 0.34
@@ -39,7 +39,7 @@ def scene(width: int, height: int) -> Image.Image:
     draw.circle(middle, radius, fill="#f0b429", outline="#30507a", width=max(unit // 40, 1))
     draw.text(middle, "R", fill="#30507a", anchor="mm", font=ImageFont.load_default(unit * 0.42))
     draw.circle((width * 0.12, height * 0.16), unit * 0.06, fill="#2a8c4a")
-    return picture
+    return image
 
 
 def converted(files: dict[str, bytes], **options: Any) -> dict[str, dict[str, Any]]:
@@ -55,25 +55,25 @@ def converted(files: dict[str, bytes], **options: Any) -> dict[str, dict[str, An
         return {sample["__key__"]: dict(sample) for sample in dataset}
 
 
-def saved(picture: Image.Image, format: str = "PNG", **how: Any) -> bytes:
+def saved(image: Image.Image, format: str = "PNG", **how: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, format, **how)
+    image.save(file, format, **how)
     return file.getvalue()
 
 
 def opened(data: bytes) -> Image.Image:
     """The pixels as they are stored: nothing is turned."""
-    with Image.open(io.BytesIO(data)) as picture:
-        picture.load()
-        return picture.copy()
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        return image.copy()
 
 
-def resized(picture: Image.Image, **options: Any) -> Image.Image:
-    return opened(converted({"a.png": saved(picture)}, **options)["a"]["image"])
+def resized(image: Image.Image, **options: Any) -> Image.Image:
+    return opened(converted({"a.png": saved(image)}, **options)["a"]["image"])
 
 
 class Sheet:
-    """Rows of pictures at their own size, with words beneath each."""
+    """Rows of images at their own size, with words beneath each."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, list[tuple[Image.Image, str]]]] = []
@@ -103,33 +103,33 @@ class Sheet:
             draw.text((GAP, top), words, fill=INK, font=title)
             top += 26
             left = GAP
-            for (picture, under), wide in zip(cells, widths, strict=False):
-                at = (left, top + high - picture.height)
-                sheet.paste(picture.convert("RGB"), at)
+            for (image, under), wide in zip(cells, widths, strict=False):
+                at = (left, top + high - image.height)
+                sheet.paste(image.convert("RGB"), at)
                 draw.multiline_text((left, top + high + 3), under, fill=DIM, font=label, spacing=2)
                 left += wide + GAP
             top += high + 16 * count + GAP
         sheet.quantize(128, dither=Image.Dither.NONE).save(OUT / name, optimize=True)
 
 
-def size_of(picture: Image.Image) -> str:
-    return f"{picture.width} x {picture.height}"
+def size_of(image: Image.Image) -> str:
+    return f"{image.width} x {image.height}"
 
 
 def make_modes() -> None:
-    """One picture in all modes; a small one too, with `upscale` and without it."""
+    """One image in all modes; a small one too, with `upscale` and without it."""
     sheet = Sheet()
     modes = ("shorter", "longer", "exact", "crop", "pad")
     rows = [
-        ("A picture larger than N:  --resize 96 --resize-mode ...", scene(240, 160), False),
-        ("A picture smaller than N is not made larger", scene(72, 48), False),
+        ("An image larger than N:  --resize 96 --resize-mode ...", scene(240, 160), False),
+        ("An image smaller than N is not made larger", scene(72, 48), False),
         ("... unless --upscale is given", scene(72, 48), True),
     ]
-    for title, picture, upscale in rows:
-        cells = [(picture, f"before\n{size_of(picture)}")]
+    for title, image, upscale in rows:
+        cells = [(image, f"before\n{size_of(image)}")]
         for mode in modes:
             made = resized(
-                picture, resize=96, resize_mode=mode, upscale=upscale, background="#9a9a9a"
+                image, resize=96, resize_mode=mode, upscale=upscale, background="#9a9a9a"
             )
             cells.append((made, f"{mode}\n{size_of(made)}"))
         sheet.row(title, cells)
@@ -137,7 +137,7 @@ def make_modes() -> None:
 
 
 def make_orientation() -> None:
-    """Pictures of cameras that were held in other ways, before and after."""
+    """Images of cameras that were held in other ways, before and after."""
     seen = scene(132, 88)
     turns = {
         1: None,
@@ -161,15 +161,15 @@ def make_orientation() -> None:
 
 
 def make_background() -> None:
-    """A transparent picture over some backgrounds."""
-    picture = scene(120, 80)
+    """A transparent image over some backgrounds."""
+    image = scene(120, 80)
     far = np.hypot(*np.mgrid[-1:1:80j, -1.5:1.5:120j])
-    picture.putalpha(Image.fromarray((255 * np.clip(1.45 - 1.3 * far, 0, 1)).astype(np.uint8)))
+    image.putalpha(Image.fromarray((255 * np.clip(1.45 - 1.3 * far, 0, 1)).astype(np.uint8)))
     tiles = (np.indices((80, 120)) // 8).sum(0) % 2
     under = Image.fromarray(np.where(tiles, 255, 205).astype(np.uint8)).convert("RGBA")
-    cells = [(Image.alpha_composite(under, picture), "before\n(chequers: transparent)")]
+    cells = [(Image.alpha_composite(under, image), "before\n(chequers: transparent)")]
     for colour in ("white", "black", "#808080", "gold"):
-        made = resized(picture, background=colour)
+        made = resized(image, background=colour)
         note = "\n(the default)" if colour == "white" else ""
         cells.append((made, f"{colour}{note}"))
     sheet = Sheet()
@@ -178,22 +178,22 @@ def make_background() -> None:
 
 
 def make_masks() -> None:
-    """A picture with its mask: both go the same way."""
-    picture = scene(180, 120)
-    mask = Image.new("P", picture.size, 0)
+    """An image with its mask: both go the same way."""
+    image = scene(180, 120)
+    mask = Image.new("P", image.size, 0)
     mask.putpalette([0, 0, 0, 240, 180, 41, 42, 140, 74, 48, 80, 122])
     draw = ImageDraw.Draw(mask)
     draw.circle((90, 60), 120 * 0.34, fill=1)
     draw.circle((180 * 0.12, 120 * 0.16), 120 * 0.06, fill=2)
     exif = Image.Exif()
     exif[EXIF_ORIENTATION] = 6
-    turned = picture.transpose(Image.Transpose.ROTATE_90)
-    plain = {"a.jpg": saved(picture, "JPEG", quality=95), "a_mask.png": saved(mask)}
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    plain = {"a.jpg": saved(image, "JPEG", quality=95), "a_mask.png": saved(mask)}
     rotated = {
         "a.jpg": saved(turned, "JPEG", quality=95, exif=exif),
         "a_mask.png": saved(mask.transpose(Image.Transpose.ROTATE_90)),
     }
-    pictures, masks = [(picture, "before\n180 x 120")], [(mask, "before\n180 x 120")]
+    images, masks = [(image, "before\n180 x 120")], [(mask, "before\n180 x 120")]
     for files, options, words in (
         (plain, {"resize": 80}, "shorter"),
         (plain, {"resize": 80, "resize_mode": "crop"}, "crop"),
@@ -202,28 +202,28 @@ def make_masks() -> None:
     ):
         sample = converted(files, **options)["a"]
         made, drawn = opened(sample["image"]), opened(sample["mask"])
-        pictures.append((made, f"{words}\n{size_of(made)}"))
+        images.append((made, f"{words}\n{size_of(made)}"))
         values = ", ".join(map(str, np.unique(np.asarray(drawn))))
         masks.append((drawn, f"{size_of(drawn)}\nvalues {values}"))
     sheet = Sheet()
-    sheet.row("1.jpg, with --resize 80", pictures)
+    sheet.row("1.jpg, with --resize 80", images)
     sheet.row("1_mask.png, in the colours of its palette", masks)
     sheet.save("masks.png")
 
 
 def make_chroma() -> None:
     """Thin coloured lines in JPEGs of both kinds, enlarged."""
-    picture = Image.new("RGB", (64, 40), "#2040a0")
-    draw = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (64, 40), "#2040a0")
+    draw = ImageDraw.Draw(image)
     draw.text((32, 12), "red text", fill="#ff2020", anchor="mm", font=ImageFont.load_default(13))
     for x in range(4, 60, 4):
         draw.line((x, 24, x, 36), fill="#20e020" if x % 8 else "#ff2020")
-    cells = [(picture, "before")]
+    cells = [(image, "before")]
     for chroma in ("420", "444"):
-        sample = converted({"a.png": saved(picture)}, format="jpeg", quality=90, chroma=chroma)["a"]
+        sample = converted({"a.png": saved(image)}, format="jpeg", quality=90, chroma=chroma)["a"]
         data = sample["image"]
         cells.append((opened(data), f"chroma {chroma}\n{len(data):,} bytes"))
-    size = (3 * picture.width, 3 * picture.height)
+    size = (3 * image.width, 3 * image.height)
     large = [(made.resize(size, Image.Resampling.NEAREST), words) for made, words in cells]
     sheet = Sheet()
     sheet.row("JPEG of quality 90, three times enlarged", large)

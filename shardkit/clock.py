@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Of making a batch: reading stored values; decoding pictures with their crops and sizes, which one
+# Of making a batch: reading stored values; decoding images with their crops and sizes, which one
 # call does; other transforms; putting rows and batches together; tensors, and copies to a device.
 STAGES = ("read", "decode", "transform", "collate", "copy")
 IDLE = "idle"  # of a thread that makes batches: enough are ready, as their user takes his time

@@ -644,7 +644,7 @@ def _common_schema(
         }
         typed = {n: kind for n, kind in found.items() if name not in layouts[n].get("empty", ())}
         kinds = set(typed.values()) or {next(iter(found.values()))}
-        alike = all(isinstance(kind, Bytes) for kind in kinds)  # pictures are bytes, too
+        alike = all(isinstance(kind, Bytes) for kind in kinds)  # images are bytes, too
         if len(kinds) > 1 and not alike and names is not None:
             errors[name] = _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
             continue

@@ -35,7 +35,7 @@ def inspect(
     """A report on a dataset, a shard, or a folder of splits, of values that JSON can hold.
 
     Counts and sizes come from the manifest or, for data made by others, from headers and small
-    fields; `full` reads every sample, for the formats and sizes of pictures. `samples` of the first
+    fields; `full` reads every sample, for the formats and sizes of images. `samples` of the first
     samples are described. Raises what `shardkit.open` and reading raise.
     """
     datasets = open_splits(path)
@@ -88,7 +88,7 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
         "tokenizer": manifest.tokenizer if manifest is not None else {},
         "text": manifest.text if manifest is not None and whole else {},
         "lengths": _lengths(dataset),
-        "pictures": _pictures(dataset) if full else None,
+        "images": _images(dataset) if full else None,
         "first": [_describe(dataset, index) for index in range(min(samples, len(dataset)))],
     }
 
@@ -162,8 +162,8 @@ def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
     return report
 
 
-def _pictures(dataset: Dataset) -> dict[str, Any]:
-    """Formats, widths and heights of every picture."""
+def _images(dataset: Dataset) -> dict[str, Any]:
+    """Formats, widths and heights of every image."""
     report = {}
     for field, kind in dataset.schema.items():
         if not isinstance(kind, Image | Images):
@@ -221,7 +221,7 @@ def _in_words(image: bytes) -> str:
     try:
         info = probe(image)
     except NotAnImageError as error:
-        return f"no picture: {error}"
+        return f"no image: {error}"
     return f"{info.format} {info.width} x {info.height}, {len(image):,} bytes"
 
 

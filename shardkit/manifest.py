@@ -141,9 +141,9 @@ class Manifest(Extensible):
     ignored: dict[str, Count] = field(default_factory=dict)
     encoded: dict[str, Count] = field(default_factory=dict)  # by the format, as it demands: reasons
     keys: dict[str, Count] = field(default_factory=dict)  # that others stumble over: what they have
-    # What the steps did: samples dropped, pictures by what became of them, and why they changed.
+    # What the steps did: samples dropped, images by what became of them, and why they changed.
     filtered: dict[str, Count] = field(default_factory=dict)
-    pictures: dict[str, Count] = field(default_factory=dict)
+    images: dict[str, Count] = field(default_factory=dict)
     reasons: dict[str, Count] = field(default_factory=dict)
     text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, of a dataset of tokens
     tokenizer: dict[str, Any] = field(default_factory=dict)  # a TokenizerEntry
@@ -342,6 +342,8 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
         raise ValueError(f"its checksums are not of the kind {storage.CHECKSUM}")
     if (names := data.pop("classes", None)) is not None:  # of one field, as it was at first
         data["class_names"] = {str(data.get("label")): names}
+    if "pictures" in data:  # the name of this field at first
+        data["images"] = data.pop("pictures")
     manifest = checked(Manifest, data)
     with under("layout"):
         checked(_Layout, manifest.layout)

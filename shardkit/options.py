@@ -1,4 +1,4 @@
-"""The options of a conversion, and those of its pictures: frozen objects, checked when made."""
+"""The options of a conversion, and those of its images: frozen objects, checked when made."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PACKINGS = ("concat", "nosplit", "pad")
 REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
 SEEDS = (1 << 64) - 1  # the largest: order.py counts modulo 2^64
-MAX_PIXELS = 1 << 27  # of a picture that is decoded, unless another limit is given
-# What holds for pictures that must be made anew, where an option is None.
+MAX_PIXELS = 1 << 27  # of an image that is decoded, unless another limit is given
+# What holds for images that must be made anew, where an option is None.
 IMAGE_DEFAULTS: dict[str, Any] = {
     "quality": 90,
     "chroma": "420",
@@ -39,24 +39,24 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """What is done to pictures.
+    """What is done to images.
 
-    None is what nobody asked for: pictures that are right otherwise pass as they are, and for those
+    None is what nobody asked for: images that are right otherwise pass as they are, and for those
     that must be made anew IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
     """
 
     resize: int | None = None  # pixels of a side: which one, `resize_mode` says
     resize_mode: str = "shorter"  # "shorter", "longer", "exact", "crop" or "pad"
-    upscale: bool = False  # make smaller pictures larger too
+    upscale: bool = False  # make smaller images larger too
     format: str = "keep"  # or "jpeg", "png", "webp", or "raw": decoded pixels
     quality: int | None = None  # 1 to 100, of JPEG and WebP
     chroma: str | None = None  # colour resolution of JPEG: "420", "422" or "444"
     background: str | None = None  # behind transparent pixels and in margins: "#ffffff", "white"
     icc: str | None = None  # "srgb": apply colour profiles, as all pixel steps do; or "keep" them
-    min_size: int | None = None  # drop pictures whose shorter side has fewer pixels
+    min_size: int | None = None  # drop images whose shorter side has fewer pixels
     max_aspect: float | None = None  # drop those whose longer side is so many times the shorter
     max_pixels: int | None = None  # drop those with more pixels
-    check: str = "header"  # of pictures that pass as they are; or "decode": decode them all
+    check: str = "header"  # of images that pass as they are; or "decode": decode them all
     masks: str | None = None  # fields, with commas between; or "none". None: find out
 
     def __post_init__(self) -> None:
@@ -89,13 +89,13 @@ class ImageOptions:
 
     @property
     def pixels(self) -> bool:
-        """Whether pixels may change, so that every picture has to be looked at for it."""
+        """Whether pixels may change, so that every image has to be looked at for it."""
         asked = (self.resize, self.quality, self.chroma, self.background, self.icc)
         return self.format != "keep" or any(value is not None for value in asked)
 
     @property
     def active(self) -> bool:
-        """Whether pictures are looked at, for pixels, filters or checks."""
+        """Whether images are looked at, for pixels, filters or checks."""
         return self != ImageOptions()
 
 

@@ -119,16 +119,16 @@ class Bytes(FieldType):
 
 @dataclass(frozen=True, repr=False)
 class Image(Bytes):
-    """An encoded picture (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
+    """An encoded image (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
 
-    python = "bytes of an encoded picture"
+    python = "bytes of an encoded image"
 
 
 @dataclass(frozen=True, repr=False)
 class Images(FieldType):
-    """A list of encoded pictures, of any length: the files' bytes in their order."""
+    """A list of encoded images, of any length: the files' bytes in their order."""
 
-    python = "list of bytes of encoded pictures"
+    python = "list of bytes of encoded images"
 
     def check(self, value: Any) -> list[bytes]:
         if not isinstance(value, list | tuple):
@@ -310,7 +310,7 @@ class Schema(Mapping[str, FieldType]):
 
     @classmethod
     def of(cls, sample: Sample) -> Schema:
-        """A schema guessed from one sample's values; encoded pictures are told from other bytes."""
+        """A schema guessed from one sample's values; encoded images are told from other bytes."""
         return cls({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
 
 

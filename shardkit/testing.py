@@ -45,8 +45,8 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
 
 
-def picture(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
-    """A small encoded picture, another one for each number."""
+def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
+    """A small encoded image, another one for each number."""
     import PIL.Image
 
     file = BytesIO()
@@ -75,7 +75,7 @@ def everything(number: int) -> Sample:
     """A sample of the schema EVERYTHING."""
     sample: Sample = {
         "__key__": f"folder/{number:04d}",
-        "image": picture(number),
+        "image": make_image(number),
         "label": number - 2,
         "score": number / 3,
         "good": number % 2 == 0,
@@ -122,12 +122,12 @@ _json = st.recursive(
 
 
 @st.composite
-def any_samples(draw: st.DrawFn, pictures: Sequence[str] = ("JPEG",)) -> Sample:
-    """A sample of the schema EVERYTHING, of any values; pictures in one of these formats."""
+def any_samples(draw: st.DrawFn, images: Sequence[str] = ("JPEG",)) -> Sample:
+    """A sample of the schema EVERYTHING, of any values; images in one of these formats."""
     sample: Sample = {
         "__key__": draw(any_keys),
-        "image": picture(draw(st.integers(0, 9)), draw(st.sampled_from(pictures)))
-        if pictures
+        "image": make_image(draw(st.integers(0, 9)), draw(st.sampled_from(images)))
+        if images
         else b"",
         "label": draw(st.integers(-(2**63), 2**63 - 1)),
         "score": draw(st.floats()),
@@ -309,14 +309,14 @@ class FormatContract:
             assert_same(reader[number], sample)
 
     @pytest.mark.parametrize(
-        "format_of_picture", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
+        "format_of_image", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
     )
-    def test_a_picture_comes_back_byte_for_byte(
-        self, format: Format, path: Path, format_of_picture: str
+    def test_a_image_comes_back_byte_for_byte(
+        self, format: Format, path: Path, format_of_image: str
     ) -> None:
         samples = [
-            {"__key__": "a", "image": picture(1, format_of_picture)},
-            {"__key__": "b", "image": picture(2)},
+            {"__key__": "a", "image": make_image(1, format_of_image)},
+            {"__key__": "b", "image": make_image(2)},
         ]
         reader = write_shard(format, path, Schema({"image": Image()}), samples)
         for number, sample in enumerate(samples):
@@ -332,12 +332,12 @@ class FormatContract:
             assert error.fix  # noqa: PT017
             return
         samples: list[Sample] = [
-            {"__key__": "a", "images": [picture(1), picture(2, "PNG")], "more": [], "n": 1},
+            {"__key__": "a", "images": [make_image(1), make_image(2, "PNG")], "more": [], "n": 1},
             {"__key__": "b", "images": [], "n": 2},
             {
                 "__key__": "c",
-                "images": [picture(n) for n in range(40)],
-                "more": [picture(3)],
+                "images": [make_image(n) for n in range(40)],
+                "more": [make_image(3)],
                 "n": 3,
             },
         ]
@@ -348,14 +348,14 @@ class FormatContract:
                 assert_same(found[number], schema.check(sample))
         other = format.create(path.with_name("other"), schema)
         with pytest.raises(SampleError) as raised:
-            other.write({"__key__": "x", "images": [picture(1), b"no image"], "n": 1})
+            other.write({"__key__": "x", "images": [make_image(1), b"no image"], "n": 1})
         other.close()
         assert raised.value.where["field"] == "images"
 
     def test_an_absent_value_of_any_type_is_absent(self, format: Format, path: Path) -> None:
         kinds = (Image, Int, Float, Bool, Text, Bytes, Json)
         schema = Schema({f"f{n}": kind(optional=True) for n, kind in enumerate(kinds)})
-        values = (picture(3), -5, 0.5, True, "text", b"blob", [1, None])
+        values = (make_image(3), -5, 0.5, True, "text", b"blob", [1, None])
         whole = {f"f{n}": value for n, value in enumerate(values)}
         samples = [{"__key__": "all", **whole}]
         samples += [{"__key__": f"no{n}", **_without(whole, f"f{n}")} for n in range(len(kinds))]
@@ -418,7 +418,7 @@ class FormatContract:
     def test_without_its_layout_a_shard_still_reads(self, format: Format, path: Path) -> None:
         schema = Schema({"jpg": Image(), "cls": Int(), "json": Json()})
         samples = [
-            {"__key__": f"{n}", "jpg": picture(n), "cls": n, "json": {"n": n}} for n in range(3)
+            {"__key__": f"{n}", "jpg": make_image(n), "cls": n, "json": {"n": n}} for n in range(3)
         ]
         write_shard(format, path, schema, samples).close()
         reader = format.open(path, None)
@@ -510,16 +510,16 @@ class FormatContract:
             found.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
         assert found[0] == found[1]
 
-    def test_a_picture_that_is_none_is_refused_and_the_rest_goes_on(
+    def test_a_image_that_is_none_is_refused_and_the_rest_goes_on(
         self, format: Format, path: Path
     ) -> None:
         schema = Schema({"image": Image()})
         writer = format.create(path, schema)
-        assert writer.write({"__key__": "a", "image": picture(1)})
-        with pytest.raises(SampleError, match="no picture") as error:
+        assert writer.write({"__key__": "a", "image": make_image(1)})
+        with pytest.raises(SampleError, match="no image") as error:
             writer.write({"__key__": "b", "image": b"hello, I am text"})
         assert error.value.where == {"key": "b", "field": "image"}
-        assert writer.write({"__key__": "c", "image": picture(2)})
+        assert writer.write({"__key__": "c", "image": make_image(2)})
         writer.close()
         reader = format.open(path, format.layout(schema))
         assert [reader[n]["__key__"] for n in range(len(reader))] == ["a", "c"]
@@ -565,10 +565,11 @@ class FormatContract:
         least = max(4096, self.least_bytes)
         assert format.bound(payload, 1).sum() + least >= path.stat().st_size
 
-    def test_the_bound_holds_with_pictures(self, format: Format, path: Path) -> None:
+    def test_the_bound_holds_with_images(self, format: Format, path: Path) -> None:
         schema = Schema({"image": Image(), "blob": Bytes()})
         samples = [
-            {"__key__": f"{n:03d}", "image": picture(n), "blob": bytes(n * 97)} for n in range(40)
+            {"__key__": f"{n:03d}", "image": make_image(n), "blob": bytes(n * 97)}
+            for n in range(40)
         ]
         write_shard(format, path, schema, samples)
         payload = np.array([len(s["image"]) + len(s["blob"]) for s in samples])

@@ -171,7 +171,7 @@ class _Epochs:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    Arrays come as tensors: pictures (batch, 3, height, width) in channels_last order, integers
+    Arrays come as tensors: images (batch, 3, height, width) in channels_last order, integers
     that torch cannot count with (uint16, uint32, uint64) as int64.
     """
     )
@@ -368,14 +368,14 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch, or a sample, with tensors for arrays."""
     made: Batch = {}
-    pictures, halves = stream.pictures, stream.transforms.halves
+    images, halves = stream.images, stream.transforms.halves
     for name, value in batch.items():
-        picture, half = name in pictures, name in halves
+        image, half = name in images, name in halves
         if isinstance(value, np.ndarray):
-            made[name] = _tensor(value, picture, half)
+            made[name] = _tensor(value, image, half)
         elif name != "__key__" and _has_arrays(value):
             made[name] = [
-                _tensor(v, picture, half) if isinstance(v, np.ndarray) else v for v in value
+                _tensor(v, image, half) if isinstance(v, np.ndarray) else v for v in value
             ]
         else:
             made[name] = value
@@ -386,7 +386,7 @@ def _has_arrays(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(v, np.ndarray) for v in value)
 
 
-def _tensor(value: npt.NDArray[Any], picture: bool, half: bool) -> torch.Tensor:
+def _tensor(value: npt.NDArray[Any], image: bool, half: bool) -> torch.Tensor:
     if not value.flags.writeable:
         value = value.copy()
     if half:
@@ -394,7 +394,7 @@ def _tensor(value: npt.NDArray[Any], picture: bool, half: bool) -> torch.Tensor:
     else:
         tensor = _shared(value.astype(_countable(value.dtype), copy=False))
     # Channels first by shape and strides; the memory stays as it is, which is channels_last.
-    return tensor.movedim(-1, -3) if picture else tensor
+    return tensor.movedim(-1, -3) if image else tensor
 
 
 def _shared(value: npt.NDArray[Any]) -> torch.Tensor:

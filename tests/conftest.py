@@ -1,4 +1,4 @@
-"""How tests are run (docs/testing.md), and folders of generated pictures that many share."""
+"""How tests are run (docs/testing.md), and folders of generated images that many share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from shardkit.errors import FormatError
 from shardkit.formats import FORMATS, get_format
 from shardkit.schema import Image, Schema
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 # Time never decides a test: a loaded machine is no failure.
 _quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -95,7 +95,7 @@ def disk() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _holds_pictures(format: str) -> bool:
+def _holds_images(format: str) -> bool:
     try:
         get_format(format).layout(Schema({"image": Image()}))
     except FormatError:
@@ -104,29 +104,29 @@ def _holds_pictures(format: str) -> bool:
 
 
 # All but those that hold tokens and nothing else.
-PICTURE_FORMATS = [name for name in sorted(FORMATS) if _holds_pictures(name)]
+IMAGE_FORMATS = [name for name in sorted(FORMATS) if _holds_images(name)]
 # For what takes long and is alike in most of them: the others are in the large run.
 FEW_FORMATS = [
     pytest.param(name, marks=[] if name in ("lmdb", "wds") else pytest.mark.large)
-    for name in PICTURE_FORMATS
+    for name in IMAGE_FORMATS
 ]
 
 
-def write_pictures(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:
+def write_images(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:
     """`classes` folders of `each` JPEGs; each is followed by so many kilobytes of padding."""
     for label in range(classes):
         folder = root / f"class{label}"
         folder.mkdir(parents=True)
         for number in range(each):
-            data = picture(label * 100 + number) + bytes(kilobytes * 1000)
+            data = make_image(label * 100 + number) + bytes(kilobytes * 1000)
             (folder / f"{number:03d}.jpg").write_bytes(data)
     return root
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Three classes of four pictures."""
-    return write_pictures(tmp_path / "images")
+    """Three classes of four images."""
+    return write_images(tmp_path / "images")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -92,7 +92,7 @@ MUTATIONS = [
     Mutation("codecs/resize.py", "_EDGES = 2.5", "_EDGES = 250", "codecs/test_resize.py"),
     Mutation(
         "codecs/damage.py",
-        "picture.verify()",
+        "image.verify()",
         "pass",
         "test_verify.py",
     ),
@@ -294,7 +294,7 @@ MUTATIONS = [
         "transforms/place.py",
         "self.columns - width - left if self.flip else left",
         "left",
-        "transforms/test_steps.py transforms/test_pictures.py transforms/test_transforms.py",
+        "transforms/test_steps.py transforms/test_images.py transforms/test_transforms.py",
     ),
     Mutation(
         "transforms/draws.py",

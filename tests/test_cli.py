@@ -21,8 +21,8 @@ from click.testing import CliRunner
 import shardkit
 from shardkit.cli import COMMANDS, group, main
 from shardkit.codecs import extension
-from shardkit.testing import picture
-from tests.conftest import files_of, write_pictures
+from shardkit.testing import make_image
+from tests.conftest import files_of, write_images
 
 
 def run(*words: object, check: int | None = 0) -> subprocess.CompletedProcess[str]:
@@ -187,7 +187,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
         (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
         (["convert", "empty", "--to", "wds"], 1, "there are no images"),
-        (["convert", "bad", "--to", "wds"], 1, "the value is no picture"),
+        (["convert", "bad", "--to", "wds"], 1, "the value is no image"),
         (["inspect", "empty"], 1, "no dataset or shard"),
         (["inspect", "cut.tar"], 1, "truncated"),
         (["inspect", "nothing.tar"], 2, "there is no such file or folder"),
@@ -204,7 +204,7 @@ def test_exit_codes_and_messages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    write_pictures(tmp_path / "bad")
+    write_images(tmp_path / "bad")
     (tmp_path / "bad/class0/000.jpg").write_text("text")
     shardkit.convert([{"text": "x" * 2000}], "wds", tmp_path / "out")
     whole = (tmp_path / "out/shard-000000.tar").read_bytes()
@@ -214,7 +214,7 @@ def test_exit_codes_and_messages(
 
 def test_inspect_shows_a_dataset_a_shard_and_foreign_data(images: Path, tmp_path: Path) -> None:
     (images / "class0/000.txt").write_text("a\ncaption")
-    (images / "class2/000.png").write_bytes(picture(3, "PNG", (20, 10)))
+    (images / "class2/000.png").write_bytes(make_image(3, "PNG", (20, 10)))
     shardkit.convert(images, "wds", tmp_path / "out", workers=0, shard_samples=7)
     foreign = tmp_path / "foreign.tar"
     foreign.write_bytes((tmp_path / "out/shard-000001.tar").read_bytes())
@@ -229,7 +229,7 @@ def test_inspect_shows_a_dataset_a_shard_and_foreign_data(images: Path, tmp_path
     for words in ("made by others", "jpg", "cls", "Classes: 2", "class1/003"):
         assert words in found
     report = json.loads(run("inspect", foreign, "--json").stdout)
-    sizes = sorted(len(picture(n)) for n in (103, 200, 201, 202, 203))
+    sizes = sorted(len(make_image(n)) for n in (103, 200, 201, 202, 203))
     stats = report["fields"]["jpg"]["stats"]
     assert [stats[name] for name in ("count", "bytes", "min", "max")] == [
         5, sum(sizes), sizes[0], sizes[-1],
@@ -242,7 +242,7 @@ def test_inspect_shows_a_dataset_a_shard_and_foreign_data(images: Path, tmp_path
 
 def test_inspect_shows_splits(tmp_path: Path) -> None:
     for name in ("train", "val"):
-        write_pictures(tmp_path / "in" / name, classes=2)
+        write_images(tmp_path / "in" / name, classes=2)
     run("convert", tmp_path / "in", "--to", "wds", "-o", tmp_path / "out")
     found = run("inspect", tmp_path / "out").stdout
     assert "out/train" in found

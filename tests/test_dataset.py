@@ -19,15 +19,15 @@ from shardkit.dataset import open_splits
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
-from shardkit.testing import picture
-from tests.conftest import files_of, write_pictures
+from shardkit.testing import make_image
+from tests.conftest import files_of, write_images
 
 torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    source = write_pictures(tmp_path / "in", classes=3, each=10)
+    source = write_images(tmp_path / "in", classes=3, each=10)
     shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
     return tmp_path / "out"
 
@@ -41,7 +41,7 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
             f"class{c}/{n:03d}" for c in range(3) for n in range(10)
         ]
         assert ds[-1] == ds[29] == ds[np.int64(29)]
-        assert ds[13] == {"__key__": "class1/003", "image": picture(103), "label": 1}
+        assert ds[13] == {"__key__": "class1/003", "image": make_image(103), "label": 1}
         assert "30 samples of image, label" in repr(ds)
         for index in (30, -31):
             with pytest.raises(IndexError):
@@ -109,7 +109,7 @@ def test_a_pickle_carries_paths_only(out: Path) -> None:
     ds = shardkit.open(out)
     ds[0]
     data = pickle.dumps(ds)
-    assert picture(0) not in data
+    assert make_image(0) not in data
     assert pickle.loads(data)[17] == ds[17]
 
 
@@ -286,7 +286,7 @@ def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path: Path, format: 
     suffix = FORMATS[format].suffixes[0]
     (tmp_path / "in").mkdir()
     for name in ("train", "val"):
-        images = write_pictures(tmp_path / name, classes=2, kilobytes=1)
+        images = write_images(tmp_path / name, classes=2, kilobytes=1)
         shardkit.convert(images, format, tmp_path / f"in/{name}{suffix}", workers=0)
     found = open_splits(tmp_path / "in")
     assert list(found) == ["train", "val"]

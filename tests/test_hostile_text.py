@@ -22,8 +22,8 @@ import pytest
 import shardkit
 from shardkit.errors import DamagedError, ShardkitWarning, printable
 from shardkit.performance.findings import Finding
-from shardkit.testing import picture
-from tests.conftest import PICTURE_FORMATS
+from shardkit.testing import make_image
+from tests.conftest import IMAGE_FORMATS
 from tests.test_cli import run
 
 # A title, a colour (C0, C1), another direction, what has no width, and a line of its own.
@@ -54,7 +54,7 @@ def evil(tmp_path: Path) -> Path:
         for name in (EVIL, "日本"):
             folder = root / split / name
             folder.mkdir(parents=True)
-            (folder / f"{EVIL}.jpg").write_bytes(picture(1))
+            (folder / f"{EVIL}.jpg").write_bytes(make_image(1))
         (root / split / EVIL / "note.md").write_text(EVIL)
         rows = [
             {"file_name": str(path.relative_to(root / split)), EVIL: EVIL, "é": {EVIL: EVIL}}
@@ -65,7 +65,7 @@ def evil(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None:
     out = tmp_path / ("out" + EVIL)
     given = ("convert", evil, "--to", format, "--workers", 0, "-o", out)
@@ -93,7 +93,7 @@ def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None
 def _tar(path: Path) -> None:
     with tarfile.open(path, "w") as tar:
         for name, data in (
-            (f"{EVIL}.jpg", picture(1)),
+            (f"{EVIL}.jpg", make_image(1)),
             (f"{EVIL}.json", json.dumps({EVIL: EVIL}).encode()),
             (f"{EVIL}.{EVIL}", b"x"),
             (f"{EVIL}2.cls", b"\x1b[31m"),
@@ -105,7 +105,7 @@ def _tar(path: Path) -> None:
 
 
 def _table(path: Path) -> None:
-    columns = {EVIL: [EVIL, None], "é": [{EVIL: EVIL}, None], "image": [picture(1), b"\x1b]0;"]}
+    columns = {EVIL: [EVIL, None], "é": [{EVIL: EVIL}, None], "image": [make_image(1), b"\x1b]0;"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
@@ -127,7 +127,7 @@ def _csv(path: Path) -> None:
 def _folder(path: Path) -> None:
     bad = os.fsencode(path) + b"/\xff\x1b]0;"
     os.makedirs(bad)
-    for name, data in ((b"\xfe.jpg", picture(1)), (b"\x1b[31m.jpg", b"\x1b]0;")):
+    for name, data in ((b"\xfe.jpg", make_image(1)), (b"\x1b[31m.jpg", b"\x1b]0;")):
         Path(os.fsdecode(bad + b"/" + name)).write_bytes(data)
 
 
@@ -153,7 +153,7 @@ def test_commands_on_evil_data_of_others(
 def test_bench_and_doctor(tmp_path: Path) -> None:
     folder = tmp_path / EVIL / EVIL
     folder.mkdir(parents=True)
-    (folder / "1.jpg").write_bytes(picture(1))
+    (folder / "1.jpg").write_bytes(make_image(1))
     (folder / "2.jpg").write_bytes(b"\x1b]0;")
     options = ("--measure", "load", "--threads", 1, "--rounds", 1, "--limit", 2)
     assert "\\x1b" in check("bench", folder.parent, *options)[1]

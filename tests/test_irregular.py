@@ -20,7 +20,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.inspection import inspect
 from shardkit.verification.verify import verify
-from tests.conftest import files_of, write_pictures
+from tests.conftest import files_of, write_images
 
 SECONDS = 40  # far more than any of this takes
 
@@ -138,7 +138,7 @@ class Swap:
 def test_what_takes_the_place_of_a_file_while_converting(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    images = write_pictures(tmp_path / "images")
+    images = write_images(tmp_path / "images")
     (tmp_path / "text").mkdir()
     for number in range(3):
         (tmp_path / f"text/{number}.txt").write_text("text " * number)

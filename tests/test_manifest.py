@@ -23,14 +23,14 @@ from shardkit import manifest as manifests
 from shardkit.cli.inspect import command as inspect
 from shardkit.errors import DamagedError, FormatError, NotFoundError
 from tests.codecs.tokenizer_zoo import write_json
-from tests.conftest import PICTURE_FORMATS, write_pictures
+from tests.conftest import IMAGE_FORMATS, write_images
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of three shards with classes."""
     root = tmp_path_factory.mktemp("manifest")
-    shardkit.convert(write_pictures(root / "in"), "wds", root / "out", shard_samples=4, workers=0)
+    shardkit.convert(write_images(root / "in"), "wds", root / "out", shard_samples=4, workers=0)
     return root / "out"
 
 
@@ -186,7 +186,7 @@ def replaced(dataset: Path, name: str, data: bytes) -> Path:
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with a key table and a list of errors."""
     root = tmp_path_factory.mktemp("listed")
-    images = write_pictures(root / "in", classes=1)
+    images = write_images(root / "in", classes=1)
     shutil.copy(images / "class0/000.jpg", images / "class0/a.b.jpg")
     (images / "class0/bad.jpg").write_text("no image")
     shardkit.convert(images, "wds", root / "out", on_error="skip", workers=0)
@@ -317,7 +317,7 @@ def test_no_memory_is_taken_for_samples_that_no_shard_has(
 def test_a_damaged_result_of_a_task_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, keys: Any, place: str
 ) -> None:
-    images = write_pictures(tmp_path / "in")
+    images = write_images(tmp_path / "in")
 
     def convert() -> None:
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
@@ -345,11 +345,11 @@ def test_a_damaged_result_of_a_task_is_named(
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of each format, of splits, and of tokens."""
     root = tmp_path_factory.mktemp("fuzz")
-    images = write_pictures(root / "images", classes=2, each=3)
+    images = write_images(root / "images", classes=2, each=3)
     (images / "class0/000.txt").write_text("a caption")
     (images / "class0/a.b.jpg").write_bytes((images / "class0/001.jpg").read_bytes())
     (root / "of").mkdir()
-    for format in PICTURE_FORMATS:
+    for format in IMAGE_FORMATS:
         shardkit.convert(images, format, root / f"of/{format}", shard_samples=4, workers=0)
     shardkit.convert(images, "hf", root / "of/splits", split="a=0.5,b=0.5", workers=0)
     tokens = [

@@ -11,7 +11,7 @@ import pytest
 
 import shardkit
 from shardkit.formats import FORMATS
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 START = """
@@ -54,7 +54,7 @@ def write(out: Path, to: str, shards: int) -> Path:
     schema = SCHEMA if to != "megatron" else {"tokens": shardkit.Array("uint16", (None,))}
     with shardkit.create(out, to=to, schema=schema, shard_samples=1) as writer:
         for number in range(shards):
-            pixels = {"image": picture(number % 3), "label": number}
+            pixels = {"image": make_image(number % 3), "label": number}
             writer.write(pixels if to != "megatron" else {"tokens": np.array([number], np.uint16)})
     return out
 
@@ -149,7 +149,7 @@ assert shardkit.open(paths[0])[3]["label"] == 3
 def test_a_file_that_cannot_be_opened_for_their_number_is_not_skipped(tmp_path: Path) -> None:
     (tmp_path / "in/a").mkdir(parents=True)
     for number in range(8):
-        (tmp_path / f"in/a/{number}.jpg").write_bytes(picture(number))
+        (tmp_path / f"in/a/{number}.jpg").write_bytes(make_image(number))
     code = """
 from shardkit.sources import files
 files.read_file(paths[0] + "/a/0.jpg")

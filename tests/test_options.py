@@ -1,4 +1,4 @@
-"""The options of pictures: what makes no sense is refused when they are made, by name."""
+"""The options of images: what makes no sense is refused when they are made, by name."""
 
 from __future__ import annotations
 
@@ -140,19 +140,19 @@ def test_nothing_is_active_unless_it_was_asked_for() -> None:
     assert not options.pixels
     assert not options.active
     assert ConvertOptions().image == options
-    # Even the defaults, where they are asked for: pictures that have not got them are made anew.
+    # Even the defaults, where they are asked for: images that have not got them are made anew.
     assert all(ImageOptions(**{name: value}).active for name, value in IMAGE_DEFAULTS.items())
     assert ImageOptions(**IMAGE_DEFAULTS).pixels
 
 
-def test_the_options_of_pictures_are_an_object_that_does_not_change() -> None:
+def test_the_options_of_images_are_an_object_that_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         ImageOptions().resize = 8  # type: ignore[misc]
     with pytest.raises(UsageError, match="image must be"):
         ConvertOptions(image={"resize": 8})  # type: ignore[arg-type]
 
 
-def test_what_is_done_to_pictures_shapes_the_output() -> None:
+def test_what_is_done_to_images_shapes_the_output() -> None:
     plain = ConvertOptions().shaping()
     assert plain["image"] is None
     shaped = [

@@ -16,9 +16,9 @@ SAMPLE_DATA = Path(__file__).parent.parent / "sample_data"
 
 def about(path: Path) -> tuple[str, tuple[int, int], dict[int, int], bool]:
     """Mode, size, EXIF tags, and whether there is transparency."""
-    with PIL.Image.open(path) as picture:
-        transparent = "transparency" in picture.info
-        return picture.mode, picture.size, dict(picture.getexif()), transparent
+    with PIL.Image.open(path) as image:
+        transparent = "transparency" in image.info
+        return image.mode, image.size, dict(image.getexif()), transparent
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_the_script_makes_it_the_same_every_time(made: Path, tmp_path: Path) -> 
     for name, data in stored.items():
         if name.endswith((".txt", ".jsonl")):
             assert found[name] == data
-        else:  # encoders differ between versions of Pillow; pictures hardly do
+        else:  # encoders differ between versions of Pillow; images hardly do
             assert about(SAMPLE_DATA / name) == about(made / name)
     again = tmp_path / "again"
     runpy.run_path(str(SAMPLE_DATA / "make.py"))["make"](again)
@@ -58,7 +58,7 @@ def test_it_has_every_oddity() -> None:
     assert max(map(len, essays)) > 2 * min(map(len, essays))
 
 
-def test_the_pictures_convert(tmp_path: Path) -> None:
+def test_the_images_convert(tmp_path: Path) -> None:
     result = shardkit.convert(SAMPLE_DATA / "images", "wds", tmp_path / "out", workers=0)
     assert result.samples == 17
     assert shardkit.open(tmp_path / "out").classes == ("circle", "square", "stripes")

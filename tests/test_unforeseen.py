@@ -32,8 +32,8 @@ from shardkit.errors import (
 )
 from shardkit.inspection import inspect
 from shardkit.stream import Loader
-from shardkit.testing import picture
-from tests.conftest import PICTURE_FORMATS, write_pictures
+from shardkit.testing import make_image
+from tests.conftest import IMAGE_FORMATS, write_images
 
 _READS = ("__getitem__", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows")
 _RAISED = [
@@ -43,10 +43,10 @@ _RAISED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=PICTURE_FORMATS)
+@pytest.fixture(scope="module", params=IMAGE_FORMATS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    images = write_pictures(folder / "images", classes=2, each=2)
+    images = write_images(folder / "images", classes=2, each=2)
     shardkit.convert(images, to=request.param, out=folder / "out", workers=0)
     return folder / "out"
 
@@ -121,7 +121,7 @@ def test_what_says_nothing_of_the_data(made: Path, monkeypatch: pytest.MonkeyPat
 def _folder(root: Path, row: str = "", name: bytes = b"cat") -> Path:
     folder = os.fsencode(root / "in") + b"/" + name
     os.makedirs(folder)
-    Path(os.fsdecode(folder + b"/0.jpg")).write_bytes(picture(1))
+    Path(os.fsdecode(folder + b"/0.jpg")).write_bytes(make_image(1))
     if row:
         text = '{"file_name": "cat/0.jpg", ' + row + "}\n"
         (root / "in" / "metadata.jsonl").write_text(text)
@@ -137,7 +137,7 @@ def _tar(root: Path, *members: tuple[str, bytes]) -> Path:
     return root / "in.tar"
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 @pytest.mark.parametrize(
     ("make", "words"),
@@ -157,7 +157,7 @@ def test_names_that_are_not_unicode(
         )
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -182,7 +182,7 @@ def test_values_that_no_format_can_store(
     assert shardkit.verify(out, decode=True).sound
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_numbers_beyond_all_floats_are_json(tmp_path: Path, format: str) -> None:
     number = int("9" * 400)
     source = _folder(tmp_path, f'"a": {number}')

@@ -23,12 +23,12 @@ from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import KnowsSizes
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from shardkit.verification import shards, values
-from tests.conftest import PICTURE_FORMATS, write_pictures
+from tests.conftest import IMAGE_FORMATS, write_images
 from tests.test_cli import run
 
-EACH_FORMAT = pytest.mark.parametrize("format", PICTURE_FORMATS)
+EACH_FORMAT = pytest.mark.parametrize("format", IMAGE_FORMATS)
 
 
 def make(source: Path, format: str, out: Path, **options: Any) -> Path:
@@ -76,7 +76,7 @@ def whats(report: shardkit.VerifyReport) -> list[str]:
 
 
 def photo(number: int, format: str = "JPEG", **options: Any) -> bytes:
-    """A picture whose entropy-coded data are long enough to be cut."""
+    """An image whose entropy-coded data are long enough to be cut."""
     noise = np.random.default_rng(number).integers(0, 255, (40, 60, 3), np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(noise).save(file, format, **options)
@@ -209,8 +209,8 @@ def test_a_damaged_index_beside_a_tar_is_found(images: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["__shardkit__/errors.jsonl", "__shardkit__/keys.jsonl"])
 def test_changed_lists_are_found(images: Path, tmp_path: Path, name: str) -> None:
-    (images / "class0/bad.jpg").write_text("no picture")
-    (images / "class0/a.b.png").write_bytes(picture(9, "PNG"))
+    (images / "class0/bad.jpg").write_text("no image")
+    (images / "class0/a.b.png").write_bytes(make_image(9, "PNG"))
     out = make(images, "wds", tmp_path / "out", on_error="skip")
     assert shardkit.verify(out).sound
     (out / name).write_bytes((out / name).read_bytes().replace(b"class0", b"class1"))
@@ -315,7 +315,7 @@ def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
-def test_a_picture_that_is_cut_is_damaged(format: str) -> None:
+def test_a_image_that_is_cut_is_damaged(format: str) -> None:
     whole = photo(1, format)
     assert damage(whole) is None
     for size in (len(whole) // 2, len(whole) * 9 // 10):
@@ -345,7 +345,7 @@ def test_kinds_of_jpeg_that_are_whole(options: dict[str, Any]) -> None:
 
 
 @EACH_FORMAT
-def test_decoding_finds_the_picture_that_is_cut(images: Path, tmp_path: Path, format: str) -> None:
+def test_decoding_finds_the_image_that_is_cut(images: Path, tmp_path: Path, format: str) -> None:
     whole = photo(3)
     (images / "class1/002.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
     out = make(images, format, tmp_path / "out")
@@ -424,7 +424,7 @@ def test_two_formats_of_one_source_are_equal(
 
 
 @EACH_FORMAT
-def test_pictures_that_a_format_encodes_anew_are_equal_and_counted(
+def test_images_that_a_format_encodes_anew_are_equal_and_counted(
     images: Path, tmp_path: Path, format: str
 ) -> None:
     kind, value = shardkit.Image(), photo(4, "PNG")
@@ -433,7 +433,7 @@ def test_pictures_that_a_format_encodes_anew_are_equal_and_counted(
     report = shardkit.verify(out, against=images)
     assert report.sound
     anew = get_format(format).carried(kind, value) != value
-    assert report.notes == (["1 picture encoded anew, as this format demands"] if anew else [])
+    assert report.notes == (["1 image encoded anew, as this format demands"] if anew else [])
 
 
 def test_renamed_fields_and_classes_in_another_order_are_equal(
@@ -492,7 +492,7 @@ def test_a_changed_label_is_named(tmp_path: Path) -> None:
 
 
 def test_dropped_samples_and_those_beyond_a_limit_are_notes(images: Path, tmp_path: Path) -> None:
-    (images / "class0/001.jpg").write_text("no picture")
+    (images / "class0/001.jpg").write_text("no image")
     out = make(images, "wds", tmp_path / "out", on_error="skip", limit=7, shuffle=True, seed=1)
     report = shardkit.verify(out, against=images)
     assert report.problems == []
@@ -553,7 +553,7 @@ def test_values_are_equal_by_value_and_type(found: Any, expected: Any, same: boo
 def test_every_split_is_verified(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):
-        write_pictures(source / name, classes=2)
+        write_images(source / name, classes=2)
     out = make(source, "wds", tmp_path / "out")
     report = shardkit.verify(out, against=source, decode=True)
     assert report.problems == []
@@ -585,7 +585,7 @@ def damage_of(dataset: Path, against: Any) -> list[str]:
 
 
 def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "in", classes=2, each=15, kilobytes=1)
+    source = write_images(tmp_path / "in", classes=2, each=15, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT, shuffle=True)
     for split in ("train", "val", "test"):
         assert damage_of(out / split, source) == []
@@ -597,7 +597,7 @@ def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path: Path) -> 
     assert damage_of(out / "train", source) == []
     (problem,) = shardkit.verify(out / "val", against=source).problems
     assert (problem.what, problem.where["key"]) == ("the source does not have this sample", missing)
-    write_pictures(tmp_path / "in/more", classes=1, each=20, kilobytes=1)
+    write_images(tmp_path / "in/more", classes=1, each=20, kilobytes=1)
     assert set(damage_of(out / "test", source)) >= {"a sample of the source is missing"}
 
 
@@ -624,7 +624,7 @@ def test_a_split_of_tokens_is_verified_by_itself(tmp_path: Path) -> None:
 def test_a_split_that_the_source_has_is_verified_by_itself(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):
-        write_pictures(source / name, classes=2, kilobytes=1)
+        write_images(source / name, classes=2, kilobytes=1)
     out = make(source, "wds", tmp_path / "out")
     assert damage_of(out / "train", source) == []
     assert damage_of(out / "train", source / "train") == []
@@ -632,7 +632,7 @@ def test_a_split_that_the_source_has_is_verified_by_itself(tmp_path: Path) -> No
 
 
 def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "in", classes=2, each=6, kilobytes=1)
+    source = write_images(tmp_path / "in", classes=2, each=6, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT)
     other = make(source, "lmdb", tmp_path / "other", split=SPLIT)
     on = make(out / "train", "lmdb", tmp_path / "on")
@@ -642,7 +642,7 @@ def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path: Path) ->
 
 
 def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "in", classes=2, each=6, kilobytes=1)
+    source = write_images(tmp_path / "in", classes=2, each=6, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT)
     (out / "train").rename(tmp_path / "mine")
     with pytest.raises(shardkit.UsageError, match="cannot be told") as error:
@@ -655,7 +655,7 @@ def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path) ->
 def test_one_of_the_splits_of_a_source_under_another_name_cannot_be_told(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):
-        write_pictures(source / name, classes=2, kilobytes=1)
+        write_images(source / name, classes=2, kilobytes=1)
     out = make(source, "wds", tmp_path / "out")
     whole = make(source, "wds", tmp_path / "whole", split="none")
     (out / "train").rename(tmp_path / "mine")
@@ -667,7 +667,7 @@ def test_one_of_the_splits_of_a_source_under_another_name_cannot_be_told(tmp_pat
 def test_a_split_of_one_side_alone_is_found(tmp_path: Path) -> None:
     source = tmp_path / "in"
     for name in ("train", "val"):
-        write_pictures(source / name, classes=2)
+        write_images(source / name, classes=2)
     out = make(source, "wds", tmp_path / "out")
     (source / "val").rename(source / "test")
     assert whats(shardkit.verify(out, against=source)) == [
@@ -734,7 +734,7 @@ def test_what_is_no_dataset_is_refused(images: Path, tmp_path: Path) -> None:
         shardkit.verify(tmp_path / "nothing")
     with pytest.raises(FormatError):
         shardkit.verify(images)
-    (images / "class0/bad.jpg").write_text("no picture")
+    (images / "class0/bad.jpg").write_text("no image")
     with pytest.raises(SampleError):
         make(images, "wds", tmp_path / "out")
     with pytest.raises(FormatError, match="unfinished"):
@@ -891,7 +891,7 @@ def test_a_folder_without_its_manifest_is_incomplete(
 def test_a_single_file_whose_manifest_alone_is_missing_is_incomplete(
     images: Path, tmp_path: Path, name: str
 ) -> None:
-    (images / "class0/a.b.png").write_bytes(picture(9, "PNG"))  # which the key table has
+    (images / "class0/a.b.png").write_bytes(make_image(9, "PNG"))  # which the key table has
     out = make(images, FORMATS_BY_NAME[name], tmp_path / name, shard_samples=None)
     (tmp_path / f"__shardkit__/{name}.manifest.json").unlink()
     assert whats(shardkit.verify(out)) == ["the dataset is incomplete: its manifest is missing"]

@@ -1,4 +1,4 @@
-"""Train a small CNN on pictures, with one process or several, and continue exactly after a stop.
+"""Train a small CNN on images, with one process or several, and continue exactly after a stop.
 
     shardkit convert sample_data/images --to wds -o images
     python train_cnn.py images
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardkit
 from shardkit.torch import Loader
 
-PICTURE = [
+IMAGE = [
     shardkit.RandomResizedCrop(32, scale=(0.5, 1.0)),
     shardkit.RandomHorizontalFlip(),
     shardkit.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
@@ -61,7 +61,7 @@ def train(options: argparse.Namespace, rank: int = 0, processes: int = 1) -> Non
         shuffle=True,
         seed=options.seed,
         fields=["image", "label"],
-        transforms={"image": PICTURE},
+        transforms={"image": IMAGE},
     )
 
     # The only random numbers of torch: a model with dropout must save torch.get_rng_state() too.
@@ -131,7 +131,7 @@ def save(path, **parts):
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small CNN on pictures.")
+    parser = argparse.ArgumentParser(description="Train a small CNN on images.")
     parser.add_argument("data", help="a dataset with the fields image and label")
     parser.add_argument("--steps", type=int, default=100, help="where to end")
     parser.add_argument("--batch", type=int, default=8, help="samples, of all processes together")

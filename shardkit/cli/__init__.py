@@ -20,9 +20,9 @@ from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
 COMMANDS = {
-    "convert": "Convert pictures, text or a dataset into shards.",
+    "convert": "Convert images, text or a dataset into shards.",
     "inspect": "Say what is in a dataset or a shard.",
-    "verify": "Find every flipped bit, missing file and damaged picture.",
+    "verify": "Find every flipped bit, missing file and damaged image.",
     "doctor": "Find out what holds loading back, and what to change.",
     "bench": "Measure how fast datasets load, side by side.",
     "formats": "List the formats and what each can do.",

@@ -13,7 +13,7 @@ from shardkit.cli.tables import counted, print_numbers, print_table, size
 
 _ABOUT = {
     "read": "every value, in shuffled order, hashed",
-    "decode": "every picture, whole",
+    "decode": "every image, whole",
     "load": "shuffled batches, as in training",
 }
 _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
@@ -90,7 +90,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure how fast PATHS load, side by side: datasets of any format, folders of pictures.
+    """Measure how fast PATHS load, side by side: datasets of any format, folders of images.
 
     Every setting is run in turn, round after round; medians are shown. Exit codes: 0 measured, 1
     all runs failed, 2 the command line is at fault.

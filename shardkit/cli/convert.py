@@ -97,20 +97,20 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     is_flag=True,
     help="Percent-encode what is neither letter (A to Z), digit, -, _ nor / in keys.",
 )
-@click.option("--resize", type=int, metavar="N", help="Make pictures smaller: N pixels a side.")
+@click.option("--resize", type=int, metavar="N", help="Make images smaller: N pixels a side.")
 @click.option(
     "--resize-mode",
     type=click.Choice(RESIZE_MODES),
     default="shorter",
     help="Which side gets N; exact: both; crop, pad: a square, cut out or with margins.",
 )
-@click.option("--upscale", is_flag=True, help="Make smaller pictures larger too.")
+@click.option("--upscale", is_flag=True, help="Make smaller images larger too.")
 @click.option(
     "--image-format",
     "format",
     type=click.Choice(IMAGE_FORMATS),
     default="keep",
-    help="Store pictures as these; raw: as pixels, in .beton as FFCV's raw images.",
+    help="Store images as these; raw: as pixels, in .beton as FFCV's raw images.",
 )
 @click.option("--quality", type=int, metavar="Q", help="Of JPEG and WebP.  [default: 90]")
 @click.option(
@@ -122,16 +122,16 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--icc", type=click.Choice(["srgb", "keep"]), help="Colour profiles.  [default: to sRGB]"
 )
-@click.option("--min-size", type=int, metavar="N", help="Drop pictures with a side under N pixels.")
+@click.option("--min-size", type=int, metavar="N", help="Drop images with a side under N pixels.")
 @click.option(
-    "--max-aspect", type=float, metavar="R", help="Drop pictures over R times as long as wide."
+    "--max-aspect", type=float, metavar="R", help="Drop images over R times as long as wide."
 )
-@click.option("--max-pixels", type=int, metavar="N", help="Drop pictures of over N pixels.")
+@click.option("--max-pixels", type=int, metavar="N", help="Drop images of over N pixels.")
 @click.option(
     "--check",
     type=click.Choice(["header", "decode"]),
     default="header",
-    help="How pictures are checked that pass as they are: by header and end, or wholly.",
+    help="How images are checked that pass as they are: by header and end, or wholly.",
 )
 @click.option(
     "--masks",
@@ -206,9 +206,9 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Convert SOURCE into shards: pictures, text, a dataset, or a single shard.
+    """Convert SOURCE into shards: images, text, a dataset, or a single shard.
 
-    Pictures are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    Images are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
     A run that was interrupted continues when the same command is given again.
     """

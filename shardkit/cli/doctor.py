@@ -17,7 +17,7 @@ from shardkit.cli import print_json, search_here
     "--transform",
     default="crop",
     metavar="NAME",
-    help="What happens to pictures: crop (random, resized), resize, center, decode, none, "
+    help="What happens to images: crop (random, resized), resize, center, decode, none, "
     "or your own module:function.",
 )
 @click.option("--size", type=click.IntRange(1), default=224, metavar="N", help="Side of a crop.")
@@ -50,7 +50,7 @@ def command(
     seconds: float,
     **options: Any,
 ) -> None:
-    """Find out what holds loading of PATH back: a dataset, or a folder of pictures."""
+    """Find out what holds loading of PATH back: a dataset, or a folder of images."""
     from shardkit.performance.doctor import doctor
     from shardkit.performance.folder import open_any
     from shardkit.performance.recipe import usual_options

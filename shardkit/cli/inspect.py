@@ -19,7 +19,7 @@ _BAR = 40  # characters of the longest
 @click.command("inspect", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--samples", default=3, metavar="N", help="How many samples to show.")
-@click.option("--full", is_flag=True, help="Read every sample: picture formats and sizes as well.")
+@click.option("--full", is_flag=True, help="Read every sample: image formats and sizes as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(path: Path, samples: int, full: bool, as_json: bool) -> None:
     """Say what is in PATH: a dataset or a shard, made by shardkit or by others."""
@@ -61,8 +61,8 @@ def _show(report: dict[str, Any]) -> None:
         _show_lengths(f"length of {name!r}", about)
     if report["classes"]:
         _show_classes(report["classes"])
-    if report["pictures"]:
-        print_table("Pictures", _picture_rows(report["pictures"]))
+    if report["images"]:
+        print_table("Images", _image_rows(report["images"]))
     if report["first"]:
         print_table("First samples", [_sample_row(sample) for sample in report["first"]])
 
@@ -107,16 +107,16 @@ def _show_classes(classes: list[dict[str, Any]]) -> None:
     print_table(f"Classes: {len(classes):,}", rows)
 
 
-def _picture_rows(pictures: dict[str, Any]) -> list[tuple[str, ...]]:
+def _image_rows(images: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for field, about in pictures.items():
+    for field, about in images.items():
         for format, count in about["formats"].items():
             rows.append((field, format, f"{count:,}"))
         for side in ("width", "height"):
             smallest, median, largest = about[side]
             rows.append((field, side, f"{smallest} / {median} / {largest} (min / median / max)"))
         if about["damaged"]:
-            rows.append((field, "no picture", f"{about['damaged']:,}"))
+            rows.append((field, "no image", f"{about['damaged']:,}"))
     return rows
 
 

@@ -193,7 +193,7 @@ def show_plan(plan: Plan, out: Path) -> None:
         if option == "image" and value:
             usual = asdict(ImageOptions())
             asked = {name: v for name, v in value.items() if v != usual[name]}
-            rows.append(("pictures", ", ".join(f"{n}={v}" for n, v in asked.items())))
+            rows.append(("images", ", ".join(f"{n}={v}" for n, v in asked.items())))
         elif option == "text" and value:
             usual = asdict(TextOptions())
             asked = {n: v for n, v in value.items() if n in usual and v != usual[n]}
@@ -231,13 +231,13 @@ def show_result(result: ConvertResult) -> None:
         if split.filtered:
             words = f"{tally(split.filtered)}; listed in {split.filtered_list}"
             rows.append(("  left out", words))
-        if split.pictures:
-            rows += _pictures(split)
+        if split.images:
+            rows += _images(split)
         if split.text:
             seconds = 0 if result.already_complete else result.seconds
             rows += [(f"  {name}", words) for name, words in text_rows(split.text, seconds)]
         if split.encoded:
-            words = f"pictures that {result.format} cannot hold: {tally(split.encoded)}"
+            words = f"images that {result.format} cannot hold: {tally(split.encoded)}"
             rows.append(("  encoded", words))
     rows += [("note", note) for note in notes_on_keys(result.splits.values())]
     rows += _passed_over(result.ignored)
@@ -249,11 +249,11 @@ def show_result(result: ConvertResult) -> None:
         print("It was complete already: same source (names and sizes), same options.")
 
 
-def _pictures(split: SplitResult) -> list[tuple[str, str]]:
-    """What the steps did to pictures."""
-    done = {words: split.pictures[n] for n, words in _DONE.items() if n in split.pictures}
-    before, after = (size(split.pictures.get(f"bytes {way}", 0)) for way in ("in", "out"))
-    rows = [("  pictures", f"{tally(done) or 'none'}; {before} in, {after} out")]
+def _images(split: SplitResult) -> list[tuple[str, str]]:
+    """What the steps did to images."""
+    done = {words: split.images[n] for n, words in _DONE.items() if n in split.images}
+    before, after = (size(split.images.get(f"bytes {way}", 0)) for way in ("in", "out"))
+    rows = [("  images", f"{tally(done) or 'none'}; {before} in, {after} out")]
     if split.reasons:
         rows.append(("  changed", tally(split.reasons)))
     return rows

@@ -23,9 +23,9 @@ _PROBLEMS = 100  # that are printed; --json has all
     "--against",
     type=click.Path(path_type=Path),
     metavar="SOURCE",
-    help="Compare every sample with this folder of pictures or dataset.",
+    help="Compare every sample with this folder of images or dataset.",
 )
-@click.option("--decode", is_flag=True, help="Read every value, and decode every picture.")
+@click.option("--decode", is_flag=True, help="Read every value, and decode every image.")
 @click.option("--quiet", is_flag=True, help="Say nothing but problems.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json: bool) -> None:

@@ -4,7 +4,7 @@
    wide as the scale, its weights in fixed point of 22 bits, rows first, each pass rounded to 8
    bits. Decoding is libjpeg-turbo's with jpeg_crop_scanline and jpeg_skip_scanlines.
 
-   Nothing here trusts a job or a picture. */
+   Nothing here trusts a job or an image. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -50,7 +50,7 @@ typedef struct {
 typedef struct {
     uint8_t *pixels;
     int height, width;
-} Picture;
+} Image;
 
 typedef struct {
     int16_t high[2], low[2];
@@ -66,7 +66,7 @@ typedef struct {
     size_t start_size, weights_size;
 } Axis;
 
-/* The memory of one call, which grows to what its largest picture needs. */
+/* The memory of one call, which grows to what its largest image needs. */
 typedef struct {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
@@ -385,10 +385,10 @@ static void down(const Pair *weights, int pairs, const uint8_t *rows, size_t str
     down_plain(weights, pairs, rows, stride, out, bytes);
 }
 
-/* --- one picture ------------------------------------------------------------------------------ */
+/* --- one image ------------------------------------------------------------------------------ */
 
-/* Whether a job makes sense whatever the picture is. */
-static int is_possible(const Job *job, const Picture *out)
+/* Whether a job makes sense whatever the image is. */
+static int is_possible(const Job *job, const Image *out)
 {
     return job->x >= 0 && job->y >= 0 && job->width > 0 && job->height > 0 && job->left >= 0 &&
            job->top >= 0 && out->width > 0 && out->height > 0 &&
@@ -414,8 +414,8 @@ static int reduction(const Job *job)
     return reduced;
 }
 
-/* Where in the picture, made smaller by `reduced`, the crop begins; the axes count from there. */
-static int make_axes(Work *work, const Job *job, int reduced, const Picture *out, int *x, int *y)
+/* Where in the image, made smaller by `reduced`, the crop begins; the axes count from there. */
+static int make_axes(Work *work, const Job *job, int reduced, const Image *out, int *x, int *y)
 {
     int stop_x = (int)(((long long)job->x + job->width + reduced - 1) / reduced);
     int stop_y = (int)(((long long)job->y + job->height + reduced - 1) / reduced);
@@ -450,7 +450,7 @@ static int make_room(Work *work, size_t bytes)
     return 1;
 }
 
-static void finish(const Work *work, const Picture *out)
+static void finish(const Work *work, const Image *out)
 {
     size_t stride = middle_stride(work), bytes = (size_t)out->width * CHANNELS;
     for (int n = 0; n < work->y.count; n++) {
@@ -460,7 +460,7 @@ static void finish(const Work *work, const Picture *out)
     }
 }
 
-static int crop_pixels(Work *work, const Picture *picture, const Job *job, const Picture *out)
+static int crop_pixels(Work *work, const Image *image, const Job *job, const Image *out)
 {
     int x, y;
     if (!make_axes(work, job, 1, out, &x, &y)) {
@@ -470,8 +470,8 @@ static int crop_pixels(Work *work, const Picture *picture, const Job *job, const
     if (!make_room(work, bytes)) {
         return 0;
     }
-    size_t stride = (size_t)picture->width * CHANNELS, out_stride = middle_stride(work);
-    const uint8_t *from = picture->pixels + (size_t)(y + work->y.first) * stride +
+    size_t stride = (size_t)image->width * CHANNELS, out_stride = middle_stride(work);
+    const uint8_t *from = image->pixels + (size_t)(y + work->y.first) * stride +
                           (size_t)(x + work->x.first) * CHANNELS;
     uint8_t *one = work->one, *other = work->other, *to = work->middle;
     for (int n = work->y.first; n < work->y.stop; n += 2, to += 2 * out_stride) {
@@ -507,7 +507,7 @@ static void start_work(Work *work)
     work->jpeg.client_data = work;
 }
 
-/* Whether a progressive picture lacks some of its bits: such a one is smoothed, which looks at more
+/* Whether a progressive image lacks some of its bits: such a one is smoothed, which looks at more
    than the crop. */
 static int is_unfinished(j_decompress_ptr jpeg)
 {
@@ -552,7 +552,7 @@ static void read_row(j_decompress_ptr jpeg, uint8_t *row)
 }
 
 /* As far as `on_failure` does not jump out of it. */
-static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const Picture *out,
+static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                        unsigned long long most)
 {
     j_decompress_ptr jpeg = &work->jpeg;
@@ -594,7 +594,7 @@ static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const 
 
 /* Each image has a decoder of its own: what one says of tables must not be there for the next, which
    may lack them. The library gives those without Huffman tables the standard ones. */
-static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Picture *out,
+static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                      unsigned long long most)
 {
     if (setjmp(work->failed)) {
@@ -726,7 +726,7 @@ static int kind_of(const uint8_t *data, size_t size, unsigned long long most, He
 
 /* The words of crop.py. */
 #define IMPOSSIBLE "a crop without pixels, or a window that is not inside of its size"
-#define OUTSIDE "a crop that is not inside of its picture"
+#define OUTSIDE "a crop that is not inside of its image"
 
 /* What a call works on. Buffers keep what they are of alive and in its place. */
 typedef struct {
@@ -734,7 +734,7 @@ typedef struct {
     PyObject *inputs, *outputs;
     Py_buffer *held;
     Py_ssize_t held_count;
-    Picture *pictures, *rows;
+    Image *images, *rows;
 } Call;
 
 static Py_buffer *hold(Call *call, PyObject *object, int flags)
@@ -761,7 +761,7 @@ static void *array_of(Call *call, PyObject *object, int flags, size_t bytes)
     return buffer->buf;
 }
 
-static int picture_of(Call *call, PyObject *object, int flags, Picture *picture)
+static int image_of(Call *call, PyObject *object, int flags, Image *image)
 {
     const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
     if (buffer == NULL) {
@@ -772,7 +772,7 @@ static int picture_of(Call *call, PyObject *object, int flags, Picture *picture)
         PyErr_SetString(PyExc_ValueError, "expected arrays (height, width, 3) of uint8");
         return 0;
     }
-    *picture = (Picture){buffer->buf, (int)buffer->shape[0], (int)buffer->shape[1]};
+    *image = (Image){buffer->buf, (int)buffer->shape[0], (int)buffer->shape[1]};
     return 1;
 }
 
@@ -782,7 +782,7 @@ static void end_call(Call *call)
         PyBuffer_Release(&call->held[--call->held_count]);
     }
     PyMem_Free(call->held);
-    PyMem_Free(call->pictures);
+    PyMem_Free(call->images);
     PyMem_Free(call->rows);
     Py_XDECREF(call->inputs);
     Py_XDECREF(call->outputs);
@@ -792,26 +792,26 @@ static void end_call(Call *call)
 static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_t others)
 {
     memset(call, 0, sizeof *call);
-    call->inputs = PySequence_Fast(inputs, "pictures are a sequence");
+    call->inputs = PySequence_Fast(inputs, "images are a sequence");
     call->outputs = PySequence_Fast(outputs, "rows are a sequence");
     if (call->inputs == NULL || call->outputs == NULL) {
         return 0;
     }
     call->count = PySequence_Fast_GET_SIZE(call->inputs);
     if (PySequence_Fast_GET_SIZE(call->outputs) != call->count) {
-        PyErr_SetString(PyExc_ValueError, "as many rows as pictures are needed");
+        PyErr_SetString(PyExc_ValueError, "as many rows as images are needed");
         return 0;
     }
     call->held = PyMem_New(Py_buffer, 2 * call->count + others);
-    call->pictures = PyMem_New(Picture, call->count);
-    call->rows = PyMem_New(Picture, call->count);
-    if (call->held == NULL || call->pictures == NULL || call->rows == NULL) {
+    call->images = PyMem_New(Image, call->count);
+    call->rows = PyMem_New(Image, call->count);
+    if (call->held == NULL || call->images == NULL || call->rows == NULL) {
         PyErr_NoMemory();
         return 0;
     }
     for (Py_ssize_t n = 0; n < call->count; n++) {
         PyObject *row = PySequence_Fast_GET_ITEM(call->outputs, n);
-        if (!picture_of(call, row, PyBUF_WRITABLE, &call->rows[n])) {
+        if (!image_of(call, row, PyBUF_WRITABLE, &call->rows[n])) {
             return 0;
         }
     }
@@ -854,14 +854,14 @@ static void crop_all_jpegs(const Call *call, const Py_buffer *data, const Job *j
 
 static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
 {
-    PyObject *pictures, *jobs_array, *rows, *done_array;
+    PyObject *images, *jobs_array, *rows, *done_array;
     unsigned long long most;
     Call call;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOOK", &pictures, &jobs_array, &rows, &done_array, &most)) {
+    if (!PyArg_ParseTuple(args, "OOOOK", &images, &jobs_array, &rows, &done_array, &most)) {
         return NULL;
     }
-    if (!begin_call(&call, pictures, rows, 2)) {
+    if (!begin_call(&call, images, rows, 2)) {
         return ended(&call);
     }
     const Job *jobs = jobs_of(&call, jobs_array);
@@ -889,7 +889,7 @@ static int crop_all_pixels(const Call *call, const Job *jobs)
     int done = 1;
     start_work(&work);
     for (Py_ssize_t n = 0; n < call->count && done; n++) {
-        done = crop_pixels(&work, &call->pictures[n], &jobs[n], &call->rows[n]);
+        done = crop_pixels(&work, &call->images[n], &jobs[n], &call->rows[n]);
     }
     release(&work);
     return done;
@@ -897,22 +897,22 @@ static int crop_all_pixels(const Call *call, const Job *jobs)
 
 static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
 {
-    PyObject *pictures, *jobs_array, *rows;
+    PyObject *images, *jobs_array, *rows;
     Call call;
     int done = 1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &pictures, &jobs_array, &rows)) {
+    if (!PyArg_ParseTuple(args, "OOO", &images, &jobs_array, &rows)) {
         return NULL;
     }
-    if (!begin_call(&call, pictures, rows, 1)) {
+    if (!begin_call(&call, images, rows, 1)) {
         return ended(&call);
     }
     const Job *jobs = jobs_of(&call, jobs_array);
     for (Py_ssize_t n = 0; n < call.count && jobs; n++) {
-        const Picture *picture = &call.pictures[n];
-        if (!picture_of(&call, PySequence_Fast_GET_ITEM(call.inputs, n), 0, &call.pictures[n])) {
+        const Image *image = &call.images[n];
+        if (!image_of(&call, PySequence_Fast_GET_ITEM(call.inputs, n), 0, &call.images[n])) {
             jobs = NULL;
-        } else if (!is_inside(&jobs[n], picture->width, picture->height)) {
+        } else if (!is_inside(&jobs[n], image->width, image->height)) {
             PyErr_SetString(PyExc_ValueError, OUTSIDE);
             jobs = NULL;
         }
@@ -931,15 +931,15 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
 /* It keeps the lock: this is done sooner than a lock that was let go would come back. */
 static PyObject *py_headers(PyObject *module, PyObject *args)
 {
-    PyObject *pictures, *found_array;
+    PyObject *images, *found_array;
     unsigned long long most;
     Call call;
     (void)module;
     memset(&call, 0, sizeof call);
-    if (!PyArg_ParseTuple(args, "OOK", &pictures, &found_array, &most)) {
+    if (!PyArg_ParseTuple(args, "OOK", &images, &found_array, &most)) {
         return NULL;
     }
-    call.inputs = PySequence_Fast(pictures, "pictures are a sequence");
+    call.inputs = PySequence_Fast(images, "images are a sequence");
     if (call.inputs == NULL) {
         return NULL;
     }

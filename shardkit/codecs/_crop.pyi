@@ -3,11 +3,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-def headers(
-    pictures: Sequence[bytes], found: npt.NDArray[np.int32], max_pixels: int, /
-) -> None: ...
+def headers(images: Sequence[bytes], found: npt.NDArray[np.int32], max_pixels: int, /) -> None: ...
 def crop_jpegs(
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     jobs: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]],
     done: npt.NDArray[np.bool_],
@@ -15,7 +13,7 @@ def crop_jpegs(
     /,
 ) -> None: ...
 def crop_pixels(
-    pictures: Sequence[npt.NDArray[np.uint8]],
+    images: Sequence[npt.NDArray[np.uint8]],
     jobs: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]],
     /,

@@ -65,8 +65,8 @@ def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.u
         return table[pixels]
     from PIL import Image, ImageCms
 
-    picture = cmyk(pixels) if pixels.shape[2:] == (4,) else Image.fromarray(pixels)
-    return np.asarray(ImageCms.applyTransform(picture, transform))
+    image = cmyk(pixels) if pixels.shape[2:] == (4,) else Image.fromarray(pixels)
+    return np.asarray(ImageCms.applyTransform(image, transform))
 
 
 def cmyk(pixels: npt.NDArray[np.uint8]) -> Any:

@@ -1,8 +1,8 @@
-"""Cropped, resized and mirrored pictures, written into rows of a batch: many in one call.
+"""Cropped, resized and mirrored images, written into rows of a batch: many in one call.
 
 What it gives is Pillow's antialiased BILINEAR, bit for bit, of the crop alone. An extension in C
 (`_crop.c`) decodes only what the crop needs, and needs the interpreter's lock once for all
-pictures; where it was not built, simplejpeg and Pillow give the same bits.
+images; where it was not built, simplejpeg and Pillow give the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The columns of a job: a crop in pixels of the stored picture, the size that it is resized to, the
+# The columns of a job: a crop in pixels of the stored image, the size that it is resized to, the
 # top left corner of the window of that which is wanted (as large as the row that it is written
 # to), and whether that is mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
@@ -36,58 +36,58 @@ JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", 
 # Crops of fewer pixels are not worth it, and other fractions would give as many.
 _SHORTEST = 8
 
-_PROFILE = 2  # a picture that may be taken if its profile changes nothing
+_PROFILE = 2  # an image that may be taken if its profile changes nothing
 _CHROMA = ("444", "422", "420", "440", "411")
 _INK = ("CMYK", "YCCK")
 _END = b"\xff\xd9"
 
 
-def headers(pictures: Sequence[bytes]) -> npt.NDArray[np.int32]:
-    """Width, height, and 1 for each picture that `crop_jpegs` may take; three zeros for others.
+def headers(images: Sequence[bytes]) -> npt.NDArray[np.int32]:
+    """Width, height, and 1 for each image that `crop_jpegs` may take; three zeros for others.
 
     It takes an upright JPEG of grey or YCbCr, of 8 bits, that ends where a JPEG ends and needs no
     conversion to sRGB.
     """
-    found = np.zeros((len(pictures), 3), np.int32)
+    found = np.zeros((len(images), 3), np.int32)
     if _crop is None:
-        for row, data in zip(found, pictures, strict=True):
+        for row, data in zip(found, images, strict=True):
             row[:] = _header(data)
         return found
-    _crop.headers(pictures, found, MAX_PIXELS)
+    _crop.headers(images, found, MAX_PIXELS)
     for n in np.flatnonzero(found[:, 2] == _PROFILE).tolist():
-        found[n] = _header(pictures[n])
+        found[n] = _header(images[n])
     return found
 
 
-def crop_jpegs(pictures: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:
+def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:
     """Decode, crop, resize and mirror JPEGs; the first into `out[0]`, and so on.
 
     `jobs` has a row of the columns JOB for each. `out` is an array, or a list, of C-contiguous
     arrays (height, width, 3), uint8.
 
-    False is for a picture that cannot be done this way: what libjpeg fails at or warns of, a crop
+    False is for an image that cannot be done this way: what libjpeg fails at or warns of, a crop
     that is not inside. Its row is then undefined, and the strict way says what is wrong. Damage
     behind the last line that a crop needs need not be found.
     """
     jobs = np.ascontiguousarray(jobs, np.int32)
-    done = np.zeros(len(pictures), np.bool_)
+    done = np.zeros(len(images), np.bool_)
     if _crop is not None:
-        _crop.crop_jpegs(pictures, jobs, out, done, MAX_PIXELS)
+        _crop.crop_jpegs(images, jobs, out, done, MAX_PIXELS)
         return done
-    for n, (data, job, row) in enumerate(_each(pictures, jobs, out)):
+    for n, (data, job, row) in enumerate(_each(images, jobs, out)):
         done[n] = _crop_jpeg(data, job, row)
     return done
 
 
-def crop_pixels(pictures: Sequence[Pixels], jobs: Jobs, out: Rows) -> None:
+def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows) -> None:
     """The same of pixels, C-contiguous arrays (height, width, 3) of RGB."""
     jobs = np.ascontiguousarray(jobs, np.int32)
     if _crop is not None:
-        _crop.crop_pixels(pictures, jobs, out)
+        _crop.crop_pixels(images, jobs, out)
         return
-    each = _each(pictures, jobs, out)
+    each = _each(images, jobs, out)
     if not all(_is_inside(job, *pixels.shape[1::-1]) for pixels, job, _ in each):
-        raise ValueError("a crop that is not inside of its picture")
+        raise ValueError("a crop that is not inside of its image")
     for pixels, job, row in each:
         _resample(pixels, job, 1, row)
 
@@ -111,11 +111,11 @@ def _header(data: bytes) -> tuple[int, int, int]:
     return header.width, header.height, 1
 
 
-def _each(pictures: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[int], Pixels]]:
-    """Each picture with its job and row. Raises ValueError for jobs that make no sense."""
-    if not jobs.shape == (len(out), len(JOB)) == (len(pictures), len(JOB)):
-        raise ValueError(f"{len(jobs)} jobs and {len(out)} rows for {len(pictures)} pictures")
-    each = list(zip(pictures, jobs.tolist(), out, strict=True))
+def _each(images: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[int], Pixels]]:
+    """Each image with its job and row. Raises ValueError for jobs that make no sense."""
+    if not jobs.shape == (len(out), len(JOB)) == (len(images), len(JOB)):
+        raise ValueError(f"{len(jobs)} jobs and {len(out)} rows for {len(images)} images")
+    each = list(zip(images, jobs.tolist(), out, strict=True))
     for _, (x, y, width, height, full_width, full_height, left, top, _), row in each:
         rows, columns, _ = row.shape
         starts = min(x, y, left, top) >= 0 and min(width, height, rows, columns) > 0
@@ -129,7 +129,7 @@ def _is_inside(job: list[int], width: int, height: int) -> bool:
 
 
 def _reduction(job: list[int]) -> int:
-    """1, 2, 4 or 8: by what the picture is made smaller while it is decoded."""
+    """1, 2, 4 or 8: by what the image is made smaller while it is decoded."""
     width, height, full_width, full_height = job[2:6]
     if max(width, height) < _SHORTEST:
         return 1

@@ -1,6 +1,6 @@
-"""Whether an encoded picture decodes to its end, strictly: what a decoder forgives is damage here.
+"""Whether an encoded image decodes to its end, strictly: what a decoder forgives is damage here.
 
-JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the picture is lost.
+JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
 OpenCV fills up what is missing without a word, so all else goes through Pillow, which does so too
 where the compressed rows of a PNG end too soon in good order.
 """
@@ -20,13 +20,13 @@ from shardkit.options import MAX_PIXELS
 
 
 class TooLargeError(Exception):
-    """Pictures of so many pixels are not decoded; that does not make them damaged."""
+    """Images of so many pixels are not decoded; that does not make them damaged."""
 
 
 def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
-    """What is wrong with a picture, in the decoder's words; None if it is whole.
+    """What is wrong with an image, in the decoder's words; None if it is whole.
 
-    Raises TooLargeError for a picture that was not decoded.
+    Raises TooLargeError for an image that was not decoded.
     """
     try:
         format, width, height = probe(data)
@@ -49,10 +49,10 @@ def _pillow(data: bytes, format: str) -> str | None:
 
     try:
         if format == "png":  # the checksums of its chunks, which decoding does not look at
-            with opened(data) as picture:
-                picture.verify()
-        with opened(data) as picture:
-            for frame in PIL.ImageSequence.Iterator(picture):
+            with opened(data) as image:
+                image.verify()
+        with opened(data) as image:
+            for frame in PIL.ImageSequence.Iterator(image):
                 frame.load()
         if format == "png":
             return _rows_missing(data)

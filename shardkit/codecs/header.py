@@ -1,6 +1,6 @@
-"""All that the header of a picture says: what must be done for every decoder to show it alike.
+"""All that the header of an image says: what must be done for every decoder to show it alike.
 
-A plain picture is upright, of 8 bits, grey or RGB, opaque, a single frame, without a colour profile
+A plain image is upright, of 8 bits, grey or RGB, opaque, a single frame, without a colour profile
 other than sRGB: any decoder makes the same RGB pixels of it. Layouts: ITU T.81 (JPEG), the PNG
 specification, RFC 9649 (WebP), Exif 2.3, ICC.1 annex B (profiles in files).
 """
@@ -25,13 +25,13 @@ _PROFILE_BYTES = 16 << 20  # at most, of one that is packed
 
 
 class Header(NamedTuple):
-    """What the header of a picture says."""
+    """What the header of an image says."""
 
     format: str
     width: int  # pixels, as stored: not turned yet
     height: int
     orientation: int = 1  # EXIF's number: 1 is upright
-    oddity: str = ""  # in a word or two what makes a picture not plain, or ""
+    oddity: str = ""  # in a word or two what makes an image not plain, or ""
     profile: bytes | None = None  # its ICC profile
     colour: str = "RGB"  # the colours that a profile is of: RGB, GRAY or CMYK
     lossless: bool = True
@@ -46,7 +46,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header:
-    """The header of a picture. No pixel is decoded. Raises NotAnImageError."""
+    """The header of an image. No pixel is decoded. Raises NotAnImageError."""
     format = format_of(data)
     try:
         if format == "jpeg":
@@ -224,32 +224,32 @@ def _ppm(data: bytes) -> dict[str, Any]:
 
 
 def _other(data: bytes) -> dict[str, Any]:
-    with opened(data) as picture:
+    with opened(data) as image:
         try:
-            return _described(picture)
+            return _described(image)
         except Exception as error:  # its parsers raise whatever damage leads them to
-            raise NotAnImageError(f"a damaged picture: {error}") from error
+            raise NotAnImageError(f"a damaged image: {error}") from error
 
 
-def _described(picture: Any) -> dict[str, Any]:
-    mode, tiff = picture.mode, picture.format == "TIFF"
+def _described(image: Any) -> dict[str, Any]:
+    mode, tiff = image.mode, image.format == "TIFF"
     colour = "CMYK" if mode == "CMYK" else "GRAY" if mode in _GREY else "RGB"
     oddity = "cmyk" if mode == "CMYK" else "floating-point" if mode == "F" else ""
-    if mode.startswith("I") or (tiff and max(picture.tag_v2.get(_BITS, (8,))) > 8):
+    if mode.startswith("I") or (tiff and max(image.tag_v2.get(_BITS, (8,))) > 8):
         oddity = oddity or "16-bit"
-    if mode in ALPHA_MODES or "transparency" in picture.info:
+    if mode in ALPHA_MODES or "transparency" in image.info:
         oddity = "transparent"
-    if getattr(picture, "is_animated", False):
+    if getattr(image, "is_animated", False):
         oddity = "animated"
     found: dict[str, Any] = {"oddity": oddity, "colour": colour}
-    profile = picture.info.get("icc_profile")
+    profile = image.info.get("icc_profile")
     if profile is not None:
         found["profile"] = profile if isinstance(profile, bytes) else b""
-    orientation = picture.getexif().get(_ORIENTATION_TAG, 1) if tiff else 1
+    orientation = image.getexif().get(_ORIENTATION_TAG, 1) if tiff else 1
     if orientation in range(2, 9):
         found["orientation"] = orientation
         if orientation >= 5:  # Pillow gives the size as if it were turned already
-            found["height"], found["width"] = picture.size
+            found["height"], found["width"] = image.size
     return found
 
 

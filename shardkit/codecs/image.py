@@ -1,4 +1,4 @@
-"""What an encoded picture is, from its first bytes: format, width, height; and whether it ends.
+"""What an encoded image is, from its first bytes: format, width, height; and whether it ends.
 
 No pixel is decoded: JPEG, PNG and WebP are read here in a few microseconds, as every sample of a
 conversion passes; the rarer formats go through Pillow. All else that a header says is in `header`.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
 
-# File suffixes of pictures, with the format that each usually holds; the first suffix of a format
+# File suffixes of images, with the format that each usually holds; the first suffix of a format
 # is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
 SUFFIXES = {
     "jpg": "jpeg",
@@ -73,20 +73,20 @@ class ImageInfo(NamedTuple):
 
 
 class NotAnImageError(ValueError):
-    """The bytes are no picture that we know, or its header is cut or damaged.
+    """The bytes are no image that we know, or its header is cut or damaged.
 
     What an error of a sample says of it: `what` is wrong, what was `expected`, how to `fix` it.
     """
 
-    what = "the value is no picture"
-    expected: str | None = "an encoded picture: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+    what = "the value is no image"
+    expected: str | None = "an encoded image: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
     fix = "repair or remove it"
 
 
 class CutError(NotAnImageError):
-    """The end of the picture is not there."""
+    """The end of the image is not there."""
 
-    what = "the picture is cut"
+    what = "the image is cut"
     expected = None
     fix = "copy it again"
 
@@ -94,12 +94,12 @@ class CutError(NotAnImageError):
 class DecodeError(NotAnImageError):
     """The header is right, and the rest is damaged, or of a kind that nobody can show."""
 
-    what = "the picture cannot be decoded"
+    what = "the image cannot be decoded"
     expected = None
 
 
 def format_of(data: bytes) -> str | None:
-    """The format that the first bytes announce; None if they announce no picture."""
+    """The format that the first bytes announce; None if they announce no image."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     for magic, format in _MAGIC:
@@ -109,7 +109,7 @@ def format_of(data: bytes) -> str | None:
 
 
 def is_image(data: bytes) -> bool:
-    """Whether the first bytes are those of a picture (its header may still be damaged)."""
+    """Whether the first bytes are those of an image (its header may still be damaged)."""
     format = format_of(data)
     if format == "bmp":  # two letters are a weak sign: the reserved bytes must be zero too
         return data[6:10] == bytes(4)
@@ -117,7 +117,7 @@ def is_image(data: bytes) -> bool:
 
 
 def probe(data: bytes) -> ImageInfo:
-    """Format and size of an encoded picture; raises NotAnImageError that says what is wrong."""
+    """Format and size of an encoded image; raises NotAnImageError that says what is wrong."""
     format = format_of(data)
     try:
         if format == "jpeg":
@@ -138,7 +138,7 @@ def probe(data: bytes) -> ImageInfo:
 
 
 def check_end(data: bytes, format: str) -> None:
-    """Raise CutError for a picture whose end is not there, as far as its format marks the end.
+    """Raise CutError for an image whose end is not there, as far as its format marks the end.
 
     Bytes behind the end are passed over: cameras and web servers leave them.
     """
@@ -157,7 +157,7 @@ def check_end(data: bytes, format: str) -> None:
 
 
 def checked(value: bytes, key: str, field: str) -> ImageInfo:
-    """What `probe` says of a field's value; raises SampleError if that is no whole picture."""
+    """What `probe` says of a field's value; raises SampleError if that is no whole image."""
     try:
         info = probe(value)
         check_end(value, info.format)
@@ -167,7 +167,7 @@ def checked(value: bytes, key: str, field: str) -> ImageInfo:
 
 
 def unusable(error: NotAnImageError, key: str, field: str) -> SampleError:
-    """The error of a sample with a value that is no picture, or not all of one."""
+    """The error of a sample with a value that is no image, or not all of one."""
     return SampleError(
         error.what,
         key=key,
@@ -234,17 +234,17 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, 26)
         return width & 0x3FFF, height & 0x3FFF
-    raise NotAnImageError("a webp file whose first chunk is no picture")
+    raise NotAnImageError("a webp file whose first chunk is no image")
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:
-    with opened(data) as picture:
-        size: tuple[int, int] = picture.size
+    with opened(data) as image:
+        size: tuple[int, int] = image.size
         return size
 
 
 def opened(data: bytes) -> Any:
-    """The picture as a Pillow image, of which only the header was read; close it after use.
+    """The image as a Pillow image, of which only the header was read; close it after use.
 
     Raises NotAnImageError.
     """
@@ -264,4 +264,4 @@ def _describe(data: bytes) -> str:
     text = data[:24]
     if text.isascii() and text.decode().replace("\n", " ").replace("\r", " ").isprintable():
         return f"text: {text.decode()!r}"
-    return f"bytes that are no picture: {text[:12].hex(' ')}"
+    return f"bytes that are no image: {text[:12].hex(' ')}"

@@ -1,4 +1,4 @@
-"""JPEG by libjpeg-turbo: what it only warns of is damage, unless nothing of the picture is lost."""
+"""JPEG by libjpeg-turbo: what it only warns of is damage, unless nothing of the image is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
 
 
 def _mended(data: bytes, warning: str) -> bytes:
-    """The bytes without what a warning is of, if the picture does not depend on it.
+    """The bytes without what a warning is of, if the image does not depend on it.
 
     Then whatever else is wrong shows in another try: the library gives only its first warning.
     """

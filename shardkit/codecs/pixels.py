@@ -1,11 +1,11 @@
-"""Pixels of encoded pictures, the same on every machine: decoding any picture, and encoding.
+"""Pixels of encoded images, the same on every machine: decoding any image, and encoding.
 
 `to_rgb` gives what a person sees: the first frame, turned as its EXIF data say, in 8-bit sRGB.
 - Transparent pixels show a background, white unless told otherwise.
 - Palettes and grey become RGB; of 16-bit samples the high byte counts.
 - A colour profile is applied. CMYK without one becomes RGB as Pillow does it: 255 - ink - black.
 - Floating-point pixels have no range, and are refused.
-- What a decoder only warns of is damage, unless nothing of the picture is lost.
+- What a decoder only warns of is damage, unless nothing of the image is lost.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
 class Decoded(NamedTuple):
     """Pixels, (height, width, 3) RGB, not turned yet.
 
-    `extent` is the width and height of the picture in these pixels, which may end in a part of one
+    `extent` is the width and height of the image in these pixels, which may end in a part of one
     where it was decoded at a smaller size. `to_srgb` is what is left to be done with `converted`.
     """
 
@@ -99,7 +99,7 @@ class Decoded(NamedTuple):
 
 
 def to_rgb(data: bytes) -> Pixels:
-    """The pixels of any picture as they are seen, (height, width, 3).
+    """The pixels of any image as they are seen, (height, width, 3).
 
     Raises NotAnImageError that says what is wrong.
     """
@@ -124,11 +124,11 @@ def decode(
 ) -> Decoded:
     """Decode the first frame. `header` is what `read_header` says of `data`.
 
-    `least` is the width and height that the picture is to be resized to: a JPEG of many times that
+    `least` is the width and height that the image is to be resized to: a JPEG of many times that
     size is decoded at a smaller one. A `transform` of `color.to_srgb` is applied here, or left to
     the caller, who may have fewer pixels later.
 
-    Raises NotAnImageError that says what is wrong, and never gives a part of a picture.
+    Raises NotAnImageError that says what is wrong, and never gives a part of an image.
     """
     check_end(data, header.format)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
@@ -140,8 +140,8 @@ def decode(
         rows = np.frombuffer(data, np.uint8, ppm.stop - ppm.start, ppm.start)
         pixels = rows.reshape(ppm.height, ppm.width, 3).copy()
     else:
-        with loaded(data, header) as picture:
-            pixels = _as_rgb(picture, header.colour, background, transform)
+        with loaded(data, header) as image:
+            pixels = _as_rgb(image, header.colour, background, transform)
     return Decoded(pixels, (header.width, header.height))
 
 
@@ -156,7 +156,7 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def turned(picture: Any, orientation: int) -> Any:
+def turned(image: Any, orientation: int) -> Any:
     """A Pillow image turned as EXIF's orientation says."""
     from PIL.Image import Transpose
 
@@ -169,7 +169,7 @@ def turned(picture: Any, orientation: int) -> Any:
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
-    return picture.transpose(turns[orientation]) if orientation in turns else picture
+    return image.transpose(turns[orientation]) if orientation in turns else image
 
 
 def _reduction(header: Header, least: tuple[int, int] | None) -> int:
@@ -206,44 +206,44 @@ def loaded(data: bytes, header: Header) -> Iterator[Any]:
     """The first frame as a Pillow image, not turned yet. Raises NotAnImageError."""
     try:
         if header.format == "png":  # the checksums of its chunks, which decoding passes over
-            with opened(data) as picture:
-                picture.verify()
-        with opened(data) as picture:
-            picture.load()
+            with opened(data) as image:
+                image.verify()
+        with opened(data) as image:
+            image.load()
             # Pillow turns a TIFF itself. Turning it back costs little, and rotated TIFFs are rare.
             back = {6: 8, 8: 6}.get(header.orientation, header.orientation)
-            yield turned(picture, back) if header.format == "tiff" else picture
+            yield turned(image, back) if header.format == "tiff" else image
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
-        raise DecodeError(f"a damaged picture: {error}") from error
+        raise DecodeError(f"a damaged image: {error}") from error
 
 
-def _as_rgb(picture: Any, colour: str, background: Colour, transform: Any) -> Pixels:
+def _as_rgb(image: Any, colour: str, background: Colour, transform: Any) -> Pixels:
     import PIL.Image
 
     alpha = None
-    if picture.mode == "F":
+    if image.mode == "F":
         raise DecodeError("floating-point pixels, of which no value is known to be white")
-    if picture.mode == "CMYK":
-        return _from_cmyk(np.asarray(picture), transform)
-    if picture.mode.startswith("I"):
+    if image.mode == "CMYK":
+        return _from_cmyk(np.asarray(image), transform)
+    if image.mode.startswith("I"):
         # "I" is how Pillow says 16 bits where it has no mode of that size for the file's format.
-        values = np.asarray(picture).clip(0, 0xFFFF)
-        if isinstance(picture.info.get("transparency"), int):
-            alpha = PIL.Image.fromarray(values != picture.info["transparency"]).convert("L")
-        picture = PIL.Image.fromarray((values >> 8).astype(np.uint8))
-    elif picture.mode in ALPHA_MODES or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        alpha = picture.getchannel("A")
+        values = np.asarray(image).clip(0, 0xFFFF)
+        if isinstance(image.info.get("transparency"), int):
+            alpha = PIL.Image.fromarray(values != image.info["transparency"]).convert("L")
+        image = PIL.Image.fromarray((values >> 8).astype(np.uint8))
+    elif image.mode in ALPHA_MODES or "transparency" in image.info:
+        image = image.convert("RGBA")
+        alpha = image.getchannel("A")
     if transform is None:
-        pixels = np.array(picture.convert("RGB"))
+        pixels = np.array(image.convert("RGB"))
     else:
         mode = "L" if colour == "GRAY" else "RGB"
-        pixels = converted(np.asarray(picture.convert(mode)), transform)
+        pixels = converted(np.asarray(image.convert(mode)), transform)
     if alpha is None:
         return pixels
-    under = PIL.Image.new("RGB", picture.size, background)
+    under = PIL.Image.new("RGB", image.size, background)
     return np.array(PIL.Image.composite(PIL.Image.fromarray(pixels), under, alpha))
 
 
@@ -262,7 +262,7 @@ def encode(
     """Pixels, (height, width, 3) RGB, as a file of `format`: jpeg, png, webp or ppm.
 
     `quality` and `chroma` ("444", "422", "420") are for lossy ones, `lossless` is for WebP. A
-    `profile` is stored with the picture. Raises ValueError for a picture that the format is too
+    `profile` is stored with the image. Raises ValueError for an image that the format is too
     small for.
     """
     side = max(pixels.shape[:2])

@@ -3,7 +3,7 @@
 That filter is a triangle as wide as the scale (Pillow's Resample.c). OpenCV has none, but it has
 two steps that are very fast: a symmetric filter over whole pixels, and interpolation between
 pixels. One after the other they are close to a triangle, if the weights of the first are fitted.
-Where they are not, at the edges of small results and for pictures of noise, Pillow does it.
+Where they are not, at the edges of small results and for images of noise, Pillow does it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def resize(
 ) -> Pixels:
     """Pixels (height, width, 3) in another size; an array that can be written to is overwritten.
 
-    `extent` is the width and height of the picture in these pixels, if the last row or column
+    `extent` is the width and height of the image in these pixels, if the last row or column
     stands for a part of a pixel only: half of an odd width, say.
     """
     rows, columns = pixels.shape[:2]

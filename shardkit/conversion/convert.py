@@ -25,9 +25,9 @@ def convert(
     monitor: Monitor | None = None,
     **options: Any,
 ) -> ConvertResult:
-    """Convert pictures, text, a dataset of any format, or a Python sequence of samples.
+    """Convert images, text, a dataset of any format, or a Python sequence of samples.
 
-    Pictures are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    Images are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
     `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, or a
     file such as `train.beton` for one shard without a folder; without it the output goes beside the

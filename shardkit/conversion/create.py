@@ -45,10 +45,10 @@ class DatasetWriter:
         self._format.layout(self._schema)  # raises for what it cannot hold
         self._class_names = named_classes(classes, self._schema)
         self._steps = None
-        if self._format.raw_pictures != "array":  # masks must not become JPEGs
+        if self._format.raw_images != "array":  # masks must not become JPEGs
             from shardkit.preprocess.steps import steps_for
 
-            self._steps = steps_for(self._schema, ImageOptions(), None, self._format.raw_pictures)
+            self._steps = steps_for(self._schema, ImageOptions(), None, self._format.raw_images)
         target = storage.local(out, output=True)
         self._single = is_single(target, to)
         bounded = shard_size is not None or shard_samples is not None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # and the blocks of tokens of another cannot be made again.
 TASKS = "2"
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
-# Where pictures are decoded or text is tokenized, tasks are cut by that work, whoever does it: each
+# Where images are decoded or text is tokenized, tasks are cut by that work, whoever does it: each
 # is at most so small a share of what is left, so that none of as many workers ever waits long.
 _SHARES = 64
 _LEAST_WORK = 2 << 20  # bytes to decode or tokenize, in a fifth of a second or so
@@ -272,14 +272,14 @@ def _check_names(schema: Schema, source: Source | Stream) -> None:
 
 def _encodes(part: Part, format: Format) -> bool:
     """Whether values are decoded or encoded, and not copied, as far as a few samples tell."""
-    pictures = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
+    images = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
     steps = part.steps.images is not None or part.steps.text is not None
-    if steps or isinstance(part.source, Stream) or not format.encodes_pictures:
+    if steps or isinstance(part.source, Stream) or not format.encodes_images:
         return steps or isinstance(part.source, Stream)
     for document in some_of(part.source, part.slice.order):
         sample = {} if isinstance(document.sample, SampleError) else document.sample
         try:
-            for name, kind in pictures.items():
+            for name, kind in images.items():
                 if name in sample and format.carried(kind, sample[name]) != sample[name]:
                     return True
         except NotAnImageError:  # the conversion will meet it again, and say so
@@ -360,11 +360,11 @@ def _steps(
 ) -> tuple[Steps, Schema]:
     """The steps for a source, and the fields that its samples have in the end."""
     images, schema = None, source.schema
-    # A format that makes JPEGs of other pictures needs steps for masks, whatever was asked for.
-    if options.image.active or transform is not None or format.raw_pictures != "array":
+    # A format that makes JPEGs of other images needs steps for masks, whatever was asked for.
+    if options.image.active or transform is not None or format.raw_images != "array":
         from shardkit.preprocess.steps import schema_after, steps_for
 
-        raw = format.raw_pictures
+        raw = format.raw_images
         images = steps_for(source.schema, options.image, transform, raw, source)
         schema = schema_after(images, source)
     text = fields = None

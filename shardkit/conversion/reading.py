@@ -118,7 +118,7 @@ def _in_order(
 
     Files that are in memory are read best without any thread: more would only stand in each
     other's way. Where reading waits for a disk or a network, more and more chunks are read ahead.
-    Steps for pictures are work for `threads` of them, as codecs let others run meanwhile.
+    Steps for images are work for `threads` of them, as codecs let others run meanwhile.
     """
     ahead = busy = 2 * threads if threads > 1 and steps.images is not None else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool:

@@ -64,14 +64,14 @@ class SplitResult:
     errors_list: str | None  # the file that lists them
     classes: int | None
     fields: dict[str, FieldStats]
-    encoded: dict[str, int]  # pictures that the format could not hold as they were, by reason
+    encoded: dict[str, int]  # images that the format could not hold as they were, by reason
     ignored: dict[str, int]  # what was passed over, and how often: files, fields, rows, ...
     keys: dict[str, int]  # that other readers stumble over, by what they have: blanks
     filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
     filtered_list: str | None  # the file that lists them
     text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
-    pictures: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
-    reasons: dict[str, int]  # why pictures were changed, other than to be resized
+    images: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
+    reasons: dict[str, int]  # why images were changed, other than to be resized
 
 
 def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
@@ -93,7 +93,7 @@ class ConvertResult:
     splits: dict[str, SplitResult]
     source_bytes: int
     ignored: dict[str, int]  # what was passed over in all splits, and how often
-    notes: list[str]  # what may surprise: pictures without labels, say
+    notes: list[str]  # what may surprise: images without labels, say
     already_complete: bool = False  # an earlier run of the same command had made it
     seconds: float = 0.0  # planning, working and publishing
 
@@ -384,6 +384,6 @@ def _split_result(folder: Path) -> SplitResult:
         filtered=manifest.filtered,
         filtered_list=lists[FILTERED],
         text=manifest.text,
-        pictures=manifest.pictures,
+        images=manifest.images,
         reasons=manifest.reasons,
     )

@@ -38,7 +38,7 @@ from shardkit.schema import (
 from shardkit.sizes import FieldSizes
 
 KEYS_REPEAT = "give every sample a key of its own"
-_COUNTS = ("encoded", "filtered", "ignored", "keys", "pictures", "reasons")
+_COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
 _MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
 _FLUSH = 1 << 16  # sizes kept before they are counted
 
@@ -195,12 +195,12 @@ class Stats:
         self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
-        self.encoded: Counter[str] = Counter()  # pictures encoded anew by the format, by reason
+        self.encoded: Counter[str] = Counter()  # images encoded anew by the format, by reason
         self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
         self.ignored: Counter[str] = Counter()  # what was passed over: `sources.base.Described`
         self.keys: Counter[str] = Counter()  # that other readers stumble over, by reason
-        self.pictures: Counter[str] = Counter()  # what became of them, and their bytes
-        self.reasons: Counter[str] = Counter()  # why pictures were changed
+        self.images: Counter[str] = Counter()  # what became of them, and their bytes
+        self.reasons: Counter[str] = Counter()  # why images were changed
         self.text = TextTally()
         self._pending: list[tuple[str, Callable[[Any], int], list[int]]] = [
             (name, _SIZES[type(kind)], []) for name, kind in (schema or {}).items()
@@ -246,7 +246,7 @@ class Stats:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What was done to pictures and samples, and what was passed over, in words."""
+        """What was done to images and samples, and what was passed over, in words."""
         return {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
 
     @classmethod

@@ -144,7 +144,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
 def _count(read: Read, stats: Stats) -> None:
     """Count what the steps did to a sample that is stored now."""
     if not isinstance(read, dict | SampleError | Filtered):
-        stats.pictures.update(read.pictures)
+        stats.images.update(read.images)
         stats.reasons.update(read.reasons)
 
 

@@ -13,7 +13,7 @@ only: a value that was given out stays good. Reading a closed reader raises Valu
 Writer. It is given a path that does not exist, in a folder that does (a shard that is a folder
 makes its own), and creates that file and, if it likes, others whose names begin with the path's
 stem, beside it or, for what no other reader looks for, in the folder `manifest.FOLDER` beside it.
-`write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for a picture
+`write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for an image
 that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it was
 before. It returns False, having written nothing, if the sample would take the shard over
 `max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows
@@ -68,8 +68,8 @@ class ShardReader(ABC):
 class ShardWriter(ABC):
     """One shard, being written.
 
-    `encoded` counts, by reason, the pictures that could not be stored as they were: it is empty for
-    all formats that hold any picture. `keys` counts, by what they have ("blanks"), the keys that
+    `encoded` counts, by reason, the images that could not be stored as they were: it is empty for
+    all formats that hold any image. `keys` counts, by what they have ("blanks"), the keys that
     other readers of the format stumble over.
     """
 
@@ -137,8 +137,8 @@ class Format(ABC):
 
     name: str
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
-    raw_pictures: str = "array"  # what stores decoded pixels: arrays, or "ppm": picture fields
-    encodes_pictures: bool = False  # it cannot hold all kinds, so that storing some takes long
+    raw_images: str = "array"  # what stores decoded pixels: arrays, or "ppm": image fields
+    encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
     join_pads: bool = False  # a joined shard may be larger than its parts together
 
@@ -187,7 +187,7 @@ class Format(ABC):
         return []
 
     def carried(self, kind: FieldType, value: Any) -> Any:
-        """What a value of a field becomes in this format: itself, but for pictures encoded anew."""
+        """What a value of a field becomes in this format: itself, but for images encoded anew."""
         return value
 
     def shard_stem(self, number: int, shards: int) -> str:

@@ -206,7 +206,7 @@ def collating(case: Case) -> Finding | None:
 
 
 def normalizing(case: Case) -> Finding | None:
-    """Pictures made floats by the processor, four times as large as they need to be."""
+    """Images made floats by the processor, four times as large as they need to be."""
     share = case.share("transform")
     stream = case.loader.dataset.stream
     calls = [s for chain in stream.transforms.chains for s in chain.stages if isinstance(s, Call)]

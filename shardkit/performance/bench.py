@@ -23,7 +23,7 @@ from shardkit.performance.contender import START
 from shardkit.performance.folder import open_any
 from shardkit.performance.machine import about_machine, file_system, versions
 from shardkit.performance.process import Process
-from shardkit.performance.recipe import picture_field, usual_options
+from shardkit.performance.recipe import image_field, usual_options
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 
@@ -155,9 +155,9 @@ def bench(
     progress: Progress | None = None,
     **sweep: Any,
 ) -> dict[str, Any]:
-    """Measure datasets of any formats and folders of pictures; returns what JSON can hold.
+    """Measure datasets of any formats and folders of images; returns what JSON can hold.
 
-    The measures are "read" (every value, in shuffled order, hashed), "decode" (pictures read and
+    The measures are "read" (every value, in shuffled order, hashed), "decode" (images read and
     decoded whole), and "load" (batches, as in training). `threads`, `workers` (of torch's
     DataLoader), `batch_sizes` and `transforms` are what to try, `size` is the pixels that
     transforms make; a run is an epoch, but at most `limit` samples of it. Each of `rounds` has one
@@ -229,7 +229,7 @@ def _ours(
     settings = list(_settings(dataset, asked))
     for measure in asked.measures:
         if not any(setting.measure == measure for setting in settings):
-            skipped[f"{name}, {measure}"] = "it has no encoded pictures"
+            skipped[f"{name}, {measure}"] = "it has no encoded images"
     search = json.dumps([place for place in sys.path if place])
     stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
     return Contender(
@@ -251,16 +251,16 @@ def _ours(
 
 def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
     """What is measured of one of our datasets."""
-    pictures = picture_field(dataset)
+    images = image_field(dataset)
     threads = asked.powers()
     if "read" in asked.measures:
         yield from (Setting("read", number) for number in threads)
-    encoded = pictures is not None and isinstance(dataset.schema[pictures], Image)
+    encoded = images is not None and isinstance(dataset.schema[images], Image)
     if "decode" in asked.measures and encoded:
         yield from (Setting("decode", number) for number in threads)
     if "load" not in asked.measures:
         return
-    if pictures is None and asked.threads is None:
+    if images is None and asked.threads is None:
         threads = [0, *threads]  # arrays alone: there is little that threads could take over
     workers = asked.workers if importlib.util.find_spec("torch") is not None else ()
     for batch_size in asked.batch_sizes:
@@ -274,8 +274,8 @@ def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
 
 
 def _transforms(dataset: Dataset, asked: Sweep) -> Sequence[str]:
-    """Those to try: without pictures the known ones are one and the same."""
-    if picture_field(dataset) is not None:
+    """Those to try: without images the known ones are one and the same."""
+    if image_field(dataset) is not None:
         return asked.transforms
     return [*(name for name in asked.transforms if ":" in name)] or ["none"]
 
@@ -291,7 +291,7 @@ def _peers(
 
     ready, missing = contenders(dataset, interpreters_in(folders), work, limit=asked.limit)
     skipped.update(missing)
-    transform = "none" if picture_field(dataset) is None else "crop"
+    transform = "none" if image_field(dataset) is None else "crop"
     loaded = "load" in asked.measures and transform in (*asked.transforms, "none")
     if "load" in asked.measures and not loaded and ready:
         skipped["load of others"] = "they are measured with the transform crop alone"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardkit.performance.checks_files import other_format, shards
+from shardkit.performance.checks_images import png, stored_size
 from shardkit.performance.checks_order import sorted_order
 from shardkit.performance.checks_padding import padding
-from shardkit.performance.checks_pictures import png, stored_size
 from shardkit.performance.findings import Finding
 from shardkit.stream.stream import Stream
 
@@ -18,7 +18,7 @@ def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
     Some tens of its samples are read, and what is advised is tried on them: nothing is guessed.
     """
     found = [
-        stored_size(stream) or png(stream),  # making pictures smaller makes JPEGs of them, too
+        stored_size(stream) or png(stream),  # making images smaller makes JPEGs of them, too
         other_format(stream),
         shards(stream, world_size, workers),
         sorted_order(stream),

@@ -27,7 +27,7 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning
 from shardkit.performance.folder import open_any
-from shardkit.performance.recipe import picture_field, usual_options
+from shardkit.performance.recipe import image_field, usual_options
 from shardkit.stream.batches import Batch
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
@@ -111,8 +111,8 @@ class Contender:
                 )
 
     def _decode(self, number: int) -> None:
-        """The whole of a sample's picture as pixels."""
-        samples, field = self._pictures
+        """The whole of a sample's image as pixels."""
+        samples, field = self._images
         sample = samples.read(number)
         if field not in sample:
             return
@@ -123,9 +123,9 @@ class Contender:
             raise unusable(error, sample["__key__"], field).located(**place) from error
 
     @cached_property
-    def _pictures(self) -> tuple[Samples, str]:
-        """The pictures alone, and their field."""
-        field = picture_field(self.dataset)
+    def _images(self) -> tuple[Samples, str]:
+        """The images alone, and their field."""
+        field = image_field(self.dataset)
         assert field is not None  # or nobody would ask
         return Samples([self.dataset], [field]), field
 

@@ -105,7 +105,7 @@ def doctor(
     """Find out what holds loading back, by short runs that change one thing each.
 
     source: a Loader as it is trained with, a torch DataLoader of a StreamingDataset, or anything
-    that a Loader takes, or a folder of pictures, with the Loader's `options`. What was measured of
+    that a Loader takes, or a folder of images, with the Loader's `options`. What was measured of
     a loader with `profile=True` while it was trained with is used; its own place stays.
     step: what the training loop does with a batch. It is called with one batch again and again, so
     that it never waits: what it could take. It must wait for a GPU itself.

@@ -1,4 +1,4 @@
-"""`open_any`: a dataset of any format, or a folder of loose pictures as if it were one."""
+"""`open_any`: a dataset of any format, or a folder of loose images as if it were one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardkit.schema import Json
 from shardkit.sources import open_sources
 from shardkit.sources.image_folder import ImageFolder
 
-FOLDER = "folder"  # the format of loose pictures
+FOLDER = "folder"  # the format of loose images
 
 
 def open_any(path: str | os.PathLike[str]) -> Dataset:
-    """Open what `shardkit.open` does, or a folder of pictures as `shardkit convert` reads it.
+    """Open what `shardkit.open` does, or a folder of images as `shardkit convert` reads it.
 
     Raises what those raise, UsageError for a folder of splits, and FormatError for text.
     """
@@ -47,26 +47,26 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
         )
     if first.problems:
         raise first.problems[0]
-    return PictureFolder(Path(path), first)
+    return LooseImages(Path(path), first)
 
 
-class PictureFolder(Dataset):
-    """Loose pictures as a dataset: one shard, whose reader opens a file for each sample.
+class LooseImages(Dataset):
+    """Loose images as a dataset: one shard, whose reader opens a file for each sample.
 
     The folder was read once; a sample costs no more than opening and reading its files.
     """
 
-    def __init__(self, path: Path, pictures: ImageFolder) -> None:
+    def __init__(self, path: Path, images: ImageFolder) -> None:
         self.path, self.format = path, FOLDER
         self.manifest = self.manifest_path = self.transforms = None
-        self._beside = dict(pictures.ignored)
-        self.schema = pictures.schema
-        self._pictures, self._reader = pictures, _Files(pictures)
+        self._beside = dict(images.ignored)
+        self.schema = images.schema
+        self._images, self._reader = images, _Files(images)
         # What the methods of all datasets go by.
-        self._names, self._bytes = ["."], [int(pictures.sizes().sum())]
+        self._names, self._bytes = ["."], [int(images.sizes().sum())]
         self._layouts = [self._reader.layout]
-        self._class_names = {**pictures.class_names}
-        self._starts, self._length = [0], len(pictures)
+        self._class_names = {**images.class_names}
+        self._starts, self._length = [0], len(images)
         self._mapped = False
         self._readers = Readers()
 
@@ -74,7 +74,7 @@ class PictureFolder(Dataset):
         return self._reader
 
     def sample_path(self, shard: int, position: int) -> Path:
-        return self.path / self._pictures.name(position)
+        return self.path / self._images.name(position)
 
     def close(self) -> None:
         """Does nothing: files are open for as long as they are read."""
@@ -83,17 +83,17 @@ class PictureFolder(Dataset):
 class _Files(ShardReader):
     """The files of a folder by position."""
 
-    def __init__(self, pictures: ImageFolder) -> None:
-        self.schema = pictures.schema
+    def __init__(self, images: ImageFolder) -> None:
+        self.schema = images.schema
         self.layout: dict[str, Any] = {"schema": self.schema.to_json()}
-        self._pictures = pictures
+        self._images = images
         self._json = [name for name, kind in self.schema.items() if isinstance(kind, Json)]
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __getitem__(self, position: int) -> Sample:
-        sample = self._pictures[position]
+        sample = self._images[position]
         for name in self._json:
             if name in sample:  # as the text to store, or as what all samples share
                 sample[name] = json.loads(JsonText.of(sample[name]))

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 # The modules beside this script are not for everybody who imports one of their names.
 sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).parent]
 
-_PICTURES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
+_IMAGES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
 # Name -> what it imports; the first has the version.
 NEEDS = {
-    "imagefolder": _PICTURES,
-    "webdataset": ("webdataset", *_PICTURES),
-    "datasets": ("datasets", *_PICTURES),
+    "imagefolder": _IMAGES,
+    "webdataset": ("webdataset", *_IMAGES),
+    "datasets": ("datasets", *_IMAGES),
     "ffcv": ("ffcv", "torch"),
-    "litdata": ("litdata", *_PICTURES),
-    "streaming": ("streaming", *_PICTURES),
+    "litdata": ("litdata", *_IMAGES),
+    "streaming": ("streaming", *_IMAGES),
     "mmap": ("torch", "xxhash"),
     "litdata-tokens": ("litdata", "torch", "xxhash"),
 }
@@ -75,18 +75,18 @@ class Setting(NamedTuple):
             "collate_fn": collate,
         }
 
-    def pictures(self) -> dict[str, Any]:
-        """The same where samples are pictures."""
+    def images(self) -> dict[str, Any]:
+        """The same where samples are images."""
         return self.options(encoded if self.measure == "read" else Crops(self.crop()))
 
     def crop(self) -> int:
-        """Pixels a side of what becomes of a picture."""
+        """Pixels a side of what becomes of an image."""
         if self.transform != "crop":
             raise ValueError("peers are measured with the transform 'crop' alone")
         return self.size
 
 
-# --- pictures ------------------------------------------------------------------------------------
+# --- images ------------------------------------------------------------------------------------
 
 
 def encoded(samples: list[dict[str, Any]]) -> list[bytes]:
@@ -95,7 +95,7 @@ def encoded(samples: list[dict[str, Any]]) -> list[bytes]:
 
 
 class Crops:
-    """Makes a batch of `load`: pictures decoded and cropped by OpenCV, and their labels."""
+    """Makes a batch of `load`: images decoded and cropped by OpenCV, and their labels."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -112,7 +112,7 @@ class Crops:
         cv2 = opencv()
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
         if pixels is None:
-            raise ValueError("OpenCV cannot decode a picture")
+            raise ValueError("OpenCV cannot decode an image")
         top, left, height, width = random_crop(*pixels.shape[:2])
         crop = pixels[top : top + height, left : left + width]
         made: npt.NDArray[np.uint8] = cv2.resize(
@@ -142,7 +142,7 @@ def random_crop(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 class ClassFolders:
-    """Loose files of pictures; the name of a folder is the label."""
+    """Loose files of images; the name of a folder is the label."""
 
     def __init__(self, root: Path) -> None:
         folders = sorted(root.iterdir())
@@ -161,7 +161,7 @@ def load(item: tuple[str, int]) -> dict[str, Any]:
 
 
 def imagefolder(store: Path, setting: Setting) -> Iterable[Any]:
-    return data_loader(ClassFolders(store), shuffle=True, **setting.pictures())
+    return data_loader(ClassFolders(store), shuffle=True, **setting.images())
 
 
 def data_loader(data: Any, **options: Any) -> Iterable[Any]:
@@ -173,12 +173,12 @@ def data_loader(data: Any, **options: Any) -> Iterable[Any]:
 def webdataset(store: Path, setting: Setting) -> Iterable[Any]:
     shards = sorted(map(str, store.glob("*.tar")))
     data = import_module("webdataset").WebDataset(shards, shardshuffle=100).shuffle(1000)
-    return data_loader(data.rename(image=_SUFFIXES, label="cls"), **setting.pictures())
+    return data_loader(data.rename(image=_SUFFIXES, label="cls"), **setting.images())
 
 
 def datasets(store: Path, setting: Setting) -> Iterable[Any]:
     data = import_module("datasets").load_from_disk(str(store))
-    return data_loader(data, shuffle=True, **setting.pictures())
+    return data_loader(data, shuffle=True, **setting.images())
 
 
 def ffcv(store: Path, setting: Setting) -> Iterable[Any]:
@@ -199,7 +199,7 @@ def ffcv(store: Path, setting: Setting) -> Iterable[Any]:
 def litdata(store: Path, setting: Setting) -> Iterable[Any]:
     module = import_module("litdata")
     data = module.StreamingDataset(str(store), shuffle=True)
-    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.pictures())
+    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.images())
     return made
 
 
@@ -214,7 +214,7 @@ def write_litdata(source: Path, store: Path) -> None:
 
 
 def mosaicml() -> ModuleType:
-    """The module `streaming` without its datasets of pictures, which would want torchvision."""
+    """The module `streaming` without its datasets of images, which would want torchvision."""
     sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
     return import_module("streaming")
 
@@ -223,7 +223,7 @@ def streaming(store: Path, setting: Setting) -> Iterable[Any]:
     data = mosaicml().StreamingDataset(
         local=str(store), shuffle=True, batch_size=setting.batch_size
     )
-    return data_loader(data, **setting.pictures())
+    return data_loader(data, **setting.images())
 
 
 def write_streaming(source: Path, store: Path) -> None:

@@ -25,21 +25,21 @@ from shardkit.codecs.pixels import ppm_header, to_ppm
 from shardkit.conversion.convert import convert
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
-from shardkit.performance.recipe import picture_field
+from shardkit.performance.recipe import image_field
 from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Int
 
 SCRIPT = Path(__file__).with_name("peer.py")
-_PICTURES, _PIXELS, _TOKENS = "pictures", "raw pixels", "tokens"
+_IMAGES, _PIXELS, _TOKENS = "images", "raw pixels", "tokens"
 # Name -> the data that it is measured with.
 PEERS = {
-    "imagefolder": (_PICTURES,),
-    "webdataset": (_PICTURES,),
-    "datasets": (_PICTURES,),
-    "ffcv": (_PICTURES, _PIXELS),
-    "litdata": (_PICTURES, _TOKENS),
-    "streaming": (_PICTURES,),
+    "imagefolder": (_IMAGES,),
+    "webdataset": (_IMAGES,),
+    "datasets": (_IMAGES,),
+    "ffcv": (_IMAGES, _PIXELS),
+    "litdata": (_IMAGES, _TOKENS),
+    "streaming": (_IMAGES,),
     "mmap": (_TOKENS,),
 }
 _FORMATS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton"}  # that we write for them
@@ -146,7 +146,7 @@ def _ask(python: str, *words: str) -> dict[str, Any]:
 
 
 def _note(name: str, store: Path) -> str | None:
-    """Pictures that FFCV got in another form, as it reads JPEG and pixels alone."""
+    """Images that FFCV got in another form, as it reads JPEG and pixels alone."""
     manifest = open_dataset(store).manifest if name == "ffcv" else None
     if manifest is None or not manifest.encoded:
         return None
@@ -175,7 +175,7 @@ class _Data:
         return {"image": value, "label": label}
 
     def read(self, index: int) -> tuple[Any, int]:
-        """A picture's bytes or a block of tokens, and the label."""
+        """An image's bytes or a block of tokens, and the label."""
         sample = self.dataset[index]
         value = sample.get(self.field)
         if value is None:
@@ -197,16 +197,16 @@ class _Data:
 
 
 def _data_of(dataset: Dataset, count: int) -> _Data:
-    """Pictures, pixels or tokens, whichever there are; raises SampleError for anything else."""
-    field, schema = picture_field(dataset), dataset.schema
+    """Images, pixels or tokens, whichever there are; raises SampleError for anything else."""
+    field, schema = image_field(dataset), dataset.schema
     if field is not None and count:
         labels = [name for name in (dataset.label, "cls") if isinstance(schema.get(name), Int)]
-        data = _Data(dataset, _PICTURES, field, labels[0] if labels else None, count)
+        data = _Data(dataset, _IMAGES, field, labels[0] if labels else None, count)
         pixels = ppm_header(data.read(0)[0]) is not None
         return replace(data, kind=_PIXELS) if pixels else data
     if count and _block(schema.get("tokens")):
         return _Data(dataset, _TOKENS, "tokens", None, count)
-    raise SampleError("the samples have neither pictures nor blocks of tokens of one length")
+    raise SampleError("the samples have neither images nor blocks of tokens of one length")
 
 
 def _block(kind: FieldType | None) -> int | None:
@@ -251,7 +251,7 @@ class _Stores:
             _ask(python, "write", name, str(source), str(out))
 
     def _convert(self, name: str, out: Path) -> None:
-        # `datasets` would decode pictures by itself, and not by what the others are given for it.
+        # `datasets` would decode images by itself, and not by what the others are given for it.
         kind = Bytes() if name == "datasets" else Image()
         convert(
             cast("Sequence[Sample]", self.data),
@@ -269,7 +269,7 @@ class _Stores:
         return max(len(self.data) // tars, 1)
 
     def _write_files(self, out: Path) -> None:
-        """A folder for each label, and the pictures as files."""
+        """A folder for each label, and the images as files."""
         for number in range(len(self.data)):
             value, label = self.data.read(number)
             suffix = SUFFIX_OF[format_of(value) or "jpeg"]

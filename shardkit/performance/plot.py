@@ -1,4 +1,4 @@
-"""The report of a benchmark as a picture: bars of medians, and what they vary by."""
+"""The report of a benchmark as an image: bars of medians, and what they vary by."""
 
 from __future__ import annotations
 

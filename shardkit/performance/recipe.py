@@ -23,8 +23,8 @@ def usual_options(
 ) -> dict[str, Any]:
     """Options of a `Loader` that trains on the dataset: shuffled batches of what is in it.
 
-    `transform` is for the first field of pictures: "crop", a random part of `size` pixels a side;
-    "resize", the middle of a smaller picture; "center", the middle of the picture; "decode", all of
+    `transform` is for the first field of images: "crop", a random part of `size` pixels a side;
+    "resize", the middle of a smaller image; "center", the middle of the image; "decode", all of
     it; "none", as stored; or "module:function", what that makes of the pixels. Arrays of unlike
     lengths are padded to the longest of a batch.
 
@@ -38,26 +38,26 @@ def usual_options(
             fix=f"make batches of {len(dataset):,} or less, or give a larger dataset",
         )
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
-    field = picture_field(dataset)
+    field = image_field(dataset)
     steps = _steps(transform, size)
     if field is not None and steps:
         options["transforms"] = {field: steps}
     elif field is None and ":" in transform:
         raise UsageError(
-            "the transform is for pictures, of which the dataset has none",
+            "the transform is for images, of which the dataset has none",
             path=dataset.place,
             found=", ".join(f"{name}: {kind}" for name, kind in dataset.schema.items()),
         )
     return options | _padding(dataset)
 
 
-def picture_field(dataset: Dataset) -> str | None:
+def image_field(dataset: Dataset) -> str | None:
     """The first field of encoded images, or else of pixels; None where there is none.
 
     A mask only where there is nothing else.
     """
-    for is_picture in (_is_encoded, _is_pixels):
-        found = [name for name, kind in dataset.schema.items() if is_picture(kind)]
+    for is_image in (_is_encoded, _is_pixels):
+        found = [name for name, kind in dataset.schema.items() if is_image(kind)]
         if found:
             return min(found, key=is_mask_name)
     return None
@@ -104,7 +104,7 @@ def _padding(dataset: Dataset) -> dict[str, Any]:
     others = [kind for name, kind in arrays.items() if name not in varying]
     if not varying or not all(map(_is_fixed, others)):
         return {}
-    if picture_field(dataset) or any(kind.optional for kind in kept.values()):
+    if image_field(dataset) or any(kind.optional for kind in kept.values()):
         return {}
     left_out = len(kept) < len(dataset.schema)
     return {"collate": pad_collate(), **({"fields": list(kept)} if left_out else {})}

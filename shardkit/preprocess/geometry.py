@@ -1,4 +1,4 @@
-"""Where the pixels of a picture go: sizes, crops and margins, in whole numbers."""
+"""Where the pixels of an image go: sizes, crops and margins, in whole numbers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Geometry(NamedTuple):
         return (self.height - self.canvas[1]) // 2
 
     def changes(self, width: int, height: int) -> bool:
-        """Whether a picture of this size becomes another."""
+        """Whether an image of this size becomes another."""
         return (width, height) != (self.width, self.height) or self.canvas != (width, height)
 
     def turned(self, orientation: int) -> tuple[int, int]:
-        """The size to resize to before a picture is turned as EXIF's orientation says."""
+        """The size to resize to before an image is turned as EXIF's orientation says."""
         return (self.height, self.width) if orientation >= 5 else (self.width, self.height)
 
 
 def geometry(width: int, height: int, options: ImageOptions) -> Geometry:
-    """What becomes of an upright picture of this size.
+    """What becomes of an upright image of this size.
 
     - shorter, longer: that side becomes `resize` pixels, and the other keeps the aspect.
     - exact: both sides become `resize`, whatever the aspect was.

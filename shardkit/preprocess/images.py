@@ -1,4 +1,4 @@
-"""What happens to the pictures of a sample: filters, steps, masks, and a step of the user's own."""
+"""What happens to the images of a sample: filters, steps, masks, and a step of the user's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
 from shardkit.preprocess import masks
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.pictures import RESIZED, Picture, PictureSteps, codec_versions
+from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
 
@@ -30,43 +30,43 @@ _one_transform = threading.Lock()  # a user's function need not know of threads
 
 @dataclass
 class Shaped:
-    """A sample as it is to be stored; pictures by what became of them, and why."""
+    """A sample as it is to be stored; images by what became of them, and why."""
 
     sample: Sample
-    pictures: dict[str, int] = field(default_factory=dict)
+    images: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ImageSteps:
-    """The steps for samples with these fields: pictures, and masks with the picture of each."""
+    """The steps for samples with these fields: images, and masks with the image of each."""
 
     options: ImageOptions
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     masks: dict[str, str]
     transform: Transform | None = None
     raw: str = "array"  # what raw pixels are stored as: "array"; or "ppm", as masks are then too
     arrays: tuple[str, ...] = ()  # called as masks are: they stay as they are
 
     @functools.cached_property
-    def _steps(self) -> PictureSteps:
+    def _steps(self) -> ImageProcessor:
         pixels = self.options.pixels or self.transform is not None
-        return PictureSteps(self.options, self.raw, pixels)
+        return ImageProcessor(self.options, self.raw, pixels)
 
     def __call__(self, sample: Sample) -> Shaped:
-        """Raises Filtered, and SampleError for a picture that is none or cannot be stored."""
-        found = {n: self._look_at(sample, n) for n in self.pictures if n in sample}
+        """Raises Filtered, and SampleError for an image that is none or cannot be stored."""
+        found = {n: self._look_at(sample, n) for n in self.images if n in sample}
         drawn = [n for n, of in self.masks.items() if n in sample and of in found]
         if self.transform is not None:
             return self._transformed(sample, found, drawn)
         shaped = Shaped(dict(sample))
-        for name, picture in found.items():
-            shaped.sample[name] = self._stored(shaped, name, picture)
+        for name, image in found.items():
+            shaped.sample[name] = self._stored(shaped, name, image)
         for name in drawn:
-            picture = found[self.masks[name]]
+            image = found[self.masks[name]]
             with _About(sample, name):
-                if self._is_anew(picture):
-                    mask = self._mask(sample, name, picture)
+                if self._is_anew(image):
+                    mask = self._mask(sample, name, image)
                     shaped.sample[name] = self._mask_stored(mask)
                 else:
                     self._steps.check(sample[name])
@@ -87,72 +87,70 @@ class ImageSteps:
         """Of the libraries that decide the bytes."""
         return codec_versions()
 
-    def _look_at(self, sample: Sample, name: str) -> Picture:
+    def _look_at(self, sample: Sample, name: str) -> Image:
         with _About(sample, name):
-            picture = self._steps.look_at(sample[name])
-        unwanted = _unwanted(picture.header, self.options)
+            image = self._steps.look_at(sample[name])
+        unwanted = _unwanted(image.header, self.options)
         if unwanted is not None:
             raise Filtered(*unwanted, sample["__key__"])
-        return picture
+        return image
 
-    def _stored(
-        self, shaped: Shaped, name: str, picture: Picture, pixels: Pixels | None = None
-    ) -> Any:
-        """A picture as it is to be stored, and counted."""
+    def _stored(self, shaped: Shaped, name: str, image: Image, pixels: Pixels | None = None) -> Any:
+        """An image as it is to be stored, and counted."""
         with _About(shaped.sample, name):
-            value, done = self._steps.stored(picture, pixels)
+            value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
-        counts = {done: 1, "bytes in": len(picture.data), "bytes out": size}
+        counts = {done: 1, "bytes in": len(image.data), "bytes out": size}
         for what, number in counts.items():
-            shaped.pictures[what] = shaped.pictures.get(what, 0) + number
-        for reason in picture.reasons:
+            shaped.images[what] = shaped.images.get(what, 0) + number
+        for reason in image.reasons:
             if reason != RESIZED:
                 shaped.reasons[reason] = shaped.reasons.get(reason, 0) + 1
         return value
 
-    def _mask(self, sample: Sample, name: str, picture: Picture) -> Any:
-        """The mask of a picture, as a Pillow image that lies on the picture's new pixels."""
-        return masks.mask_of(sample[name], picture.header, picture.geometry)
+    def _mask(self, sample: Sample, name: str, image: Image) -> Any:
+        """The mask of an image, as a Pillow image that lies on the image's new pixels."""
+        return masks.mask_of(sample[name], image.header, image.geometry)
 
-    def _is_anew(self, picture: Picture) -> bool:
-        """Whether the mask of a picture cannot be stored as it is."""
-        return picture.moves or self._steps.as_array or self.raw == "ppm"
+    def _is_anew(self, image: Image) -> bool:
+        """Whether the mask of an image cannot be stored as it is."""
+        return image.moves or self._steps.as_array or self.raw == "ppm"
 
     def _mask_stored(self, mask: Any) -> Any:
         if self._steps.as_array:
             return masks.values_of(mask)
         return masks.ppm_mask(mask) if self.raw == "ppm" else masks.encode_mask(mask)
 
-    def _transformed(self, sample: Sample, found: dict[str, Picture], drawn: list[str]) -> Shaped:
+    def _transformed(self, sample: Sample, found: dict[str, Image], drawn: list[str]) -> Shaped:
         """Give pixels to the user's function, and store what comes back."""
         assert self.transform is not None
         given = dict(sample)
-        for name, picture in found.items():
+        for name, image in found.items():
             with _About(sample, name):
-                given[name] = _read_only(self._steps.made(picture))
-        on_picture = {}
+                given[name] = _read_only(self._steps.made(image))
+        on_image = {}
         for name in drawn:
             with _About(sample, name):
-                on_picture[name] = self._mask(sample, name, found[self.masks[name]])
-        for name, mask in on_picture.items():
+                on_image[name] = self._mask(sample, name, found[self.masks[name]])
+        for name, mask in on_image.items():
             given[name] = _read_only(masks.values_of(mask))
         with _one_transform:
             made = self.transform(dict(given))
         if made is None:
             raise Filtered("dropped by the transform", self.transform.name, sample["__key__"])
         shaped = Shaped(made)
-        for name, picture in found.items():
+        for name, image in found.items():
             pixels = made.get(name)
             if isinstance(pixels, np.ndarray):
                 if pixels is not given[name]:
-                    pixels = _as_picture(pixels, sample, name)
-                    picture.reasons.append(_CHANGED)
-                made[name] = self._stored(shaped, name, picture, pixels)
-        for name, mask in on_picture.items():
-            values, picture = made.get(name), found[self.masks[name]]
+                    pixels = _as_image(pixels, sample, name)
+                    image.reasons.append(_CHANGED)
+                made[name] = self._stored(shaped, name, image, pixels)
+        for name, mask in on_image.items():
+            values, image = made.get(name), found[self.masks[name]]
             with _About(sample, name):
                 if values is given[name]:
-                    anew = self._is_anew(picture)
+                    anew = self._is_anew(image)
                     made[name] = self._mask_stored(mask) if anew else sample[name]
                 elif isinstance(values, np.ndarray):
                     made[name] = self._mask_stored(masks.with_values(mask, values))
@@ -160,7 +158,7 @@ class ImageSteps:
 
 
 def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
-    """Why an option does not want a picture, and its size."""
+    """Why an option does not want an image, and its size."""
     short, long = sorted((header.width, header.height))
     size = f"{header.width} x {header.height}"
     if options.min_size is not None and short < options.min_size:
@@ -173,7 +171,7 @@ def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
 
 
 class _About:
-    """Errors of a picture become those of its sample."""
+    """Errors of an image become those of its sample."""
 
     def __init__(self, sample: Sample, field: str) -> None:
         self._where = {"key": sample["__key__"], "field": field}
@@ -185,7 +183,7 @@ class _About:
             raise unusable(error, **self._where) from error
         if isinstance(error, ValueError):
             raise SampleError(
-                "the picture cannot be stored",
+                "the image cannot be stored",
                 **self._where,
                 found=str(error),
                 fix="resize it, choose another --image-format, or drop it with --on-error skip",
@@ -198,13 +196,13 @@ def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values
 
 
-def _as_picture(values: npt.NDArray[Any], sample: Sample, name: str) -> Pixels:
-    """What a transform returned as a picture's pixels; raises SampleError if it is none."""
+def _as_image(values: npt.NDArray[Any], sample: Sample, name: str) -> Pixels:
+    """What a transform returned as an image's pixels; raises SampleError if it is none."""
     if values.dtype == np.uint8 and values.ndim == 2:
         values = np.repeat(values[:, :, None], 3, axis=2)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != 3 or not values.size:
         raise SampleError(
-            "the transform returned something that is no picture",
+            "the transform returned something that is no image",
             key=sample["__key__"],
             field=name,
             expected="uint8 pixels, (height, width, 3) or (height, width)",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardkit.preprocess.images import ImageSteps, Shaped
     from shardkit.preprocess.text import TextSteps, TextTally
 
-# A sample, or with steps for pictures what they made of it.
+# A sample, or with steps for images what they made of it.
 Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
 
 

@@ -42,34 +42,34 @@ def is_mask_name(field: str) -> bool:
 
 
 def mask_fields(
-    images: Sequence[str], said: tuple[str, ...] | None, source: Source | Stream | None
+    image_fields: Sequence[str], said: tuple[str, ...] | None, source: Source | Stream | None
 ) -> dict[str, str]:
     """The masks among image fields, with the image that each lies on.
 
     `said` is what the user says, or None. Samples of a `source` are looked at where names do not
     tell. Raises UsageError where it cannot be known.
     """
-    masks = said if said is not None else tuple(name for name in images if is_mask_name(name))
-    if not set(masks) <= set(images):
-        found = ", ".join(images) or None
+    masks = said if said is not None else tuple(name for name in image_fields if is_mask_name(name))
+    if not set(masks) <= set(image_fields):
+        found = ", ".join(image_fields) or None
         raise UsageError("masks are image fields", expected=found, found=", ".join(masks))
-    pictures = [name for name in images if name not in masks]
-    if said is None and source is not None and len(pictures) != 1:
-        _ask_about(_maps(pictures or masks, source), pictures)
-    if said and not pictures:
+    images = [name for name in image_fields if name not in masks]
+    if said is None and source is not None and len(images) != 1:
+        _ask_about(_maps(images or masks, source), images)
+    if said and not images:
         raise UsageError("masks lie on images, and all images are masks", found=", ".join(masks))
     # Where all are called masks, they are images whatever they are called.
-    return {name: _image_of(name, pictures) for name in masks if pictures}
+    return {name: _image_of(name, images) for name in masks if images}
 
 
-def _ask_about(maps: Sequence[str], pictures: Sequence[str]) -> None:
-    if maps and not pictures:
+def _ask_about(maps: Sequence[str], images: Sequence[str]) -> None:
+    if maps and not images:
         raise UsageError(
             f"the field {maps[0]!r} holds masks, and there is no image that they lie on",
             fix="convert them with their images; or as images: --masks none",
         )
     if maps:
-        masks = ",".join(maps if len(maps) < len(pictures) else maps[1:])
+        masks = ",".join(maps if len(maps) < len(images) else maps[1:])
         raise UsageError(
             "images may be masks, whose values resizing or JPEG would change",
             expected="names that tell, such as mask or seg.png, or a word from you",
@@ -79,14 +79,14 @@ def _ask_about(maps: Sequence[str], pictures: Sequence[str]) -> None:
         )
 
 
-def _image_of(mask: str, pictures: Sequence[str]) -> str:
+def _image_of(mask: str, images: Sequence[str]) -> str:
     """The image whose name begins with the same words; or else that of this name, or the first."""
 
     def likeness(name: str) -> tuple[int, bool]:
         words = zip(re.split("[._]", name), re.split("[._]", mask), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], words)), name == "image"
 
-    return max(pictures, key=likeness)
+    return max(images, key=likeness)
 
 
 def _maps(fields: Sequence[str], source: Source | Stream) -> list[str]:

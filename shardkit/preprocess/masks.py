@@ -1,6 +1,6 @@
-"""Masks: pictures of numbers, not of light. Their values stay what they are.
+"""Masks: images of numbers, not of light. Their values stay what they are.
 
-A mask goes where its picture goes, with the nearest pixel of the old one for each of the new, and
+A mask goes where its image goes, with the nearest pixel of the old one for each of the new, and
 is always stored without loss. Margins are 0. Values are those that are stored: palette numbers are
 not looked up, and no profile or background applies.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class MaskError(NotAnImageError):
-    """A mask that does not lie on its picture."""
+    """A mask that does not lie on its image."""
 
-    what = "the mask does not fit its picture"
+    what = "the mask does not fit its image"
     expected = "the same width and height"
-    fix = "make it of the picture's size"
+    fix = "make it of the image's size"
 
 
 class TooDeepError(NotAnImageError):
@@ -37,22 +37,22 @@ class TooDeepError(NotAnImageError):
     fix = "convert to another format, or make an array of it by a --transform of your own"
 
 
-def mask_of(data: bytes, picture: Header, geometry: Geometry) -> Any:
-    """A mask as a Pillow image that lies on its resized picture.
+def mask_of(data: bytes, image: Header, geometry: Geometry) -> Any:
+    """A mask as a Pillow image that lies on its resized image.
 
-    `picture` is the header of the picture it belongs to, and says how the mask is turned, unless
-    the mask says it itself or was drawn on the upright picture. Raises NotAnImageError.
+    `image` is the header of the image it belongs to, and says how the mask is turned, unless
+    the mask says it itself or was drawn on the upright image. Raises NotAnImageError.
     """
     header = read_header(data)
     check_end(data, header.format)
-    stored, upright = (picture.width, picture.height), picture.upright
+    stored, upright = (image.width, image.height), image.upright
     size = (header.width, header.height)
     orientation = header.orientation
     if orientation == 1 and size == stored:
-        orientation = picture.orientation
+        orientation = image.orientation
     if (size if orientation < 5 else size[::-1]) != upright:
         raise MaskError(
-            f"a mask of {size[0]} x {size[1]} pixels on a picture of {stored[0]} x {stored[1]}"
+            f"a mask of {size[0]} x {size[1]} pixels on an image of {stored[0]} x {stored[1]}"
         )
     with loaded(data, header) as mask:
         return _placed(turned(mask, orientation).copy(), geometry)

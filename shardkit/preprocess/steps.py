@@ -30,26 +30,26 @@ def steps_for(
     what raw pixels are stored as, "array" or "ppm". Raises UsageError for options of images where
     there are none, and where images may be masks.
     """
-    images = [name for name, kind in schema.items() if isinstance(kind, Image)]
+    image_fields = [name for name, kind in schema.items() if isinstance(kind, Image)]
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
     if lists and options.active:
         raise UsageError(
-            f"there are options for pictures, which are not for lists of them: {lists[0]!r}",
+            f"there are options for images, which are not for lists of them: {lists[0]!r}",
             fix="leave the options out; a function of --transform gets them as a list of bytes",
         )
-    if not images and options.active:
+    if not image_fields and options.active:
         fields = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
-        raise UsageError("there are options for pictures, and no pictures", found=fields or None)
+        raise UsageError("there are options for images, and no images", found=fields or None)
     changes = options.pixels or transform is not None or raw == "ppm"
-    masks = mask_fields(images, options.mask_fields, source if changes else None)
+    masks = mask_fields(image_fields, options.mask_fields, source if changes else None)
     # Masks must not become JPEGs, even where nothing else is to be done.
     if not options.active and transform is None and not (masks and raw == "ppm"):
         return None
     if raw == "ppm" and options.format in ("png", "webp"):
         raise UsageError(f"this format cannot hold {options.format}", expected="keep, jpeg or raw")
-    pictures = tuple(name for name in images if name not in masks)
+    images = tuple(name for name in image_fields if name not in masks)
     arrays = tuple(n for n, k in schema.items() if isinstance(k, Array) and is_mask_name(n))
-    return ImageSteps(options, pictures, masks, transform, raw, arrays)
+    return ImageSteps(options, images, masks, transform, raw, arrays)
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
@@ -62,7 +62,7 @@ def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
     fields = dict(source.schema)
     if steps.options.format == "raw" and steps.raw == "array":
         shape = (*_fixed_size(steps.options), 3)
-        for name in steps.pictures:
+        for name in steps.images:
             fields[name] = Array("|u1", shape, optional=fields[name].optional)
         for name in steps.masks:
             fields[name] = Array(optional=fields[name].optional)
@@ -72,7 +72,7 @@ def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
 
 
 def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
-    """Height and width, where all pictures have the same."""
+    """Height and width, where all images have the same."""
     square = options.resize_mode in ("exact", "crop") and options.upscale
     if square or options.resize_mode == "pad":
         return options.resize, options.resize

@@ -1,6 +1,6 @@
 """A step of the user's own: any function of a sample, as part of a conversion.
 
-It gets the sample with its pictures as pixels, read-only arrays of uint8 (height, width, 3), and
+It gets the sample with its images as pixels, read-only arrays of uint8 (height, width, 3), and
 masks as (height, width), after all other steps and before encoding. It returns the sample to store:
 fields may be changed, added or left out, and None drops the sample. Equal samples must give equal
 results.

@@ -1,4 +1,4 @@
-"""Planning an image folder: one walk finds pictures, classes, splits, sidecars, metadata."""
+"""Planning an image folder: one walk finds images, classes, splits, sidecars, metadata."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _split_folders(root: Path) -> dict[str, str]:
     with storage.explained("list", root), os.scandir(root) as entries:
         visible = [e for e in entries if not e.name.startswith(".")]
     folders = [e.name for e in visible if is_folder(e)]
-    files = [e.name for e in visible if e.name in METADATA_FILES or _is_picture(e.name)]
+    files = [e.name for e in visible if e.name in METADATA_FILES or _is_image(e.name)]
     named = split_folders(folders)
     splits = {name: folder for name, folder in named.items() if _holds_classes(root / folder)}
     if not splits and len(named) == len(folders) and not set(files) - set(folders):
@@ -122,7 +122,7 @@ def _holds_classes(folder: Path) -> bool:
         )
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     stem, _, suffix = name.rpartition(".")
     return bool(stem) and suffix.lower() in SUFFIXES
 
@@ -170,16 +170,16 @@ class _Scan:
         self._metadata: list[str] = []
         self._at_root: set[str] = set()  # files
         began = time_ns()
-        self.files = Files.joined(self._pictures())
+        self.files = Files.joined(self._images())
         self.files.began = began
         self.tree = Tree(root, self._below, self.files.folders)
         self.class_folders = self.tree.folders()
-        pictures_at_root = "" in self.files.folders
-        # A metadata file above one folder of pictures is the Hugging Face layout: no classes.
+        images_at_root = "" in self.files.folders
+        # A metadata file above one folder of images is the Hugging Face layout: no classes.
         one_folder = len(self.tree.filled()) < 2 and bool(self._metadata)
         self.numbered = self._is_numbered()
         self.labelled = bool(self.class_folders) and not (
-            pictures_at_root or one_folder or self.numbered
+            images_at_root or one_folder or self.numbered
         )
         self.files.metadata = self._read_metadata()
 
@@ -248,8 +248,8 @@ class _Scan:
                 )
             fields[name] = kind
 
-    def _pictures(self) -> list[Files]:
-        """The pictures of every folder, in torchvision's order: by class, then by path as text."""
+    def _images(self) -> list[Files]:
+        """The images of every folder, in torchvision's order: by class, then by path as text."""
         found = []
         for folder, entries, subfolders in self._walk:
             if not folder.relative:
@@ -264,25 +264,25 @@ class _Scan:
         return found
 
     def _take(self, folder: str, entries: list[os.DirEntry[str]]) -> Files:
-        """A folder's pictures, with their sidecars."""
-        pictures: dict[str, os.DirEntry[str]] = {}
+        """A folder's images, with their sidecars."""
+        images: dict[str, os.DirEntry[str]] = {}
         others: dict[str, os.DirEntry[str]] = {}
         for entry in entries:
             name = entry.name
-            if _is_picture(name):
-                pictures[name] = entry
+            if _is_image(name):
+                images[name] = entry
             elif name in METADATA_FILES and entry.is_file():
                 self._metadata.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
-        stems = {name[: name.rfind(".")] for name in pictures}
+        stems = {name[: name.rfind(".")] for name in images}
         for ending in (s.ending for s in SIDECARS if isinstance(s.type, Image)):
-            for name in [n for n in pictures if n.endswith(ending)]:
+            for name in [n for n in images if n.endswith(ending)]:
                 if name.removesuffix(ending) in stems:
-                    others[name] = pictures.pop(name)
+                    others[name] = images.pop(name)
         self._ignore(others, stems)
-        names = sorted(pictures)
-        about = [look(pictures[name]) for name in names]
+        names = sorted(images)
+        about = [look(images[name]) for name in names]
         bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others)
         return Files(
             folders=[folder],
@@ -330,7 +330,7 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 def _sidecars_of(
     names: list[str], others: dict[str, os.DirEntry[str]]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per picture its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
+    """Per image its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
 
     Of the times only a mixture is kept: it is for noticing that one has changed.
     """

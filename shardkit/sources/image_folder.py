@@ -1,8 +1,8 @@
-"""A folder of pictures as a source: `class/.../file`, or flat without labels.
+"""A folder of images as a source: `class/.../file`, or flat without labels.
 
 Order and labels are those of torchvision's ImageFolder (`datasets/folder.py`): classes by name,
 inside a class the folders by path, in a folder the files by name. Links to folders are followed.
-Next to a picture `cat.jpg`, its sidecars become fields: `cat.txt` -> text, `cat.json` -> json,
+Next to an image `cat.jpg`, its sidecars become fields: `cat.txt` -> text, `cat.json` -> json,
 `cat.npy` -> npy, `cat_mask.png`, `cat_seg.png`, `cat_depth.png` -> mask, seg, depth; a
 `metadata.csv` or `metadata.jsonl` adds its columns.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Sidecar(NamedTuple):
-    """A file beside a picture that becomes a field: what its name ends with after the stem."""
+    """A file beside an image that becomes a field: what its name ends with after the stem."""
 
     ending: str
     field: str
@@ -52,7 +52,7 @@ SIDECARS = (
 
 
 class ImageFolder(Source):
-    """Pictures under `root`. About 130 bytes of memory per file: names, sizes and times."""
+    """Images under `root`. About 130 bytes of memory per file: names, sizes and times."""
 
     def __init__(self, root: Path, files: Files, schema: Schema, classes: tuple[str, ...] | None):
         super().__init__()
@@ -90,7 +90,7 @@ class ImageFolder(Source):
         return sample
 
     def _add_sidecars(self, sample: Sample, path: str, sidecars: int, planned: int) -> None:
-        """Read what lies beside the picture. Its times are compared if all of it is read."""
+        """Read what lies beside the image. Its times are compared if all of it is read."""
         stem, times, unread = path[: path.rindex(".")], 0, False
         for bit, sidecar in enumerate(SIDECARS):
             if sidecars >> bit & 1:
@@ -204,7 +204,7 @@ def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def mixed_time(time: int, sidecar: int) -> int:
-    """What stands for the time of a picture's sidecar, so that those of all can be mixed."""
+    """What stands for the time of an image's sidecar, so that those of all can be mixed."""
     return time << sidecar & 2**63 - 1
 
 
@@ -220,7 +220,7 @@ def _value(data: bytes, path: str, sidecar: Sidecar) -> Any:
         return text
     except (ValueError, RecursionError) as error:
         raise SampleError(
-            "the file beside a picture is damaged",
+            "the file beside an image is damaged",
             path=path,
             field=sidecar.field,
             expected=sidecar.type.python + (", UTF-8" if isinstance(sidecar.type, Text) else ""),

@@ -1,6 +1,6 @@
-"""`metadata.csv` and `metadata.jsonl` beside pictures: the Hugging Face ImageFolder convention.
+"""`metadata.csv` and `metadata.jsonl` beside images: the Hugging Face ImageFolder convention.
 
-Each row names a picture in its column `file_name`, relative to the metadata file; the other columns
+Each row names an image in its column `file_name`, relative to the metadata file; the other columns
 become fields. A column is whole numbers, numbers or text, whichever is the narrowest that fits all.
 """
 
@@ -35,7 +35,7 @@ _MISSING = None  # a cell that is empty, null, or not there
 
 
 class Metadata:
-    """Columns of values, and for each picture the number of its row (-1 for none)."""
+    """Columns of values, and for each image the number of its row (-1 for none)."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Metadata:
 
     @property
     def lacking(self) -> int:
-        """How many pictures have no row."""
+        """How many images have no row."""
         return int(np.count_nonzero(self._rows < 0))
 
-    def row(self, picture: int) -> dict[str, Any]:
-        """The fields of one picture; those without a value are left out."""
-        row = int(self._rows[picture])
+    def row(self, image: int) -> dict[str, Any]:
+        """The fields of one image; those without a value are left out."""
+        row = int(self._rows[image])
         if row < 0:
             return {}
         return {
@@ -65,8 +65,8 @@ class Metadata:
             if column[row] is not _MISSING
         }
 
-    def select(self, pictures: npt.NDArray[np.int64]) -> Metadata:
-        rows = self._rows[pictures]
+    def select(self, images: npt.NDArray[np.int64]) -> Metadata:
+        rows = self._rows[images]
         used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
         renumbered = np.full(len(rows), -1, np.int64)
         renumbered[rows >= 0] = inverse
@@ -83,9 +83,9 @@ class Metadata:
 def read_metadata(
     root: Path, files: list[str], index: dict[str, int], problems: list[ShardkitError]
 ) -> Metadata:
-    """Join the metadata files under `root` with the pictures; `index` has the pictures' numbers.
+    """Join the metadata files under `root` with the images; `index` has the images' numbers.
 
-    Rows that name no picture are added to `problems`. Raises SourceError for a damaged file.
+    Rows that name no image are added to `problems`. Raises SourceError for a damaged file.
     """
     rows: list[dict[str, Any]] = []
     row_of = np.full(len(index), -1, np.int64)
@@ -97,13 +97,13 @@ def read_metadata(
             name = row.pop(_NAME, None)
             if not isinstance(name, str):
                 raise _bad_line(line, f"there is no {_NAME!r}", path)
-            picture = index.get(posixpath.normpath(posixpath.join(folder, name)))
-            if picture is None:
-                problems.append(_no_such_picture(path, line, name))
-            elif row_of[picture] >= 0:
+            image = index.get(posixpath.normpath(posixpath.join(folder, name)))
+            if image is None:
+                problems.append(_no_such_image(path, line, name))
+            elif row_of[image] >= 0:
                 raise _bad_line(line, "it names an image a second time", path, found=name)
             else:
-                row_of[picture] = len(rows)
+                row_of[image] = len(rows)
                 rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns, kinds = {}, {}
@@ -142,13 +142,13 @@ def _why_unusable(name: str, kind: FieldType, values: list[Any], path: Path) -> 
     return None
 
 
-def _no_such_picture(path: Path, line: int, name: str) -> SampleError:
+def _no_such_image(path: Path, line: int, name: str) -> SampleError:
     return SampleError(
-        f"line {line} of the metadata names a picture that is not there",
+        f"line {line} of the metadata names an image that is not there",
         path=path,
         found=name,
         expected="a path relative to the metadata file",
-        fix="restore the picture or remove the line, or use --on-error skip",
+        fix="restore the image or remove the line, or use --on-error skip",
     )
 
 

@@ -37,7 +37,7 @@ _PATIENCE = 5.0  # seconds for threads to end: one that hangs must not hold up w
 class Loader:
     """Iterate to get an epoch's batches for this rank: dicts of numpy arrays and lists.
 
-    An array has a row per sample: pictures (batch, height, width, 3), numbers (batch,). `__key__`
+    An array has a row per sample: images (batch, height, width, 3), numbers (batch,). `__key__`
     is a list, and `valid` (batch,) bool is False for padding and for replaced samples.
 
     Each iteration is the next epoch, unless a state was loaded, which is continued. What comes

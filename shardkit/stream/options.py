@@ -29,7 +29,7 @@ class StreamOptions:
     # Samples.
     fields: Sequence[str] | None = None  # those to read; None: all
     transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
-    cache: str | None = None  # "memory": keep samples as stored; "decoded": keep decoded pictures
+    cache: str | None = None  # "memory": keep samples as stored; "decoded": keep decoded images
     on_error: str = "fail"  # or "skip": put the next good sample in a bad one's place, and mark it
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
     # Batches. None of the first three: single samples.

@@ -55,7 +55,7 @@ class Samples:
         self._names = frozenset(self.schema)
         self._all = fields is None
         self._kept: dict[int, Sample] | None = {} if cached else None
-        self.decoded: Collection[str] = ()  # encoded pictures whose pixels are kept instead
+        self.decoded: Collection[str] = ()  # encoded images whose pixels are kept instead
 
     def __len__(self) -> int:
         return self._length

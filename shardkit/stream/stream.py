@@ -63,9 +63,9 @@ class Stream:
         }
 
     @property
-    def pictures(self) -> frozenset[str]:
-        """The fields of a batch that are pictures as we lay them out: (..., height, width, 3)."""
-        return frozenset() if self.own_collate else self.transforms.pictures
+    def images(self) -> frozenset[str]:
+        """The fields of a batch that are images as we lay them out: (..., height, width, 3)."""
+        return frozenset() if self.own_collate else self.transforms.images
 
     @property
     def own_collate(self) -> Collate | None:

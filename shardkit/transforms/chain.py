@@ -1,6 +1,6 @@
 """The transforms of some fields, one after the other, for some samples at once.
 
-A chain is made of stages. Neighbouring transforms of pictures become one `Job`: a crop or a resize,
+A chain is made of stages. Neighbouring transforms of images become one `Job`: a crop or a resize,
 then windows of that and flips, which one call does for all samples.
 """
 
@@ -21,8 +21,8 @@ from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
 from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.images import ImageBatch, SizeError, TooLargeError
 from shardkit.transforms.masks import mask_values, placed
-from shardkit.transforms.pictures import Pictures, SizeError, TooLargeError
 from shardkit.transforms.place import Place
 from shardkit.transforms.steps import (
     BFLOAT16,
@@ -68,7 +68,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Job:
-    """Transforms of pictures that one call does; without any, pictures are only decoded."""
+    """Transforms of images that one call does; without any, images are only decoded."""
 
     stream: int  # of random numbers
     steps: tuple[Placing, ...] = ()
@@ -89,37 +89,37 @@ class Job:
         return size
 
     def run(self, group: Group, size: Size | None, make: Make) -> dict[int, Failed]:
-        """Put pixels in the place of pictures, and values in that of masks.
+        """Put pixels in the place of images, and values in that of masks.
 
         `size` is what all have to come out in, if that is known.
         """
-        pictures = Pictures.of(group.columns[0])
-        failed = {number: Failed(error) for number, error in pictures.errors.items()}
+        images = ImageBatch.of(group.columns[0])
+        failed = {number: Failed(error) for number, error in images.errors.items()}
         places = {}
-        for number, place in enumerate(self._places(pictures, group.draws)):
+        for number, place in enumerate(self._places(images, group.draws)):
             if number not in failed:
                 try:
                     places[number] = _checked(place, size)
                 except NotAnImageError as error:
                     failed[number] = Failed(error)
         out = {n: make(n, (place.rows, place.columns)) for n, place in places.items()}
-        failed.update((n, Failed(error)) for n, error in pictures.cut(places, out).items())
+        failed.update((n, Failed(error)) for n, error in images.cut(places, out).items())
         for field, column in enumerate(group.columns[1:], 1):
             for number, value in enumerate(column):
                 if number not in failed:
                     try:
-                        mask = mask_values(value, pictures.header(number))
+                        mask = mask_values(value, images.header(number))
                         column[number] = placed(mask, places[number])
                     except NotAnImageError as error:
                         failed[number] = Failed(error, field)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
 
-    def _places(self, pictures: Pictures, draws: Draws) -> list[Place]:
-        places = [Place.whole(width, height) for width, height in pictures.sizes]
+    def _places(self, images: ImageBatch, draws: Draws) -> list[Place]:
+        places = [Place.whole(width, height) for width, height in images.sizes]
         drawn = draws.uniform(self.stream, sum(step.numbers for step in self.steps)).tolist()
         for number, place in enumerate(places):
-            if number not in pictures.errors:
+            if number not in images.errors:
                 first = 0
                 for step in self.steps:
                     step.place(place, drawn[number][first : first + step.numbers])
@@ -143,16 +143,16 @@ Stage = Job | Normalize | Call
 
 @dataclass(frozen=True)
 class Chain:
-    """What happens to some fields: to a picture and what lies on it, or to any others."""
+    """What happens to some fields: to an image and what lies on it, or to any others."""
 
     fields: tuple[str, ...]
     stages: tuple[Stage, ...]
     by_name: bool  # whether callables get values by name
-    size: Size | None = None  # of the pictures that are read, if all have the same
+    size: Size | None = None  # of the images that are read, if all have the same
 
     @functools.cached_property
     def sizes(self) -> list[Size | None]:
-        """The size of pictures after each stage, if it is always the same."""
+        """The size of images after each stage, if it is always the same."""
         made, size = [], self.size
         for stage in self.stages:
             if isinstance(stage, Call):
@@ -184,7 +184,7 @@ class Chain:
         """Do it to some samples; returns the errors of those that fail."""
         errors: dict[int, ShardkitError] = {}
         rows = self._complete(samples, rows, errors)
-        # Pictures as large as they were are not held in memory for all samples between stages.
+        # Images as large as they were are not held in memory for all samples between stages.
         together = self.sizes[0] is not None or len(self.stages) == 1
         for some in [rows] if together else [[row] for row in rows]:
             columns = [[_given(samples, row)[name] for row in some] for name in self.fields]

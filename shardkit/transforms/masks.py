@@ -1,4 +1,4 @@
-"""What lies on a picture: values that stay what they are, and go where their picture goes."""
+"""What lies on an image: values that stay what they are, and go where their image goes."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ class ColourError(NotAnImageError):
     """A mask with more than one value for a pixel, or with values that are no whole numbers."""
 
     what = "the value is no mask"
-    expected = "a whole number for each pixel of its picture"
-    fix = "store the mask as a picture of one channel"
+    expected = "a whole number for each pixel of its image"
+    fix = "store the mask as an image of one channel"
 
 
-def mask_values(value: Any, picture: Header) -> Values:
-    """The values of a mask, (height, width), as it lies on its upright picture.
+def mask_values(value: Any, image: Header) -> Values:
+    """The values of a mask, (height, width), as it lies on its upright image.
 
     Raises NotAnImageError.
     """
-    size = picture.upright
+    size = image.upright
     if isinstance(value, bytes):
-        value = values_of(mask_of(value, picture, Geometry(*size, size)))
+        value = values_of(mask_of(value, image, Geometry(*size, size)))
     if not isinstance(value, np.ndarray):
         raise ColourError(f"{type(value).__name__} {value!r:.60}")
     mask: Values = value
     if mask.ndim == 3 and mask.shape[2] in (1, 3) and (mask == mask[:, :, :1]).all():
-        mask = mask[:, :, 0]  # equal channels, as formats that hold pictures in colour store it
+        mask = mask[:, :, 0]  # equal channels, as formats that hold images in colour store it
     if mask.ndim != 2 or mask.dtype.kind not in "bui":
         raise ColourError(f"an array of {mask.dtype} {mask.shape}")
     if mask.shape != size[::-1]:
         raise MaskError(
-            f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels on a picture of "
+            f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels on an image of "
             f"{size[0]} x {size[1]}"
         )
     return mask
 
 
 def placed(mask: Values, place: Place) -> Values:
-    """A mask where its picture goes: nearest values, and 0 in margins."""
+    """A mask where its image goes: nearest values, and 0 in margins."""
     columns, no_columns = _sources(
         place.x, place.width, place.full_width, place.left, place.columns
     )

@@ -1,6 +1,6 @@
-"""Where the pixels of a picture go, in whole numbers: crop, resize, window, flip.
+"""Where the pixels of an image go, in whole numbers: crop, resize, window, flip.
 
-Plain numbers of one picture: for the few that a thread works on at a time, arrays take longer.
+Plain numbers of one image: for the few that a thread works on at a time, arrays take longer.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 @dataclass
 class Place:
-    """A crop of the picture, resized, and a window of that, which may reach beyond its edges.
+    """A crop of the image, resized, and a window of that, which may reach beyond its edges.
 
     The window has its place before anything is mirrored. The first fields are those of
     `codecs.crop.JOB`.
     """
 
-    x: int  # the crop, in pixels of the picture
+    x: int  # the crop, in pixels of the image
     y: int
     width: int
     height: int
@@ -30,15 +30,15 @@ class Place:
 
     @classmethod
     def whole(cls, width: int, height: int) -> Place:
-        """A picture as it is."""
+        """An image as it is."""
         return cls(0, 0, width, height, width, height, 0, 0, False, width, height)
 
     def crop(self, x: int, y: int, width: int, height: int) -> None:
-        """Take a part of a picture to which nothing has happened yet."""
+        """Take a part of an image to which nothing has happened yet."""
         self.x, self.y, self.width, self.height = x, y, width, height
 
     def resize(self, width: int, height: int) -> None:
-        """Give another size to a picture of which at most a part was taken."""
+        """Give another size to an image of which at most a part was taken."""
         self.full_width, self.full_height = self.columns, self.rows = width, height
 
     def window(self, left: int, top: int, width: int, height: int) -> None:

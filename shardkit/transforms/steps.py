@@ -1,4 +1,4 @@
-"""The transforms of pictures: frozen objects, checked when made.
+"""The transforms of images: frozen objects, checked when made.
 
 Names, options and meanings are those of torchvision. A size is a number, or (height, width).
 """
@@ -36,7 +36,7 @@ _ALONE = 1 << 17
 
 @dataclass(frozen=True, repr=False)
 class Transform:
-    """Base of the transforms of pictures."""
+    """Base of the transforms of images."""
 
     def __repr__(self) -> str:
         options = [
@@ -54,7 +54,7 @@ class Placing(Transform):
     numbers: ClassVar[int] = 0  # how many of those
 
     def known(self, size: Size | None) -> Size | None:
-        """The size that comes out, as far as that of the picture and the options tell it."""
+        """The size that comes out, as far as that of the image and the options tell it."""
         return size
 
     def place(self, place: Place, drawn: Sequence[float]) -> None:
@@ -63,7 +63,7 @@ class Placing(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Decode(Transform):
-    """The picture as upright pixels, (height, width, 3) uint8, as the other transforms see it.
+    """The image as upright pixels, (height, width, 3) uint8, as the other transforms see it.
 
     They decode it themselves: this one is for callables that are to get pixels.
     """
@@ -71,9 +71,9 @@ class Decode(Transform):
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Placing):
-    """A random part of the picture, resized.
+    """A random part of the image, resized.
 
-    Its area is between `scale` of the picture's, its aspect between `ratio`, in a logarithmic
+    Its area is between `scale` of the image's, its aspect between `ratio`, in a logarithmic
     measure. Where ten tries fit into no place, it is the largest part in the centre whose aspect is
     allowed.
     """
@@ -120,7 +120,7 @@ class RandomResizedCrop(Placing):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Placing):
-    """The picture in another size, antialiased: a number is the shorter side."""
+    """The image in another size, antialiased: a number is the shorter side."""
 
     size: int | tuple[int, int]
 
@@ -145,7 +145,7 @@ class Resize(Placing):
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Placing):
-    """The middle of the picture; black margins where the picture is smaller."""
+    """The middle of the image; black margins where the image is smaller."""
 
     size: int | tuple[int, int]
 
@@ -162,7 +162,7 @@ class CenterCrop(Placing):
 
 @dataclass(frozen=True, repr=False)
 class RandomHorizontalFlip(Placing):
-    """The picture mirrored left to right, with probability `p`."""
+    """The image mirrored left to right, with probability `p`."""
 
     p: float = 0.5
 

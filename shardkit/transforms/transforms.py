@@ -29,8 +29,8 @@ _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
 class Transforms:
     """What happens to the samples of a dataset before they are put into a batch.
 
-    A field has a transform, or several in their order. Transforms of pictures get encoded pictures,
-    or pixels, uint8 (height, width, 3); of several fields the first is the picture and the others
+    A field has a transform, or several in their order. Transforms of images get encoded images,
+    or pixels, uint8 (height, width, 3); of several fields the first is the image and the others
     are masks, which go where it goes. All else that can be called gets the value of the field; of
     several fields it gets the values by name, and returns a dict of them. It is called in several
     threads at once.
@@ -69,15 +69,15 @@ class Transforms:
         return frozenset(name for chain in self.chains for name in chain.fields)
 
     @property
-    def pictures(self) -> frozenset[str]:
-        """The fields that come out as pictures of ours, (height, width, 3)."""
+    def images(self) -> frozenset[str]:
+        """The fields that come out as images of ours, (height, width, 3)."""
         return frozenset(
             chain.fields[0] for chain in self.chains if not isinstance(chain.stages[-1], Call)
         )
 
     @property
     def encoded(self) -> frozenset[str]:
-        """The fields that are decoded as pictures."""
+        """The fields that are decoded as images."""
         firsts = ((chain.fields[0], chain.stages[0]) for chain in self.chains)
         return frozenset(
             name
@@ -94,7 +94,7 @@ class Transforms:
     def outputs(self) -> dict[str, Output]:
         """Shape and type of the fields of which they are known before anything is read.
 
-        Pictures are (height, width, 3), masks (height, width). The others come out in the samples.
+        Images are (height, width, 3), masks (height, width). The others come out in the samples.
         """
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
@@ -184,7 +184,7 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
 
 
 def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
-    """The size of a field's pictures, if it is known. Raises UsageError for what has none."""
+    """The size of a field's images, if it is known. Raises UsageError for what has none."""
     if isinstance(kind, Image):
         return None
     if isinstance(kind, Array) and kind.dtype in (None, np.dtype(np.uint8).str):
@@ -193,8 +193,8 @@ def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
             height, width, _ = shape
             return None if height is None or width is None else (height, width)
     raise UsageError(
-        f"{step!r} is for pictures, which field {name!r} has not",
-        expected="a field of encoded pictures, or of pixels: uint8 (height, width, 3)",
+        f"{step!r} is for images, which field {name!r} has not",
+        expected="a field of encoded images, or of pixels: uint8 (height, width, 3)",
         found=repr(kind),
     )
 
@@ -203,7 +203,7 @@ def _check_mask(name: str, kind: FieldType) -> None:
     whole = isinstance(kind, Array) and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
     if not whole and not isinstance(kind, Image):
         raise UsageError(
-            f"field {name!r} cannot lie on a picture",
-            expected="a field of encoded pictures, or of whole numbers, (height, width)",
+            f"field {name!r} cannot lie on an image",
+            expected="a field of encoded images, or of whole numbers, (height, width)",
             found=repr(kind),
         )

@@ -271,7 +271,7 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
 class _Tally:
     """What is no problem and yet worth a note."""
 
-    encoded: int = 0  # pictures that the format could not hold as they were
+    encoded: int = 0  # images that the format could not hold as they were
     dropped: int = 0
     filtered: int = 0
     missing: list[tuple[str, str | None]] = field(default_factory=list)  # name in source, key
@@ -297,7 +297,7 @@ class _Comparison:
         self.complete = True  # the sources were read to their end
 
     def begin(self, source: Source | Stream) -> Steps:
-        """Compare fields and classes; returns the steps that make the dataset's pictures again."""
+        """Compare fields and classes; returns the steps that make the dataset's images again."""
         self._names = {old: new for old, new in self._group.rename.items() if old in source.schema}
         text = self._options.get("text") or {}
         only = "" if text.get("keep_fields") else text.get("field") or ""
@@ -317,17 +317,17 @@ class _Comparison:
         self._common = set(self._schema)
 
     def _steps(self, source: Source | Stream) -> ImageSteps | None:
-        pictures = any(isinstance(kind, Image) for kind in source.schema.values())
-        if self._manifest is None or not pictures or self._options.get("transform"):
+        images = any(isinstance(kind, Image) for kind in source.schema.values())
+        if self._manifest is None or not images or self._options.get("transform"):
             return None
         from shardkit.preprocess.steps import steps_for
 
         options = ImageOptions(**(self._options.get("image") or {}))
-        steps = steps_for(source.schema, options, None, self._format.raw_pictures, source)
+        steps = steps_for(source.schema, options, None, self._format.raw_images, source)
         made_with = self._manifest.versions
         if steps is not None and not steps.versions().items() <= made_with.items():
-            self._note("made with other versions of the codecs: pictures are not compared")
-            self._common -= {self._names.get(n, n) for n in (*steps.pictures, *steps.masks)}
+            self._note("made with other versions of the codecs: images are not compared")
+            self._common -= {self._names.get(n, n) for n in (*steps.images, *steps.masks)}
         return steps
 
     def _note(self, words: str) -> None:
@@ -432,13 +432,13 @@ class _Comparison:
                 yield SampleError(f"a value is not in the {lacks}", field=name)
 
     def _was_encoded(self, name: str, found: Any, expected: Any) -> bool:
-        """Whether the format cannot hold this picture and holds what it makes of it."""
+        """Whether the format cannot hold this image and holds what it makes of it."""
         kind = self._schema[name]
         if not isinstance(kind, Image) or not isinstance(expected, bytes):
             return False
         try:
             same = bool(self._format.carried(kind, expected) == found)
-        except ShardkitError:  # it is no picture at all
+        except ShardkitError:  # it is no image at all
             return False
         self._tally.encoded += same
         return same
@@ -447,9 +447,7 @@ class _Comparison:
         """What only all samples together tell: those that one side lacks."""
         notes, tally = self._findings.notes, self._tally
         if tally.encoded:
-            notes.append(
-                f"{counted(tally.encoded, 'picture')} encoded anew, as this format demands"
-            )
+            notes.append(f"{counted(tally.encoded, 'image')} encoded anew, as this format demands")
         if tally.filtered:
             notes.append(
                 f"{counted(tally.filtered, 'sample')} of the source left out, as asked for"

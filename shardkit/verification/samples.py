@@ -1,4 +1,4 @@
-"""Every value of every sample: it can be read, is of its field's type, and its picture decodes."""
+"""Every value of every sample: it can be read, is of its field's type, and its image decodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from shardkit.codecs import damage as pictures
+from shardkit.codecs import damage as images
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Json, check_label, images_in
@@ -33,9 +33,9 @@ class _Found:
 
 
 def check_values(part: Part, meter: Meter, *, decode: bool) -> None:
-    """Read all samples of the shards that can be read; `decode` their pictures too."""
+    """Read all samples of the shards that can be read; `decode` their images too."""
     too_large = 0
-    with pictures.strict_warnings():
+    with images.strict_warnings():
         work = partial(_check, part, decode, meter)
         for found in in_threads(work, _chunks(part), meter):
             for position, problem in found.problems:
@@ -43,7 +43,7 @@ def check_values(part: Part, meter: Meter, *, decode: bool) -> None:
             too_large += found.too_large
     if too_large:
         part.findings.notes.append(
-            f"{counted(too_large, 'picture')} not decoded: Pillow takes none of so many pixels"
+            f"{counted(too_large, 'image')} not decoded: Pillow takes none of so many pixels"
         )
 
 
@@ -115,18 +115,18 @@ def _decode(part: Part, sample: Sample, position: int, found: _Found) -> None:
     for name, kind in part.dataset.schema.items():
         for image in images_in(kind, sample.get(name, ())):
             try:
-                damage = isinstance(image, bytes) and pictures.damage(image)
-            except pictures.TooLargeError:
+                damage = isinstance(image, bytes) and images.damage(image)
+            except images.TooLargeError:
                 found.too_large += 1
                 continue
             if damage:
                 problem = DamagedError(
-                    "a picture cannot be decoded to its end",
+                    "an image cannot be decoded to its end",
                     path=part.dataset.shard_path(found.shard),
                     position=position,
                     key=sample["__key__"],
                     field=name,
-                    expected=f"a whole picture in {len(image):,} bytes",
+                    expected=f"a whole image in {len(image):,} bytes",
                     found=damage,
                     fix="repair it in the source and convert again",
                 )

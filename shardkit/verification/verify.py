@@ -59,7 +59,7 @@ def verify(
 
     Every file is read and compared with its checksum in the manifest; shards, counts and keys are
     compared with what the manifest says. `decode` reads every value as well, and decodes every
-    picture. `against` compares every sample with a source: the folder that the dataset was made of,
+    image. `against` compares every sample with a source: the folder that the dataset was made of,
     or a dataset of any format. Shards that others made have no checksums: all samples are read.
 
     Raises NotFoundError, and FormatError for what is no dataset. Damage is reported, not raised.

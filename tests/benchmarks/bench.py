@@ -142,7 +142,7 @@ class Bench:
             pairs[bare] = [name]
         return runs, pairs
 
-    # --- pictures --------------------------------------------------------------------------------
+    # --- images --------------------------------------------------------------------------------
 
     def resizers(self) -> Pairs:
         """Shorter side 256, quality 90: the whole command against the codecs alone, and peers."""
@@ -246,8 +246,8 @@ def main(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    pictures = [name for name in FORMATS if name != "megatron"]  # which holds tokens alone
-    parser.add_argument("--formats", default=",".join(pictures))
+    images = [name for name in FORMATS if name != "megatron"]  # which holds tokens alone
+    parser.add_argument("--formats", default=",".join(images))
     options = parser.parse_args(arguments)
     formats = options.formats.split(",")
     bench = Bench(options.data, options.work, options.peers, formats)

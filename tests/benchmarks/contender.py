@@ -110,12 +110,12 @@ def by_pillow(path: str, filter: str) -> bytes:
     import PIL.Image
 
     with PIL.Image.open(path) as opened:
-        picture = opened.convert("RGB")
-    size = shorter_256(*picture.size)
-    if size != picture.size:
-        picture = picture.resize(size, PIL.Image.Resampling[filter])
+        image = opened.convert("RGB")
+    size = shorter_256(*image.size)
+    if size != image.size:
+        image = image.resize(size, PIL.Image.Resampling[filter])
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=90)
+    image.save(file, "JPEG", quality=90)
     return file.getvalue()
 
 

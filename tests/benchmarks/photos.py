@@ -3,7 +3,7 @@
     python tests/benchmarks/photos.py PHOTOS OUT --samples 50000
     python tests/benchmarks/photos.py PHOTOS OUT --samples 20000 --as-they-are
 
-PHOTOS is any folder of pictures. Each repeat of a photo is cut at another pixel, so that no store
+PHOTOS is any folder of images. Each repeat of a photo is cut at another pixel, so that no store
 can fold repeats into one. Classes are folders, one per original photo. With `--as-they-are` the
 files are copied whole, for benchmarks that resize them.
 """
@@ -22,16 +22,16 @@ STEP = 13  # cuts per axis: 13 x 13 = 169 different repeats
 
 def make_photos(photos: Path, out: Path, samples: int) -> int:
     """Write `samples` JPEG files to `out/<class>/<repeat>.jpg`; returns their bytes."""
-    pictures = [_load(path) for path in sorted(photos.rglob("*")) if path.is_file()]
-    repeats = -(-samples // len(pictures))
+    images = [_load(path) for path in sorted(photos.rglob("*")) if path.is_file()]
+    repeats = -(-samples // len(images))
     if repeats > STEP * STEP:
         raise SystemExit(f"{samples} samples need {repeats} repeats; at most {STEP * STEP} differ")
     written = 0
     for number in range(samples):
-        repeat, photo = divmod(number, len(pictures))
+        repeat, photo = divmod(number, len(images))
         folder = out / f"{photo:04d}"
         folder.mkdir(parents=True, exist_ok=True)
-        cut = pictures[photo][repeat % STEP :, repeat // STEP :]
+        cut = images[photo][repeat % STEP :, repeat // STEP :]
         data = cv2.imencode(".jpg", cut, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
         (folder / f"{repeat:03d}.jpg").write_bytes(data)
         written += len(data)
@@ -40,25 +40,25 @@ def make_photos(photos: Path, out: Path, samples: int) -> int:
 
 def copy_photos(photos: Path, out: Path, samples: int) -> int:
     """Write `samples` copies of the files to `out/<class>/<repeat>.jpg`; returns their bytes."""
-    pictures = [path.read_bytes() for path in sorted(photos.rglob("*")) if path.is_file()]
+    images = [path.read_bytes() for path in sorted(photos.rglob("*")) if path.is_file()]
     for number in range(samples):
-        repeat, photo = divmod(number, len(pictures))
+        repeat, photo = divmod(number, len(images))
         folder = out / f"{photo:04d}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{repeat:03d}.jpg").write_bytes(pictures[photo])
-    return sum(len(pictures[n % len(pictures)]) for n in range(samples))
+        (folder / f"{repeat:03d}.jpg").write_bytes(images[photo])
+    return sum(len(images[n % len(images)]) for n in range(samples))
 
 
 def _load(path: Path) -> cv2.typing.MatLike:
-    picture = cv2.imread(str(path), cv2.IMREAD_COLOR)
-    if picture is None:
-        raise SystemExit(f"{path} is no picture")
-    height, width = picture.shape[:2]
+    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
+    if image is None:
+        raise SystemExit(f"{path} is no image")
+    height, width = image.shape[:2]
     scale = SHORT_SIDE / min(height, width)
     if scale >= 1:
-        return picture
+        return image
     size = (round(width * scale), round(height * scale))
-    return cv2.resize(picture, size, interpolation=cv2.INTER_AREA)
+    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/planted.py --work FOLDER [--data PHOTOS] [--seconds 3]
 
-PHOTOS are originals, some hundred pixels larger than a crop; without them pictures are made.
+PHOTOS are originals, some hundred pixels larger than a crop; without them images are made.
 Prints one JSON object: for each plant the cause that is named first, the rate before, the rate that
 was predicted, the rate with the advice followed, and what that is of the prediction.
 """

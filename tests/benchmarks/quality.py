@@ -1,4 +1,4 @@
-"""How near our smaller pictures are to Pillow's BILINEAR: an acceptance test on real photos.
+"""How near our smaller images are to Pillow's BILINEAR: an acceptance test on real photos.
 
     python tests/benchmarks/quality.py --data PHOTOS [--json]
 
@@ -42,8 +42,8 @@ def psnr(one: Pixels, other: Pixels) -> float:
 
 
 def by_pillow(pixels: Pixels, width: int, height: int, filter: str = "BILINEAR") -> Pixels:
-    picture = PIL.Image.fromarray(pixels)
-    return np.asarray(picture.resize((width, height), PIL.Image.Resampling[filter]))
+    image = PIL.Image.fromarray(pixels)
+    return np.asarray(image.resize((width, height), PIL.Image.Resampling[filter]))
 
 
 def by_us(data: bytes, header: Header, width: int, height: int) -> Pixels:

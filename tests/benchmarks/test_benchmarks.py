@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import simplejpeg
 
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from tests.benchmarks import bench, cores, corpus, ids, loading, photos, planted, quality, tokens
-from tests.codecs.pictures import photo_like
-from tests.conftest import PICTURE_FORMATS
+from tests.codecs.sample_images import photo_like
+from tests.conftest import IMAGE_FORMATS
 
 pytestmark = pytest.mark.large
 
@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> Path:
     (tmp_path / "originals").mkdir()
     for n in range(3):
         name = f"{n}.png"
-        (tmp_path / "originals" / name).write_bytes(picture(n, "PNG", (400, 300 + n)))
+        (tmp_path / "originals" / name).write_bytes(make_image(n, "PNG", (400, 300 + n)))
     assert photos.make_photos(tmp_path / "originals", tmp_path / "photos", 40) > 0
     return tmp_path / "photos"
 
@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
     [("write", (1, 4)), ("convert", (2, 0)), ("verify", (2, 0)), ("start", (0, 2))],
 )
 def test_it_runs(data: Path, tmp_path: Path, what: str, runs: tuple[int, int], large: bool) -> None:
-    formats = PICTURE_FORMATS if large else ["lmdb", "wds"]
+    formats = IMAGE_FORMATS if large else ["lmdb", "wds"]
     words = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
     report = bench.main([what, *words, "--formats", ",".join(formats)])
     assert report["samples"] == 40

@@ -8,7 +8,7 @@ import pytest
 from PIL import ImageCms
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
-from tests.codecs.pictures import (
+from tests.codecs.sample_images import (
     ADOBE_GAMMA,
     ADOBE_RGB,
     SRGB,
@@ -140,12 +140,12 @@ def test_no_damage_of_a_profile_gives_another_error() -> None:
 
 
 def test_cmyk_is_what_littlecms_makes_of_it() -> None:
-    picture = PIL.Image.fromarray(PHOTO).convert("CMYK")
-    made = converted(np.asarray(picture), to_srgb(cmyk_profile(), "CMYK"))
-    np.testing.assert_array_equal(made, by_littlecms(picture, cmyk_profile()))
-    assert np.abs(made.astype(int) - np.asarray(picture.convert("RGB"))).max() > 20
+    image = PIL.Image.fromarray(PHOTO).convert("CMYK")
+    made = converted(np.asarray(image), to_srgb(cmyk_profile(), "CMYK"))
+    np.testing.assert_array_equal(made, by_littlecms(image, cmyk_profile()))
+    assert np.abs(made.astype(int) - np.asarray(image.convert("RGB"))).max() > 20
 
 
 def test_cmyk_pixels_are_pillows() -> None:
-    picture = PIL.Image.fromarray(PHOTO).convert("CMYK")
-    np.testing.assert_array_equal(np.asarray(cmyk(np.asarray(picture))), np.asarray(picture))
+    image = PIL.Image.fromarray(PHOTO).convert("CMYK")
+    np.testing.assert_array_equal(np.asarray(cmyk(np.asarray(image))), np.asarray(image))

@@ -22,7 +22,7 @@ from shardkit.codecs import crop
 from shardkit.codecs.crop import JOB, crop_jpegs, crop_pixels, headers
 from shardkit.codecs.image import jpeg_segments
 from tests.benchmarks.quality import psnr
-from tests.codecs.pictures import (
+from tests.codecs.sample_images import (
     Pixels,
     cmyk_profile,
     encoded,
@@ -48,7 +48,7 @@ def by_simplejpeg(pixels: Pixels, chroma: str) -> bytes:
     return data
 
 
-# How a picture can be stored, as far as decoding a part of it differs.
+# How an image can be stored, as far as decoding a part of it differs.
 KINDS = {
     "444": lambda pixels: save(pixels, subsampling="4:4:4"),
     "422": lambda pixels: save(pixels, subsampling="4:2:2"),
@@ -63,7 +63,7 @@ KINDS = {
     "restarts anywhere": lambda pixels: save(pixels, subsampling="4:2:2", restart_marker_blocks=3),
 }
 PHOTO = photo_like(3, 341, 256)
-PICTURES = [
+IMAGES = [
     (kind, make(PHOTO[:height, :width].copy()))
     for width, height in SIZES
     for kind, make in KINDS.items()
@@ -90,7 +90,7 @@ assert Job._fields[:-1] == JOB
 
 
 def whole(width: int, height: int, **changes: Any) -> Job:
-    """The picture as it is, but for `changes`; the row is all of what it is resized to."""
+    """The image as it is, but for `changes`; the row is all of what it is resized to."""
     job = Job(0, 0, width, height, width, height, 0, 0, 0, (0, 0))._replace(**changes)
     return job if "row" in changes else job._replace(row=(job.full_height, job.full_width))
 
@@ -126,7 +126,7 @@ class by:  # noqa: N801
 
 
 def made(data: bytes, *jobs: Job) -> list[Pixels]:
-    """The rows of the jobs of one picture, which all succeed."""
+    """The rows of the jobs of one image, which all succeed."""
     rows = [np.full((*job.row, 3), 77, np.uint8) for job in jobs]
     assert crop_jpegs([data] * len(jobs), as_array(jobs), rows).all()
     return rows
@@ -136,8 +136,8 @@ def resized(pixels: Pixels, job: Job, box: tuple[float, float, float, float]) ->
     """What Pillow makes of `box` of a crop, one pass after the other."""
     left, top, right, bottom = box
     size = job.full_width, job.full_height
-    picture = PIL.Image.fromarray(np.ascontiguousarray(pixels))
-    wide = picture.resize((size[0], picture.height), BILINEAR, (left, 0, right, picture.height))
+    image = PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    wide = image.resize((size[0], image.height), BILINEAR, (left, 0, right, image.height))
     full = np.asarray(wide.resize(size, BILINEAR, (0, top, size[0], bottom)))
     window = full[job.top : job.top + job.row[0], job.left : job.left + job.row[1]]
     return window[:, ::-1] if job.flip else window
@@ -154,7 +154,7 @@ def same(found: Pixels, other: Pixels) -> None:
 
 @st.composite
 def jobs(draw: st.DrawFn, width: int, height: int, most: float = math.inf) -> Job:
-    """Any job of a picture, at most `most` times smaller on one side."""
+    """Any job of an image, at most `most` times smaller on one side."""
 
     def side(length: int) -> tuple[int, int, int, int, int]:
         size = draw(st.integers(1, length))
@@ -176,7 +176,7 @@ def jobs(draw: st.DrawFn, width: int, height: int, most: float = math.inf) -> Jo
 @given(st.data())
 @pytest.mark.parametrize("way", WAYS)
 def test_any_job_gives_pillows_bits(way: str, data: st.DataObject) -> None:
-    _, jpeg = data.draw(st.sampled_from(PICTURES))
+    _, jpeg = data.draw(st.sampled_from(IMAGES))
     pixels = simplejpeg.decode_jpeg(jpeg)
     height, width, _ = pixels.shape
     wanted = data.draw(st.lists(jobs(width, height, most=2 * crop.LEFT), min_size=1, max_size=4))
@@ -224,9 +224,9 @@ def test_training_crops_are_pillows_in_one_call(way: str, size: tuple[int, int])
     job = whole(*size, x=31, full_width=224, full_height=224)
     (row,) = made(JPEG, job)
     pixels = simplejpeg.decode_jpeg(JPEG)[: size[1], 31 : 31 + size[0]]
-    picture = PIL.Image.fromarray(np.ascontiguousarray(pixels))
+    image = PIL.Image.fromarray(np.ascontiguousarray(pixels))
     # Pillow 13 takes the columns first in some cases, which rounds otherwise.
-    pillows = np.asarray(picture.resize((224, 224), BILINEAR)).astype(int)
+    pillows = np.asarray(image.resize((224, 224), BILINEAR)).astype(int)
     assert np.abs(row - pillows).max() <= 1
 
 
@@ -286,7 +286,7 @@ def _photo_of_a_megapixel(seed: int) -> bytes:
 
 @pytest.mark.xdist_group("megapixels")  # which are made once
 @pytest.mark.parametrize("size", [(182, 120), (90, 60), (45, 30)])
-def test_it_is_near_the_full_picture_all_the_same(size: tuple[int, int]) -> None:
+def test_it_is_near_the_full_image_all_the_same(size: tuple[int, int]) -> None:
     # As near as conversions come: tests/codecs/test_resize.py.
     found = []
     for seed in range(4):
@@ -297,7 +297,7 @@ def test_it_is_near_the_full_picture_all_the_same(size: tuple[int, int]) -> None
     assert min(found) >= 40
 
 
-def test_tiny_pictures_are_decoded_as_they_are(way: str) -> None:
+def test_tiny_images_are_decoded_as_they_are(way: str) -> None:
     for size in [(6, 6), (7, 6), (6, 8), (8, 8), (1, 9)]:
         jpeg = save(PHOTO[: size[1], : size[0]])
         (row,) = made(jpeg, whole(*size, full_width=1, full_height=1))
@@ -317,14 +317,14 @@ def header(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_headers_of_pictures_that_may_be_cropped(way: str, kind: str) -> None:
+def test_headers_of_images_that_may_be_cropped(way: str, kind: str) -> None:
     assert header(KINDS[kind](photo_like(1, 40, 30))) == [40, 30, 1]
 
 
 PNG = encoded(photo(), "PNG")
 OTHERS = {
     "nothing": b"",
-    "text": b"no picture",
+    "text": b"no image",
     "a png": PNG,
     "cmyk": encoded(photo("CMYK"), "JPEG"),
     "turned": encoded(photo(), "JPEG", exif=exif(6)),
@@ -340,7 +340,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_pictures_are_left_to_others(way: str, name: str) -> None:
+def test_other_images_are_left_to_others(way: str, name: str) -> None:
     assert header(OTHERS[name]) == [0, 0, 0]
 
 
@@ -355,7 +355,7 @@ def test_what_changes_nothing_is_no_hindrance(way: str, options: dict[str, Any])
     assert header(encoded(photo(), "JPEG", **options)) == [24, 16, 1]
 
 
-def test_pictures_of_too_many_pixels_are_left_to_others(way: str) -> None:
+def test_images_of_too_many_pixels_are_left_to_others(way: str) -> None:
     at = JPEG.index(b"\xff\xc0") + 5
     huge = JPEG[:at] + b"\xff\xff\xff\xff" + JPEG[at + 4 :]
     assert header(huge) == [0, 0, 0]
@@ -365,7 +365,7 @@ def test_pictures_of_too_many_pixels_are_left_to_others(way: str) -> None:
 
 @given(st.data())
 def test_headers_are_read_alike(data: st.DataObject) -> None:
-    some = [jpeg for _, jpeg in PICTURES[::7]] + [
+    some = [jpeg for _, jpeg in IMAGES[::7]] + [
         OTHERS[name] for name in ("turned", "of other colours", "cmyk")
     ]
     changed = bytearray(data.draw(st.sampled_from(some)))
@@ -401,11 +401,11 @@ def damaged(seed: int, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def test_damage_ends_a_picture_and_no_other(way: str) -> None:
+def test_damage_ends_a_image_and_no_other(way: str) -> None:
     job = whole(341, 256, full_width=32, full_height=24)
     (right,) = made(JPEG, job)
     for seed in range(60):
-        some = [JPEG, damaged(seed, PICTURES[seed][1]), JPEG, damaged(seed, JPEG), JPEG]
+        some = [JPEG, damaged(seed, IMAGES[seed][1]), JPEG, damaged(seed, JPEG), JPEG]
         rows = np.zeros((5, 24, 32, 3), np.uint8)
         done = crop_jpegs(some, as_array([job] * 5), rows)
         assert done[::2].all()
@@ -413,7 +413,7 @@ def test_damage_ends_a_picture_and_no_other(way: str) -> None:
             same(row, right)
 
 
-def test_a_cut_picture_is_done_only_where_all_of_the_crop_is_there(way: str) -> None:
+def test_a_cut_image_is_done_only_where_all_of_the_crop_is_there(way: str) -> None:
     job = whole(341, 60, y=20)
     (right,) = made(JPEG, job)
     done = 0
@@ -433,7 +433,7 @@ def test_what_is_no_jpeg_is_not_done(way: str) -> None:
 
 
 @pytest.mark.skipif(EXTENSION is None, reason="without the extension, all of it is decoded anyway")
-def test_unfinished_progressive_pictures_are_left_to_others() -> None:
+def test_unfinished_progressive_images_are_left_to_others() -> None:
     # The library smooths them, and a part would be smoothed otherwise than the whole.
     progressive = save(PHOTO, progressive=True)
     scans = [at for at in range(len(progressive)) if progressive.startswith(b"\xff\xda", at)]
@@ -464,23 +464,23 @@ def test_jobs_that_make_no_sense_are_refused(way: str, changes: dict[str, Any]) 
 @pytest.mark.parametrize(
     "changes", [{"x": 302}, {"y": 227}, {"width": 342}, {"height": 2**31 - 1}, {"x": 2**31 - 1}]
 )
-def test_crops_that_are_not_inside_of_the_picture(way: str, changes: dict[str, Any]) -> None:
+def test_crops_that_are_not_inside_of_the_image(way: str, changes: dict[str, Any]) -> None:
     job = whole(40, 30, row=(30, 40))._replace(**changes)
     row = np.empty((1, 30, 40, 3), np.uint8)
     assert not crop_jpegs([JPEG], as_array([job]), row).any()
-    with pytest.raises(ValueError, match="a crop that is not inside of its picture"):
+    with pytest.raises(ValueError, match="a crop that is not inside of its image"):
         crop_pixels([PHOTO], as_array([job]), row)
 
 
-def test_as_many_jobs_and_rows_as_pictures_are_needed(way: str) -> None:
+def test_as_many_jobs_and_rows_as_images_are_needed(way: str) -> None:
     job = as_array([whole(4, 4)])
     rows = np.empty((2, 4, 4, 3), np.uint8)
-    for pictures, some, out in [(2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 2), (0, 1, 0)]:
+    for images, some, out in [(2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 2), (0, 1, 0)]:
         many = np.repeat(job, some, axis=0)
         with pytest.raises(ValueError, match=r"\d|as many rows"):
-            crop_jpegs([JPEG] * pictures, many, rows[:out])
+            crop_jpegs([JPEG] * images, many, rows[:out])
         with pytest.raises(ValueError, match=r"\d|as many rows"):
-            crop_pixels([PHOTO] * pictures, many, rows[:out])
+            crop_pixels([PHOTO] * images, many, rows[:out])
 
 
 def test_nothing_is_done_for_nothing(way: str) -> None:

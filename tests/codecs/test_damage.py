@@ -1,4 +1,4 @@
-"""The strict check of pictures: what lacks a part is damaged, however well it is packed."""
+"""The strict check of images: what lacks a part is damaged, however well it is packed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import shardkit
 from shardkit.codecs.damage import damage, strict_warnings
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
-from tests.codecs.pictures import encoded, opened, photo
+from tests.codecs.sample_images import encoded, opened, photo
 
 _ADAM7 = [
     (0, 0, 8, 8),
@@ -155,5 +155,5 @@ def test_verify_and_convert_find_it(tmp_path: Path) -> None:
         "a png file whose rows end after 584 of 1,168 bytes"
     ]
     options: dict[str, Any] = {"image": ImageOptions(check="decode"), "workers": 0}
-    with pytest.raises(SampleError, match="picture"):
+    with pytest.raises(SampleError, match="image"):
         shardkit.convert(folder, to="wds", out=tmp_path / "x", **options)

@@ -1,4 +1,4 @@
-"""What the header of a picture says, and whether it ends: against Pillow, and on damage."""
+"""What the header of an image says, and whether it ends: against Pillow, and on damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError, check_end
-from tests.codecs.pictures import encoded, exif, grey_profile, opened, photo, rgb_profile
+from tests.codecs.sample_images import encoded, exif, grey_profile, opened, photo, rgb_profile
 
 SIZE = (33, 21)
 RGB, GREY = photo("RGB", SIZE), photo("L", SIZE)
@@ -24,7 +24,7 @@ SEE_THROUGH = photo("RGBA", SIZE)
 SEE_THROUGH.putalpha(77)
 FRAMES = {"save_all": True, "append_images": [PIL.Image.new("RGB", SIZE, "red")]}
 
-# Of each format: how a picture is stored, then the oddity and the colour that the header is to say.
+# Of each format: how an image is stored, then the oddity and the colour that the header is to say.
 Case = tuple[str, PIL.Image.Image, dict[str, Any], str, str]
 CASES: list[Case] = [
     ("JPEG", RGB, {}, "", "RGB"),
@@ -78,15 +78,15 @@ CASES: list[Case] = [
     ("PPM", GREY.convert("1"), {}, "", "GRAY"),
     ("PPM", PIL.Image.new("I", SIZE, 0x1234), {}, "16-bit", "GRAY"),
 ]
-WHOLE = [encoded(picture, format, **options) for format, picture, options, _, _ in CASES]
+WHOLE = [encoded(image, format, **options) for format, image, options, _, _ in CASES]
 LOSSY = ("JPEG", "WEBP")
 
 
-@pytest.mark.parametrize(("format", "picture", "options", "oddity", "colour"), CASES)
+@pytest.mark.parametrize(("format", "image", "options", "oddity", "colour"), CASES)
 def test_a_header_says_what_pillow_says(
-    format: str, picture: PIL.Image.Image, options: dict[str, Any], oddity: str, colour: str
+    format: str, image: PIL.Image.Image, options: dict[str, Any], oddity: str, colour: str
 ) -> None:
-    data = encoded(picture, format, **options)
+    data = encoded(image, format, **options)
     header = read_header(data)
     assert (header.format, header.oddity, header.colour) == (format.lower(), oddity, colour)
     assert header.lossless == (format not in LOSSY or "lossless" in options)
@@ -99,7 +99,7 @@ def test_a_header_says_what_pillow_says(
         assert (header.oddity == "transparent") == (seen_through and oddity != "animated")
 
 
-def test_a_turned_picture_is_upright_with_its_sides_exchanged() -> None:
+def test_a_turned_image_is_upright_with_its_sides_exchanged() -> None:
     for orientation in range(1, 9):
         width, height = Header("jpeg", 33, 21, orientation).upright
         assert (width, height) == ((33, 21) if orientation < 5 else (21, 33))
@@ -151,8 +151,8 @@ def test_the_table_is_pillows_and_finer_for_more_quality(mode: str) -> None:
     sums = []
     for quality in (5, 25, 50, 75, 90, 95, 100):
         data = encoded(photo(mode), "JPEG", quality=quality)
-        with opened(data) as picture:
-            assert read_header(data).table == sum(picture.quantization[0])  # type: ignore[attr-defined]
+        with opened(data) as image:
+            assert read_header(data).table == sum(image.quantization[0])  # type: ignore[attr-defined]
         sums.append(read_header(data).table)
     assert sums == sorted(set(sums), reverse=True)
     assert sums[-1] == 64  # quality 100 rounds to whole numbers only
@@ -170,8 +170,8 @@ def test_a_long_profile_comes_whole(format: str) -> None:
     profile = rgb_profile() + bytes(range(256)) * 700  # in three segments of a JPEG
     data = encoded(RGB, format, icc_profile=profile)
     assert read_header(data).profile == profile
-    with opened(data) as picture:
-        assert picture.info["icc_profile"] == profile
+    with opened(data) as image:
+        assert image.info["icc_profile"] == profile
 
 
 def test_parts_of_a_profile_are_put_in_order() -> None:
@@ -251,20 +251,18 @@ def test_no_damage_gives_another_error(whole: bytes, data: st.DataObject) -> Non
 WITH_END = [case[:3] for case in CASES if case[0] in ("JPEG", "PNG", "GIF", "WEBP")]
 
 
-@pytest.mark.parametrize(("format", "picture", "options"), WITH_END)
-def test_a_whole_picture_passes_with_anything_behind_it(
-    format: str, picture: PIL.Image.Image, options: dict[str, Any]
+@pytest.mark.parametrize(("format", "image", "options"), WITH_END)
+def test_a_whole_image_passes_with_anything_behind_it(
+    format: str, image: PIL.Image.Image, options: dict[str, Any]
 ) -> None:
-    data = encoded(picture, format, **options)
+    data = encoded(image, format, **options)
     for behind in (b"", b"\0", b"\0\0trailing"):
         check_end(data + behind, format.lower())
 
 
-@pytest.mark.parametrize(("format", "picture", "options"), WITH_END)
-def test_a_cut_picture_is_told(
-    format: str, picture: PIL.Image.Image, options: dict[str, Any]
-) -> None:
-    data = encoded(picture, format, **options)
+@pytest.mark.parametrize(("format", "image", "options"), WITH_END)
+def test_a_cut_image_is_told(format: str, image: PIL.Image.Image, options: dict[str, Any]) -> None:
+    data = encoded(image, format, **options)
     for size in (len(data) - 1, len(data) // 2):
         with pytest.raises(CutError, match=f"{size:,} bytes of a {format.lower()} file without"):
             check_end(data[:size], format.lower())

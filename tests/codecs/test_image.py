@@ -1,4 +1,4 @@
-"""Telling pictures from other bytes by their headers: against Pillow, and on damage."""
+"""Telling images from other bytes by their headers: against Pillow, and on damage."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def encoded(format: str, size: tuple[int, int], mode: str = "RGB", **options: ob
 def test_format_and_size_are_pillows(format: str, size: tuple[int, int]) -> None:
     data = encoded(format, size)
     info = probe(data)
-    with PIL.Image.open(BytesIO(data)) as picture:
-        assert (info.width, info.height) == picture.size
-        assert info.format == str(picture.format).lower()
+    with PIL.Image.open(BytesIO(data)) as image:
+        assert (info.width, info.height) == image.size
+        assert info.format == str(image.format).lower()
     assert info.format in SUFFIX_OF
     assert is_image(data) or format == "PPM"  # two letters and text: too weak a sign
 
@@ -50,7 +50,7 @@ def test_variants_have_their_size(format: str, options: dict[str, str]) -> None:
 def test_a_header_that_is_cut_is_named(format: str) -> None:
     data = encoded(format, (64, 48))
     for cut in range(12, 24):
-        with pytest.raises(NotAnImageError, match=r"ends inside its header|not IHDR|no picture"):
+        with pytest.raises(NotAnImageError, match=r"ends inside its header|not IHDR|no image"):
             probe(data[:cut])
 
 
@@ -59,16 +59,16 @@ def test_a_header_that_is_cut_is_named(format: str) -> None:
     [
         (b"", "an empty file"),
         (b"hello there", "text: 'hello there'"),
-        (b"\0\1\2\3", "bytes that are no picture: 00 01 02 03"),
+        (b"\0\1\2\3", "bytes that are no image: 00 01 02 03"),
         (b"\xff\xd8\xff\xe0\0\4ab\xff\xd9\0\0", "ends before its pixels"),
         (b"\xff\xd8\xff\xe0\0\4abcdef", "damaged at byte 8"),
         (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\0\1\1\0\0", "says 0 x 0 pixels"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIDAT" + bytes(13), "not IHDR"),
-        (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "no picture"),
+        (b"RIFF\0\0\0\0WEBPJUNK" + bytes(20), "no image"),
         (b"GIF89a", "damaged gif file"),
     ],
 )
-def test_what_is_no_picture_is_described(data: bytes, message: str) -> None:
+def test_what_is_no_image_is_described(data: bytes, message: str) -> None:
     with pytest.raises(NotAnImageError, match=message):
         probe(data)
 

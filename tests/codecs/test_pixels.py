@@ -1,4 +1,4 @@
-"""Decoding any picture to the pixels that a person sees, and encoding pixels."""
+"""Decoding any image to the pixels that a person sees, and encoding pixels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkit.codecs.header import read_header
 from shardkit.codecs.image import CutError, NotAnImageError
 from shardkit.codecs.pixels import PpmHeader, decode, encode, ppm_header, to_ppm, to_rgb
 from shardkit.codecs.resize import resize
-from tests.codecs.pictures import (
+from tests.codecs.sample_images import (
     Pixels,
     by_littlecms,
     cmyk_profile,
@@ -32,12 +32,12 @@ PHOTO = photo_like(5, 97, 61)
 
 
 def differ(one: Pixels, other: Pixels) -> int:
-    """The levels that two pictures differ by, at most."""
+    """The levels that two images differ by, at most."""
     return int(np.abs(one.astype(int) - other).max())
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
-def test_lossless_pictures_give_their_pixels(format: str) -> None:
+def test_lossless_images_give_their_pixels(format: str) -> None:
     np.testing.assert_array_equal(to_rgb(encoded(photo(), format)), np.array(photo()))
 
 
@@ -49,19 +49,19 @@ def test_jpegs_give_nearly_their_pixels(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
-def test_pictures_are_turned_as_exif_says(format: str, orientation: int) -> None:
+def test_images_are_turned_as_exif_says(format: str, orientation: int) -> None:
     data = encoded(photo(), format, exif=exif(orientation))
-    with opened(data) as picture:
-        expected = np.array(PIL.ImageOps.exif_transpose(picture))
+    with opened(data) as image:
+        expected = np.array(PIL.ImageOps.exif_transpose(image))
     assert to_rgb(data).shape == ((16, 24, 3) if orientation < 5 else (24, 16, 3))
     assert np.abs(to_rgb(data).astype(int) - expected).max() <= 8  # decoders of JPEG differ
     assert read_header(data).upright == to_rgb(data).shape[1::-1]
 
 
 def test_transparent_pixels_show_white() -> None:
-    picture = photo("RGBA")
-    picture.putalpha(0)
-    for data in (encoded(picture, "PNG"), encoded(picture, "WEBP", lossless=True)):
+    image = photo("RGBA")
+    image.putalpha(0)
+    for data in (encoded(image, "PNG"), encoded(image, "WEBP", lossless=True)):
         assert (to_rgb(data) == 255).all()
     half = PIL.Image.new("LA", (3, 2), (0, 128))
     assert (to_rgb(encoded(half, "PNG")) == 127).all()
@@ -76,10 +76,10 @@ def test_transparent_pixels_show_white() -> None:
 def test_transparent_pixels_show_the_background_that_is_asked_for() -> None:
     background = (200, 30, 41)
     seen, alpha = PHOTO[0, 0].astype(int), 77
-    picture = PIL.Image.new("RGBA", (5, 4), (*seen.tolist(), alpha))
+    image = PIL.Image.new("RGBA", (5, 4), (*seen.tolist(), alpha))
     mixed = (seen * alpha + np.array(background) * (255 - alpha)) / 255
     for format, options in [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True})]:
-        data = encoded(picture, format, **options)
+        data = encoded(image, format, **options)
         pixels = decode(data, read_header(data), background=background).pixels
         assert pixels.shape == (4, 5, 3)
         assert np.abs(pixels - mixed).max() <= 1
@@ -109,17 +109,17 @@ def test_grey_of_any_depth_keeps_its_high_byte() -> None:
 def test_cmyk_is_what_pillow_makes_of_it() -> None:
     data = encoded(photo("CMYK"), "JPEG", quality=95)
     assert read_header(data).oddity == "cmyk"
-    with opened(data) as picture:
-        np.testing.assert_array_equal(to_rgb(data), np.array(picture.convert("RGB")))
+    with opened(data) as image:
+        np.testing.assert_array_equal(to_rgb(data), np.array(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("chroma", ["444", "420"])
 def test_ycck_is_what_pillow_makes_of_it(chroma: str) -> None:
     inks = np.ascontiguousarray(PIL.Image.fromarray(PHOTO).convert("CMYK"))
     data = simplejpeg.encode_jpeg(inks, colorspace="CMYK", colorsubsampling=chroma)
-    with opened(data) as picture:
-        assert picture.info["adobe_transform"] == 2  # YCCK
-        assert differ(to_rgb(data), np.array(picture.convert("RGB"))) <= 2
+    with opened(data) as image:
+        assert image.info["adobe_transform"] == 2  # YCCK
+        assert differ(to_rgb(data), np.array(image.convert("RGB"))) <= 2
 
 
 # --- colour profiles -----------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def test_a_profile_of_grey_is_applied(format: str) -> None:
 def test_a_profile_of_cmyk_is_applied(format: str) -> None:
     inks = PIL.Image.fromarray(PHOTO).convert("CMYK")
     data = encoded(inks, format, icc_profile=cmyk_profile())
-    with opened(data) as picture:
-        expected = by_littlecms(picture, cmyk_profile())
+    with opened(data) as image:
+        expected = by_littlecms(image, cmyk_profile())
     assert differ(to_rgb(data), expected) <= 2
     assert differ(expected, to_rgb(encoded(inks, format))) > 10
 
@@ -172,8 +172,8 @@ def test_a_profile_of_cmyk_is_applied(format: str) -> None:
 def test_what_was_decoded_can_be_resized_in_place(
     mode: str, format: str, profile: bytes | None
 ) -> None:
-    picture = PIL.Image.fromarray(PHOTO).convert(mode)
-    data = encoded(picture, format, **({"icc_profile": profile} if profile else {}))
+    image = PIL.Image.fromarray(PHOTO).convert(mode)
+    data = encoded(image, format, **({"icc_profile": profile} if profile else {}))
     header = read_header(data)
     transform = None if profile is None else to_srgb(profile, header.colour)
     pixels, extent, _ = decode(data, header, least=(30, 20), transform=transform)
@@ -190,11 +190,11 @@ def test_what_was_decoded_can_be_resized_in_place(
 def test_a_profile_that_is_broken_or_of_other_colours_is_passed_over(
     mode: str, format: str
 ) -> None:
-    picture = photo(mode)
-    plain = to_rgb(encoded(picture, format))
+    image = photo(mode)
+    plain = to_rgb(encoded(image, format))
     other = rgb_profile() if mode == "CMYK" else cmyk_profile()
     for profile in (b"no profile", rgb_profile()[:-60], other):
-        found = to_rgb(encoded(picture, format, icc_profile=profile))
+        found = to_rgb(encoded(image, format, icc_profile=profile))
         np.testing.assert_array_equal(found, plain)
 
 
@@ -213,7 +213,7 @@ def test_floating_point_pixels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG", "PPM"])
-def test_cut_pictures_are_refused(format: str) -> None:
+def test_cut_images_are_refused(format: str) -> None:
     data = encoded(photo(size=(90, 60)), format)
     for size in (len(data) * 2 // 3, 40):
         with pytest.raises(NotAnImageError):
@@ -315,8 +315,8 @@ def test_lossless_formats_give_the_same_pixels_back(format: str, shape: tuple[in
         header = read_header(data)
         assert (header.format, header.lossless, header.oddity) == (format, True, "")
         np.testing.assert_array_equal(to_rgb(data), given)
-        with opened(data) as picture:
-            np.testing.assert_array_equal(np.array(picture), given)
+        with opened(data) as image:
+            np.testing.assert_array_equal(np.array(image), given)
 
 
 @pytest.mark.parametrize("quality", [10, 75, 90, 100])
@@ -340,8 +340,8 @@ def test_a_profile_is_stored(format: str, size: int) -> None:
     profile = np.random.default_rng(0).bytes(size)
     data = encode(PHOTO, format, profile=profile)
     assert read_header(data).profile == profile
-    with opened(data) as picture:
-        assert picture.info["icc_profile"] == profile
+    with opened(data) as image:
+        assert image.info["icc_profile"] == profile
     np.testing.assert_array_equal(to_rgb(data), to_rgb(encode(PHOTO, format)))
 
 

@@ -20,7 +20,7 @@ from shardkit.codecs.header import read_header
 from shardkit.codecs.pixels import decode
 from shardkit.codecs.resize import resize
 from tests.benchmarks.quality import by_pillow, psnr
-from tests.codecs.pictures import Pixels, photo_like
+from tests.codecs.sample_images import Pixels, photo_like
 
 PHOTOS = [photo_like(seed) for seed in range(6)]
 HEIGHT, WIDTH, _ = PHOTOS[0].shape
@@ -42,7 +42,7 @@ def decibels(width: int, height: int) -> list[float]:
 
 
 def differ(one: Pixels, other: Pixels) -> int:
-    """The levels that two pictures differ by, at most."""
+    """The levels that two images differ by, at most."""
     return int(np.abs(one.astype(int) - other).max())
 
 
@@ -92,7 +92,7 @@ def test_larger_is_interpolated_as_pillow_does_it(size: tuple[int, int]) -> None
     assert differ(resized(photo, *size), by_pillow(photo, *size)) <= 1
 
 
-def test_the_same_size_is_the_same_picture() -> None:
+def test_the_same_size_is_the_same_image() -> None:
     np.testing.assert_array_equal(resized(PHOTOS[0], WIDTH, HEIGHT), PHOTOS[0])
 
 
@@ -120,7 +120,7 @@ def test_sizes_are_exact(old: tuple[int, int], new: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("level", [0, 1, 100, 127, 128, 200, 254, 255])
-def test_a_constant_picture_stays_as_it_is(level: int) -> None:
+def test_a_constant_image_stays_as_it_is(level: int) -> None:
     pixels = np.full((60, 80, 3), level, np.uint8)
     for size in [(79, 60), (70, 50), (64, 37), (40, 30), (31, 23), (20, 15), (7, 5), (99, 20)]:
         assert (resized(pixels, *size) == level).all()
@@ -140,7 +140,7 @@ def test_a_ramp_keeps_its_mean(width: int) -> None:
     "size",
     [(400, 300), (300, 225), (200, 150), (137, 101), (96, 72), (31, 17), (12, 9), (700, 500)],
 )
-def test_a_mirrored_picture_becomes_the_mirrored_one(size: tuple[int, int]) -> None:
+def test_a_mirrored_image_becomes_the_mirrored_one(size: tuple[int, int]) -> None:
     # Blocks are counted from the left and the top: these sizes leave no part of one.
     for photo in PHOTOS[:2]:
         made = resized(photo, *size)
@@ -176,7 +176,7 @@ def test_any_size_becomes_any_other(
     assert made.max() <= 192 + beyond
 
 
-# --- the extent of a picture ---------------------------------------------------------------------
+# --- the extent of an image ---------------------------------------------------------------------
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.sample import JsonText, Sample
 from shardkit.sources.dataset import DatasetSource
-from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, picture
-from tests.conftest import PICTURE_FORMATS, examples
+from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, make_image
+from tests.conftest import IMAGE_FORMATS, examples
 
-NAMES = PICTURE_FORMATS
+NAMES = IMAGE_FORMATS
 PAIRS = [(one, other) for one in NAMES for other in NAMES]
-# FFCV has JPEG and raw pixels alone: other pictures are encoded anew (tests/formats/test_beton.py).
+# FFCV has JPEG and raw pixels alone: other images are encoded anew (tests/formats/test_beton.py).
 ONLY_JPEG = {"beton"}
 
 
@@ -38,7 +38,7 @@ def assert_holds(path: Path, samples: list[Sample]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever decodes or encodes a picture ends the test."""
+    """Whatever decodes or encodes an image ends the test."""
 
     def called(*args: object, **options: object) -> None:
         raise AssertionError("a codec ran")
@@ -56,13 +56,13 @@ def no_codec(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, called)
 
 
-JPEGS = [picture(number) for number in range(10)]
-MIXED = [picture(number, format) for number in range(4) for format in ("JPEG", "PNG", "WEBP")]
+JPEGS = [make_image(number) for number in range(10)]
+MIXED = [make_image(number, format) for number in range(4) for format in ("JPEG", "PNG", "WEBP")]
 FIFTY = [everything(number) for number in range(50)]
 
 
-def with_picture(sample: Sample, pictures: list[bytes], number: int) -> Sample:
-    return {**sample, "image": pictures[number % len(pictures)]}
+def with_image(sample: Sample, images: list[bytes], number: int) -> Sample:
+    return {**sample, "image": images[number % len(images)]}
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
@@ -72,9 +72,9 @@ def test_there_and_back_gives_equal_samples(
     tmp_path_factory: pytest.TempPathFactory, one: str, other: str, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("pair")
-    pictures = JPEGS if ONLY_JPEG & {one, other} else MIXED
-    drawn = st.lists(any_samples_without_picture(), max_size=4, unique_by=lambda s: s["__key__"])
-    samples = [with_picture(s, pictures, n) for n, s in enumerate(data.draw(drawn))]
+    images = JPEGS if ONLY_JPEG & {one, other} else MIXED
+    drawn = st.lists(any_samples_without_image(), max_size=4, unique_by=lambda s: s["__key__"])
+    samples = [with_image(s, images, n) for n, s in enumerate(data.draw(drawn))]
     write(folder / "a", one, samples)
     shardkit.convert(folder / "a", other, folder / "b", workers=0)
     assert_holds(folder / "b", samples)
@@ -82,9 +82,9 @@ def test_there_and_back_gives_equal_samples(
     assert_holds(folder / "c", samples)
 
 
-def any_samples_without_picture() -> st.SearchStrategy[Sample]:
-    """Pictures are drawn from ready ones, since making one is what no test here may do."""
-    return any_samples(pictures=())
+def any_samples_without_image() -> st.SearchStrategy[Sample]:
+    """Images are drawn from ready ones, since making one is what no test here may do."""
+    return any_samples(images=())
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])

@@ -13,18 +13,18 @@ import pytest
 
 import shardkit
 from shardkit.errors import SampleError, ShardkitError, SourceError
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.test_irregular import Swap
 
 
-def _pictures(root: Path) -> Path:
-    write_pictures(root, classes=2, each=3)
+def _images(root: Path) -> Path:
+    write_images(root, classes=2, each=3)
     (root / "class1/001.txt").write_text("a caption")
     return root / "class1/001.jpg"
 
 
 def _sidecar(root: Path) -> Path:
-    return _pictures(root).with_suffix(".txt")
+    return _images(root).with_suffix(".txt")
 
 
 def _texts(root: Path) -> Path:
@@ -53,7 +53,7 @@ def _foreign(root: Path) -> Path:
     return root / "shard-000001.lmdb/data.mdb"
 
 
-SOURCES = [_pictures, _sidecar, _texts, _lines, _shards, _foreign]
+SOURCES = [_images, _sidecar, _texts, _lines, _shards, _foreign]
 
 
 def _other(path: Path) -> bytes:
@@ -90,7 +90,7 @@ def test_a_file_that_keeps_its_size(
     make: Callable[[Path], Path], change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     if (make, change) == (_sidecar, replaced):
-        change = rewritten  # of what lies beside a picture only the time is known
+        change = rewritten  # of what lies beside an image only the time is known
     source = tmp_path / "in"
     path = make(source)
 
@@ -114,7 +114,7 @@ def test_a_file_that_keeps_its_size(
 
 def test_what_only_looks_changed_is_none(tmp_path: Path) -> None:
     """Links made by a backup, permissions, and files that a file system numbers anew."""
-    path = _pictures(tmp_path / "in")
+    path = _images(tmp_path / "in")
 
     def touch() -> None:
         os.link(path, tmp_path / "backup")

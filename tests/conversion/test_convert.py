@@ -28,8 +28,8 @@ from shardkit.errors import (
 )
 from shardkit.manifest import load
 from shardkit.schema import Image
-from shardkit.testing import EVERYTHING, assert_same, everything, picture
-from tests.conftest import files_of, write_pictures
+from shardkit.testing import EVERYTHING, assert_same, everything, make_image
+from tests.conftest import files_of, write_images
 from tests.peers import by_webdataset
 
 
@@ -40,8 +40,8 @@ def keys(path: Path) -> list[str]:
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """60 pictures of about 6 kB: several shards of 100 kB."""
-    return write_pictures(tmp_path / "many", classes=4, each=15, kilobytes=5)
+    """60 images of about 6 kB: several shards of 100 kB."""
+    return write_images(tmp_path / "many", classes=4, each=15, kilobytes=5)
 
 
 def test_c1_the_same_bytes_for_any_number_of_workers(many: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_shards_keep_their_limit_and_are_filled_evenly(many: Path, tmp_path: Pat
 
 
 def test_a_sample_over_the_limit_gets_a_shard_of_its_own(images: Path, tmp_path: Path) -> None:
-    (images / "class1/001.jpg").write_bytes(picture() + bytes(50_000))
+    (images / "class1/001.jpg").write_bytes(make_image() + bytes(50_000))
     shardkit.convert(images, "wds", tmp_path / "out", shard_size=20_000, workers=0)
     shards = load(tmp_path / "out").shards
     assert [s.samples for s in shards if s.file.bytes > 20_000] == [1]
@@ -127,15 +127,15 @@ def test_splits_by_hash_are_stable_when_files_are_added(many: Path, tmp_path: Pa
         f"class{c}/{n:03d}" for c in range(4) for n in range(15)
     )
     assert 30 < len(found["train"]) < 52
-    (many / "class0/new.jpg").write_bytes(picture())
+    (many / "class0/new.jpg").write_bytes(make_image())
     shardkit.convert(many, "wds", tmp_path / "more", **options)
     for name, before in found.items():
         assert set(before) <= set(keys(tmp_path / "more" / name))
 
 
 def test_split_folders_become_datasets_published_together(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "in/train", classes=2)
-    write_pictures(tmp_path / "in/val", classes=3)
+    write_images(tmp_path / "in/train", classes=2)
+    write_images(tmp_path / "in/val", classes=3)
     result = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=2)
     assert {name: split.samples for name, split in result.splits.items()} == {"train": 8, "val": 12}
     assert shardkit.open(tmp_path / "out/train").classes == ("class0", "class1", "class2")
@@ -153,15 +153,15 @@ def test_rename(images: Path, tmp_path: Path) -> None:
     shardkit.convert(images, "wds", tmp_path / "out", rename=names, workers=0)
     with shardkit.open(tmp_path / "out") as ds:
         assert list(ds.schema) == ["jpg", "cls"]
-        assert ds[0] == {"__key__": "class0/000", "jpg": picture(), "cls": 0}
-    with pytest.raises(UsageError, match="no field 'picture'"):
-        shardkit.convert(images, "wds", tmp_path / "x", rename={"picture": "jpg"}, workers=0)
+        assert ds[0] == {"__key__": "class0/000", "jpg": make_image(), "cls": 0}
+    with pytest.raises(UsageError, match="no field 'image'"):
+        shardkit.convert(images, "wds", tmp_path / "x", rename={"image": "jpg"}, workers=0)
 
 
 def test_c3_a_bad_sample_stops_the_run_and_is_named(images: Path, tmp_path: Path) -> None:
-    (images / "class1/002.jpg").write_bytes(b"this is text, not a picture")
+    (images / "class1/002.jpg").write_bytes(b"this is text, not an image")
     for workers in (0, 2):
-        with pytest.raises(SampleError, match="no picture") as error:
+        with pytest.raises(SampleError, match="no image") as error:
             shardkit.convert(images, "wds", tmp_path / "out", workers=workers)
         assert error.value.where["path"] == "class1/002.jpg"
         assert error.value.found == "text: 'this is text, not a pict'"
@@ -237,7 +237,7 @@ def test_json_text_passes_through_unchanged(images: Path, tmp_path: Path) -> Non
 
 def test_the_key_table_keeps_names_that_keys_do_not_tell(images: Path, tmp_path: Path) -> None:
     os.rename(images / "class0/001.jpg", images / "class0/a.b.c.jpg")
-    (images / "class2/000.png").write_bytes(picture(1, "PNG"))
+    (images / "class2/000.png").write_bytes(make_image(1, "PNG"))
     for source, out in ((images, "one"), (tmp_path / "one", "two")):
         shardkit.convert(source, "wds", tmp_path / out, workers=0)
         lines = (tmp_path / out / "__shardkit__/keys.jsonl").read_text().splitlines()
@@ -266,7 +266,7 @@ class Lazy:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 13:
             raise RuntimeError("thirteen")
-        return {"image": picture(index), "label": np.int64(index)}
+        return {"image": make_image(index), "label": np.int64(index)}
 
 
 def test_any_sequence_is_a_source(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_any_sequence_is_a_source(tmp_path: Path) -> None:
     )
     assert (result.samples, result.errors) == (29, 1)
     with shardkit.open(tmp_path / "out") as ds:
-        assert ds[13] == {"__key__": "000000014", "image": picture(14), "label": 14}
+        assert ds[13] == {"__key__": "000000014", "image": make_image(14), "label": 14}
         assert ds.schema["image"] == shardkit.Image()
         assert ds.classes is not None
 
@@ -407,7 +407,7 @@ def test_unfinished_work_of_other_options_is_not_touched(many: Path, tmp_path: P
     with pytest.raises(OutputError, match="unfinished conversion") as error:
         shardkit.convert(many, "wds", tmp_path / "out", shuffle=True, **options)
     assert error.value.found == "shuffle was None, is 0"
-    (many / "class3/014.jpg").write_bytes(picture())
+    (many / "class3/014.jpg").write_bytes(make_image())
     with pytest.raises(OutputError, match="unfinished conversion") as error:
         shardkit.convert(many, "wds", tmp_path / "out", **options)
     assert error.value.found == "the source has changed"
@@ -532,10 +532,10 @@ def test_an_archive_beside_class_folders_is_a_question(images: Path, tmp_path: P
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
 
-def test_a_picture_beside_class_folders_takes_the_labels_and_that_is_said(
+def test_a_image_beside_class_folders_takes_the_labels_and_that_is_said(
     images: Path, tmp_path: Path
 ) -> None:
-    (images / "preview.jpg").write_bytes(picture())
+    (images / "preview.jpg").write_bytes(make_image())
     result = shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     assert result.samples == 13
     assert result.notes == ["no labels from folders: 'preview.jpg' lies beside them"]
@@ -585,13 +585,13 @@ def test_a_folder_that_is_only_called_like_our_unfinished_work_is_left_alone(
 ) -> None:
     mine = tmp_path / "out.partial/dataset/precious.jpg"
     mine.parent.mkdir(parents=True)
-    mine.write_bytes(picture())
+    mine.write_bytes(make_image())
     with pytest.raises(OutputError, match="holds something else"):
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     assert mine.exists()
-    images.rename(tmp_path / "pictures.partial")
+    images.rename(tmp_path / "images.partial")
     with pytest.raises(OutputError, match="inside one another"):
-        shardkit.convert(tmp_path / "pictures.partial", "wds", tmp_path / "pictures", workers=0)
+        shardkit.convert(tmp_path / "images.partial", "wds", tmp_path / "images", workers=0)
 
 
 def test_workers_that_cannot_be_started_end_the_run(

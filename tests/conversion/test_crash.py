@@ -16,7 +16,7 @@ import shardkit
 from shardkit import storage
 from shardkit.errors import ShardkitError, StorageError
 from shardkit.formats import file_name
-from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
+from tests.conftest import IMAGE_FORMATS, files_of, write_images
 
 
 class Died(BaseException):
@@ -72,7 +72,7 @@ class Dying:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = write_pictures(tmp_path / "in", classes=2, each=4, kilobytes=2)
+    folder = write_images(tmp_path / "in", classes=2, each=4, kilobytes=2)
     (folder / "class0/a.b.jpg").write_bytes((folder / "class0/000.jpg").read_bytes())
     (folder / "class1/001.jpg").write_bytes(b"text")
     return folder
@@ -239,7 +239,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("shard_size", [12_000, None])
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_nothing_becomes_visible_before_it_is_on_the_disk(
     source: Path, tmp_path: Path, format: str, shard_size: int | None
 ) -> None:
@@ -292,7 +292,7 @@ def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(
 
 def test_work_that_is_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (source / "class1/003.jpg").write_bytes(b"not yet a picture")
+    (source / "class1/003.jpg").write_bytes(b"not yet an image")
     with pytest.raises(ShardkitError, match="more than 1 samples"):
         convert(source, out, max_errors=1)
     done = {p: p.stat().st_mtime_ns for p in (tmp_path / "out.partial/tasks").glob("*/result.json")}
@@ -308,7 +308,7 @@ def test_work_that_is_done_is_not_done_again(source: Path, tmp_path: Path) -> No
 
 
 def test_shards_that_moved_are_not_lost_when_tasks_are_done_again(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "in", classes=2, each=2, kilobytes=3)
+    source = write_images(tmp_path / "in", classes=2, each=2, kilobytes=3)
     bad = [source / f"class0/{n:03d}.jpg" for n in range(2)]
     good = [path.read_bytes() for path in bad]
     times = [path.stat().st_mtime_ns for path in bad]

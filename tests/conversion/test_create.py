@@ -12,8 +12,8 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, OutputError, SampleError, UsageError
-from shardkit.testing import EVERYTHING, assert_same, everything, picture
-from tests.codecs.pictures import encoded, opened, photo
+from shardkit.testing import EVERYTHING, assert_same, everything, make_image
+from tests.codecs.sample_images import encoded, opened, photo
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 
@@ -34,9 +34,9 @@ def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path: Path) ->
 def test_labels_have_a_class_or_none(tmp_path: Path) -> None:
     with shardkit.create(tmp_path / "out", "wds", SCHEMA, classes=["a", "b"]) as writer:
         for label in (1, 0, 1, -1):
-            writer.write({"image": picture(), "label": label})
+            writer.write({"image": make_image(), "label": label})
         with pytest.raises(SampleError, match="the label is of no class"):
-            writer.write({"image": picture(), "label": 2})
+            writer.write({"image": make_image(), "label": 2})
     with shardkit.open(tmp_path / "out") as ds:
         assert ds.classes == ("a", "b")
         assert ds.manifest is not None
@@ -47,15 +47,15 @@ def test_labels_have_a_class_or_none(tmp_path: Path) -> None:
 def test_keys_are_numbered_where_there_are_none(tmp_path: Path) -> None:
     with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
         for n in range(3):
-            writer.write({"image": picture(n), "label": np.uint8(n)})
+            writer.write({"image": make_image(n), "label": np.uint8(n)})
     with shardkit.open(tmp_path / "out") as ds:
-        assert ds[2] == {"__key__": "000000002", "image": picture(2), "label": 2}
+        assert ds[2] == {"__key__": "000000002", "image": make_image(2), "label": 2}
 
 
 def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
         with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
-            writer.write({"image": picture(), "label": 1})
+            writer.write({"image": make_image(), "label": 1})
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
@@ -65,18 +65,21 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
-        writer.write({"__key__": "a", "image": picture(), "label": 1})
+        writer.write({"__key__": "a", "image": make_image(), "label": 1})
         for sample, message in (
-            ({"__key__": "a", "image": picture(), "label": 1}, "same key"),
-            ({"__key__": "b", "image": b"text", "label": 1}, "no picture"),
-            ({"__key__": "b", "image": picture(), "label": "1"}, "not of its field's type"),
-            ({"__key__": "b", "image": picture()}, "no field 'label'"),
-            ({"__key__": "b.c", "image": picture(), "label": 1}, "cannot be named after this key"),
-            ({"__key__": "", "image": picture(), "label": 1}, "no text"),
+            ({"__key__": "a", "image": make_image(), "label": 1}, "same key"),
+            ({"__key__": "b", "image": b"text", "label": 1}, "no image"),
+            ({"__key__": "b", "image": make_image(), "label": "1"}, "not of its field's type"),
+            ({"__key__": "b", "image": make_image()}, "no field 'label'"),
+            (
+                {"__key__": "b.c", "image": make_image(), "label": 1},
+                "cannot be named after this key",
+            ),
+            ({"__key__": "", "image": make_image(), "label": 1}, "no text"),
         ):
             with pytest.raises(SampleError, match=message):
                 writer.write(sample)
-        writer.write({"__key__": "b", "image": picture(), "label": 2})
+        writer.write({"__key__": "b", "image": make_image(), "label": 2})
     with shardkit.open(tmp_path / "out") as ds:
         assert [ds[n]["__key__"] for n in range(len(ds))] == ["a", "b"]
 
@@ -84,11 +87,11 @@ def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
 def test_what_exists_is_kept_until_the_new_one_is_whole(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with shardkit.create(out, "wds", SCHEMA) as writer:
-        writer.write({"__key__": "old", "image": picture(), "label": 1})
+        writer.write({"__key__": "old", "image": make_image(), "label": 1})
     with pytest.raises(OutputError, match="the output exists"):
         shardkit.create(out, "wds", SCHEMA)
     with shardkit.create(out, "wds", SCHEMA, overwrite=True) as writer:
-        writer.write({"__key__": "new", "image": picture(), "label": 1})
+        writer.write({"__key__": "new", "image": make_image(), "label": 1})
         assert shardkit.open(out)[0]["__key__"] == "old"
     assert shardkit.open(out)[0]["__key__"] == "new"
 
@@ -123,7 +126,7 @@ def test_writing_after_closing_is_refused(tmp_path: Path) -> None:
     writer.close()
     writer.close()
     with pytest.raises(ValueError, match="closed"):
-        writer.write({"image": picture(), "label": 1})
+        writer.write({"image": make_image(), "label": 1})
     assert len(shardkit.open(tmp_path / "out")) == 0
 
 

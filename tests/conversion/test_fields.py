@@ -16,9 +16,9 @@ from shardkit.cli import group
 from shardkit.errors import FormatError, SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
 from shardkit.schema import Int, Text
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.sources.test_text import put, put_lines
 
 
@@ -70,13 +70,13 @@ def test_of_tables_and_json_lines(tmp_path: Path) -> None:
 
 
 def test_of_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "in", classes=2, each=2)
+    folder = write_images(tmp_path / "in", classes=2, each=2)
     for path in folder.rglob("*.jpg"):
-        path.with_name(path.stem + "_mask.png").write_bytes(picture(format="PNG"))
+        path.with_name(path.stem + "_mask.png").write_bytes(make_image(format="PNG"))
         path.with_suffix(".json").write_text("{damaged")
     rows = "".join(f"{p.relative_to(folder)},{n},x\n" for n, p in enumerate(folder.rglob("*.jpg")))
     put(folder / "metadata.csv", f"file_name,number,note\n{rows}")
-    with pytest.raises(SampleError, match="beside a picture is damaged"):
+    with pytest.raises(SampleError, match="beside an image is damaged"):
         stored(folder, tmp_path / "all")
     samples = stored(folder, tmp_path / "one", drop=["json", "note", "label"])
     assert [list(sample) for sample in samples] == [["image", "mask", "number"]] * 4
@@ -88,8 +88,8 @@ def test_of_a_folder_of_images_with_metadata(tmp_path: Path) -> None:
 
 def test_of_splits_of_which_one_has_no_such_field(tmp_path: Path) -> None:
     folder = tmp_path / "in"
-    write_pictures(folder / "train", classes=1, each=1)
-    write_pictures(folder / "val", classes=1, each=1)
+    write_images(folder / "train", classes=1, each=1)
+    write_images(folder / "val", classes=1, each=1)
     next((folder / "val").rglob("*.jpg")).with_suffix(".txt").write_text("words")
     shardkit.convert(folder, "wds", tmp_path / "out", workers=0, drop=["text"])
     for split in ("train", "val"):
@@ -200,7 +200,7 @@ def test_a_column_of_two_types_is_not_the_end(tmp_path: Path) -> None:
 
 def test_a_column_of_metadata_that_no_field_can_be_called(tmp_path: Path) -> None:
     """Such as the index without a name that pandas writes."""
-    folder = write_pictures(tmp_path / "in", classes=1, each=1)
+    folder = write_images(tmp_path / "in", classes=1, each=1)
     (name,) = (p.relative_to(folder) for p in folder.rglob("*.jpg"))
     put(folder / "metadata.csv", f",file_name,n\n0,{name},1\n")
     with pytest.raises(SourceError, match="a column ''") as caught:
@@ -235,7 +235,7 @@ def test_unknown_names_are_refused_with_those_that_there_are(tmp_path: Path) -> 
         assert caught.value.expected == "some of text, label"
     with pytest.raises(UsageError, match="no field 'b'"):
         stored([{"a": 1}], tmp_path / "out", drop=["b"])
-    images = write_pictures(tmp_path / "in", classes=1, each=1)
+    images = write_images(tmp_path / "in", classes=1, each=1)
     with pytest.raises(UsageError, match="no field 'mask'"):
         stored(images, tmp_path / "out", drop=["mask"])
     with pytest.raises(UsageError, match="no field of the source would be stored"):

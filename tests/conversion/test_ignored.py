@@ -22,9 +22,9 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.schema import Array, Int, Text
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of, write_pictures
+from tests.conftest import files_of, write_images
 from tests.sources.test_text import put, put_lines
 
 
@@ -217,7 +217,7 @@ def test_what_is_no_sample_in_archives_and_lmdbs_of_others(tmp_path: Path) -> No
 def test_files_beside_the_folders_of_splits(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True)
-        (tmp_path / "in" / name).write_bytes(picture())
+        (tmp_path / "in" / name).write_bytes(make_image())
     for name in ("train.csv", "README.md", ".DS_Store"):
         put(tmp_path / "in" / name, "x")
     put(tmp_path / "in/val/list.csv", "x")
@@ -227,7 +227,7 @@ def test_files_beside_the_folders_of_splits(tmp_path: Path, names: list[str]) ->
 
 
 def test_images_without_a_row_of_metadata(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "in", classes=1, each=3)
+    folder = write_images(tmp_path / "in", classes=1, each=3)
     first = sorted(p.relative_to(folder) for p in folder.rglob("*.jpg"))[0]
     put(folder / "metadata.csv", f"file_name,n\n{first},1\n")
     assert ignored(folder, tmp_path / "out") == {"images without a row of metadata": 2}

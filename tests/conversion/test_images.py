@@ -1,4 +1,4 @@
-"""Conversions with steps for pictures, end to end: every format, any number of workers, kill -9."""
+"""Conversions with steps for images, end to end: every format, any number of workers, kill -9."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ImageOptions
 from shardkit.testing import assert_same
-from tests.conftest import FEW_FORMATS, PICTURE_FORMATS, files_of
+from tests.conftest import FEW_FORMATS, IMAGE_FORMATS, files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
 from tests.peers import by_webdataset
 from tests.preprocess.test_images import (
@@ -58,7 +58,7 @@ def step(sample):
 def fails(sample):
     raise ValueError("as asked")
 """
-EACH_FORMAT = pytest.mark.parametrize("format", PICTURE_FORMATS)
+EACH_FORMAT = pytest.mark.parametrize("format", IMAGE_FORMATS)
 RESIZED = ImageOptions(resize=32)
 
 
@@ -76,27 +76,27 @@ def numbers(size: tuple[int, int] = (120, 80)) -> PIL.Image.Image:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """24 pictures of every kind in 3 classes, some with a mask."""
+def images(tmp_path: Path) -> Path:
+    """24 images of every kind in 3 classes, some with a mask."""
     files = {}
     for number in range(24):
         name = f"class{number // 8}/{number:03d}"
-        picture = photo(size=(120, 80) if number % 4 else (50, 70), seed=number)
+        image = photo(size=(120, 80) if number % 4 else (50, 70), seed=number)
         match number % 8:
             case 0 | 1 | 4:
-                files[f"{name}.jpg"] = encoded(picture, "JPEG", quality=90)
+                files[f"{name}.jpg"] = encoded(image, "JPEG", quality=90)
             case 2:
-                files[f"{name}.jpg"] = encoded(picture, "JPEG", exif=exif(6), quality=90)
+                files[f"{name}.jpg"] = encoded(image, "JPEG", exif=exif(6), quality=90)
                 files[f"{name}_mask.png"] = encoded(numbers(), "PNG")
             case 3:
-                files[f"{name}.png"] = encoded(picture, "PNG")
+                files[f"{name}.png"] = encoded(image, "PNG")
                 files[f"{name}_mask.png"] = encoded(numbers(), "PNG")
             case 5:
-                files[f"{name}.webp"] = encoded(picture, "WEBP")
+                files[f"{name}.webp"] = encoded(image, "WEBP")
             case 6:
-                files[f"{name}.gif"] = encoded(picture, "GIF")
+                files[f"{name}.gif"] = encoded(image, "GIF")
             case 7:
-                small = picture.resize((48, 32))  # as it is asked for
+                small = image.resize((48, 32))  # as it is asked for
                 files[f"{name}.jpg"] = encoded(small, "JPEG")
     return write(tmp_path / "in", files)
 
@@ -123,7 +123,7 @@ def tar_of(path: Path, mask: str, samples: int = 3) -> Path:
 
 
 def original(source: Path, sample: dict[str, Any]) -> PIL.Image.Image:
-    """The picture that a sample was made of, upright."""
+    """The image that a sample was made of, upright."""
     (path,) = (p for p in source.glob(f"{sample['__key__']}.*") if "_mask" not in p.name)
     upright = PIL.ImageOps.exif_transpose(opened(path.read_bytes()))
     return upright.convert("RGB")
@@ -153,11 +153,11 @@ def my_steps(write_module: Callable[[str], None]) -> str:
 
 
 @EACH_FORMAT
-def test_every_format_opens_with_the_resized_pictures(
-    pictures: Path, tmp_path: Path, format: str
+def test_every_format_opens_with_the_resized_images(
+    images: Path, tmp_path: Path, format: str
 ) -> None:
-    result = make(pictures, format, tmp_path / "out").splits[""]
-    assert {n: c for n, c in result.pictures.items() if "bytes" not in n} == {
+    result = make(images, format, tmp_path / "out").splits[""]
+    assert {n: c for n, c in result.images.items() if "bytes" not in n} == {
         "passed": 3,
         "resized": 21,
     }
@@ -165,19 +165,19 @@ def test_every_format_opens_with_the_resized_pictures(
     found = samples_of(tmp_path / "out")
     assert len(found) == 24
     for sample in found:
-        picture = original(pictures, sample)
-        scale = 32 / min(picture.size)
-        size = tuple(round(side * scale) for side in picture.size)
+        image = original(images, sample)
+        scale = 32 / min(image.size)
+        size = tuple(round(side * scale) for side in image.size)
         assert opened(sample["image"]).size == size
-        by_pillow = picture.resize(size, PIL.Image.Resampling.BILINEAR)
+        by_pillow = image.resize(size, PIL.Image.Resampling.BILINEAR)
         # Of a JPEG with so much grain; off by a pixel it is 19.
         assert psnr(pixels_of(sample["image"]), by_pillow) > 25
 
 
-def test_all_formats_that_hold_any_picture_hold_the_same(pictures: Path, tmp_path: Path) -> None:
+def test_all_formats_that_hold_any_image_hold_the_same(images: Path, tmp_path: Path) -> None:
     found = {}
-    for format in PICTURE_FORMATS:
-        make(pictures, format, tmp_path / format)
+    for format in IMAGE_FORMATS:
+        make(images, format, tmp_path / format)
         found[format] = samples_of(tmp_path / format)
     for format, samples in found.items():
         for sample, expected in zip(samples, found["wds"], strict=True):
@@ -188,11 +188,11 @@ def test_all_formats_that_hold_any_picture_hold_the_same(pictures: Path, tmp_pat
 
 
 @EACH_FORMAT
-def test_masks_lie_on_their_pictures_with_their_values(
-    pictures: Path, tmp_path: Path, format: str
+def test_masks_lie_on_their_images_with_their_values(
+    images: Path, tmp_path: Path, format: str
 ) -> None:
     for way in ("keep", "raw"):
-        make(pictures, format, tmp_path / way, image=ImageOptions(resize=40, format=way))
+        make(images, format, tmp_path / way, image=ImageOptions(resize=40, format=way))
         with_mask = [sample for sample in samples_of(tmp_path / way) if "mask" in sample]
         assert len(with_mask) == 6
         for sample in with_mask:
@@ -208,9 +208,9 @@ def test_masks_lie_on_their_pictures_with_their_values(
 
 
 @EACH_FORMAT
-def test_raw_pictures_are_arrays_or_ppm(pictures: Path, tmp_path: Path, format: str) -> None:
+def test_raw_images_are_arrays_or_ppm(images: Path, tmp_path: Path, format: str) -> None:
     image = ImageOptions(format="raw", resize=30, resize_mode="pad")
-    make(pictures, format, tmp_path / "out", image=image)
+    make(images, format, tmp_path / "out", image=image)
     with shardkit.open(tmp_path / "out") as dataset:
         for sample in dataset:
             value = sample["image"]
@@ -218,18 +218,18 @@ def test_raw_pictures_are_arrays_or_ppm(pictures: Path, tmp_path: Path, format: 
                 assert value.startswith(b"P6\n30 30\n255\n")
             else:
                 assert (value.dtype, value.shape) == (np.uint8, (30, 30, 3))
-            picture = original(pictures, sample)
-            if set(picture.size) == {120, 80}:  # of the others, margins are odd
+            image = original(images, sample)
+            if set(image.size) == {120, 80}:  # of the others, margins are odd
                 expected = PIL.ImageOps.pad(
-                    picture, (30, 30), PIL.Image.Resampling.BILINEAR, color="white"
+                    image, (30, 30), PIL.Image.Resampling.BILINEAR, color="white"
                 )
                 assert psnr(pixels_of(value), expected) > 40
         fixed = shardkit.Array("|u1", (30, 30, 3))
         assert dataset.schema["image"] == (shardkit.Image() if format == "beton" else fixed)
 
 
-def test_webdataset_reads_raw_pictures_as_npy(pictures: Path, tmp_path: Path) -> None:
-    make(pictures, "wds", tmp_path / "out", image=ImageOptions(format="raw", resize=32))
+def test_webdataset_reads_raw_images_as_npy(images: Path, tmp_path: Path) -> None:
+    make(images, "wds", tmp_path / "out", image=ImageOptions(format="raw", resize=32))
     found = by_webdataset(tmp_path / "out/shard-000000.tar", decode=True)
     expected = samples_of(tmp_path / "out")
     assert len(found) == 24
@@ -238,9 +238,9 @@ def test_webdataset_reads_raw_pictures_as_npy(pictures: Path, tmp_path: Path) ->
         np.testing.assert_array_equal(theirs["image.npy"], ours["image"])
 
 
-def test_raw_pixels_are_those_of_the_picture(tmp_path: Path) -> None:
+def test_raw_pixels_are_those_of_the_image(tmp_path: Path) -> None:
     source = write(tmp_path / "in", {"a.png": encoded(photo(), "PNG")})
-    for format in PICTURE_FORMATS:
+    for format in IMAGE_FORMATS:
         make(source, format, tmp_path / format, image=ImageOptions(format="raw"))
         (sample,) = samples_of(tmp_path / format)
         np.testing.assert_array_equal(pixels_of(sample["image"]), photo())
@@ -258,20 +258,20 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("format", FEW_FORMATS)
 @pytest.mark.usefixtures("small_tasks")
 def test_the_same_bytes_for_any_number_of_workers(
-    pictures: Path, tmp_path: Path, format: str, my_steps: str
+    images: Path, tmp_path: Path, format: str, my_steps: str
 ) -> None:
-    (pictures / "class1/cut.jpg").write_bytes(encoded(photo(), "JPEG")[:-9])
-    (pictures / "class1/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
+    (images / "class1/cut.jpg").write_bytes(encoded(photo(), "JPEG")[:-9])
+    (images / "class1/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
     options: dict[str, Any] = {
         "image": ImageOptions(resize=32, min_size=10), "on_error": "skip", "shuffle": True,
         "transform": my_steps if format in ("wds", "lmdb") else None,
         **({} if FORMATS[format].one_shard else {"shard_samples": 4}),
     }  # fmt: skip
-    assert len(engine.prepare(pictures, format, **options).tasks) > 3
+    assert len(engine.prepare(images, format, **options).tasks) > 3
     made = {}
     for workers in (0, 2):
         out = tmp_path / f"out{workers}"
-        result = shardkit.convert(pictures, format, out, workers=workers, **options)
+        result = shardkit.convert(images, format, out, workers=workers, **options)
         assert (result.samples, result.errors) == (24, 1)
         made[workers] = files_of(out)
     assert {"__shardkit__/errors.jsonl", "__shardkit__/filtered.jsonl"} <= made[0].keys()
@@ -280,13 +280,13 @@ def test_the_same_bytes_for_any_number_of_workers(
 
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
 def test_one_shard_has_the_same_bytes_for_any_number_of_workers(
-    pictures: Path, tmp_path: Path, format: str
+    images: Path, tmp_path: Path, format: str
 ) -> None:
     suffix = FORMATS[format].suffixes[0]
     made = []
     for workers in (0, 2, 9):
         (tmp_path / f"{workers}").mkdir()
-        make(pictures, format, tmp_path / f"{workers}/one{suffix}", workers=workers)
+        make(images, format, tmp_path / f"{workers}/one{suffix}", workers=workers)
         made.append(files_of(tmp_path / f"{workers}"))
     assert made[0] == made[1] == made[2]
 
@@ -386,12 +386,12 @@ def test_kill_9_many_times_is_continued(tmp_path: Path) -> None:
 # --- what decides whether a run continues ---------------------------------------------------------
 
 
-def test_other_options_for_pictures_do_not_continue_a_run(pictures: Path, tmp_path: Path) -> None:
+def test_other_options_for_images_do_not_continue_a_run(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    bad = pictures / "class2/zzz.jpg"
+    bad = images / "class2/zzz.jpg"
     bad.write_bytes(encoded(photo(), "JPEG")[:-9])
     with pytest.raises(SampleError, match="is cut"):
-        make(pictures, "wds", out, shard_samples=4)
+        make(images, "wds", out, shard_samples=4)
     before = files_of(tmp_path / "out.partial")
     for image, words in (
         (ImageOptions(resize=24), ["resize", "32", "24"]),
@@ -401,42 +401,42 @@ def test_other_options_for_pictures_do_not_continue_a_run(pictures: Path, tmp_pa
         (ImageOptions(), ["image", "resize", "None"]),
     ):
         with pytest.raises(OutputError, match="unfinished conversion") as error:
-            make(pictures, "wds", out, shard_samples=4, image=image)
+            make(images, "wds", out, shard_samples=4, image=image)
         for word in words:
             assert word in str(error.value.found)
     assert files_of(tmp_path / "out.partial") == before
-    make(pictures, "wds", out, shard_samples=4, on_error="skip")
+    make(images, "wds", out, shard_samples=4, on_error="skip")
     with pytest.raises(OutputError, match="holds another dataset") as error:
-        make(pictures, "wds", out, shard_samples=4, on_error="skip", image=ImageOptions(resize=24))
+        make(images, "wds", out, shard_samples=4, on_error="skip", image=ImageOptions(resize=24))
     assert "resize" in str(error.value.found)
 
 
 def test_another_source_of_a_transform_does_not_continue_a_run(
-    pictures: Path, tmp_path: Path, write_module: Callable[[str], None]
+    images: Path, tmp_path: Path, write_module: Callable[[str], None]
 ) -> None:
     options: dict[str, Any] = {
         "image": ImageOptions(), "transform": "my_steps:step", "shard_samples": 4
     }  # fmt: skip
     out = tmp_path / "out"
-    (pictures / "class2/zzz.jpg").write_bytes(b"text")
+    (images / "class2/zzz.jpg").write_bytes(b"text")
     write_module("def step(sample):\n    return sample\n")
-    with pytest.raises(SampleError, match="no picture"):
-        make(pictures, "wds", out, **options)
+    with pytest.raises(SampleError, match="no image"):
+        make(images, "wds", out, **options)
     write_module("def step(sample):\n    return {**sample, 'new': 1}\n")
     with pytest.raises(OutputError, match="unfinished conversion") as error:
-        make(pictures, "wds", out, **options)
+        make(images, "wds", out, **options)
     assert "transform" in str(error.value.found)
     write_module("def step(sample):\n    return sample\n")
-    make(pictures, "wds", out, on_error="skip", **options)
-    assert make(pictures, "wds", out, on_error="skip", **options).already_complete
+    make(images, "wds", out, on_error="skip", **options)
+    assert make(images, "wds", out, on_error="skip", **options).already_complete
     write_module("def step(sample):\n    return {**sample, 'new': 1}\n")
     with pytest.raises(OutputError, match="holds another dataset") as error:
-        make(pictures, "wds", out, on_error="skip", **options)
+        make(images, "wds", out, on_error="skip", **options)
     assert "transform" in str(error.value.found)
 
 
 def test_a_function_that_nothing_tells_from_another_is_never_found_done(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     """As in a notebook: a cell is changed and run again."""
 
@@ -444,20 +444,20 @@ def test_a_function_that_nothing_tells_from_another_is_never_found_done(
         return lambda sample: {**sample, "mark": number}
 
     out = tmp_path / "out"
-    make(pictures, "wds", out, transform=marked(1))
+    make(images, "wds", out, transform=marked(1))
     try:
-        again = make(pictures, "wds", out, transform=marked(2))
+        again = make(images, "wds", out, transform=marked(2))
     except OutputError:
-        again = make(pictures, "wds", out, transform=marked(2), overwrite=True)
+        again = make(images, "wds", out, transform=marked(2), overwrite=True)
     assert not again.already_complete
     assert {sample["mark"] for sample in samples_of(out)} == {2}
 
 
 def test_work_of_a_function_that_nothing_tells_from_another_is_not_continued(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    (pictures / "class2/zzz.jpg").write_bytes(b"text")
+    (images / "class2/zzz.jpg").write_bytes(b"text")
     for number in (1, 2):
         options: dict[str, Any] = {
             "transform": lambda sample, number=number: {**sample, "mark": number},
@@ -465,16 +465,16 @@ def test_work_of_a_function_that_nothing_tells_from_another_is_not_continued(
         }  # fmt: skip
         if number == 1:
             with pytest.raises(SampleError):
-                make(pictures, "wds", out, **options)
+                make(images, "wds", out, **options)
         else:
-            make(pictures, "wds", out, **options)
+            make(images, "wds", out, **options)
     assert {sample["mark"] for sample in samples_of(out)} == {2}
 
 
-def test_planning_does_not_depend_on_names(pictures: Path) -> None:
+def test_planning_does_not_depend_on_names(images: Path) -> None:
     options: dict[str, Any] = {"shard_size": "8kB", "image": RESIZED}
-    plain = engine.prepare(pictures, "wds", **options)
-    renamed = engine.prepare(pictures, "wds", rename={"image": "jpg"}, **options)
+    plain = engine.prepare(images, "wds", **options)
+    renamed = engine.prepare(images, "wds", rename={"image": "jpg"}, **options)
     assert len(plain.tasks) == len(renamed.tasks) > 3
 
 
@@ -493,12 +493,10 @@ def test_shards_keep_their_limit_and_are_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("my_steps")
-def test_the_manifest_has_options_versions_counts_and_reasons(
-    pictures: Path, tmp_path: Path
-) -> None:
+def test_the_manifest_has_options_versions_counts_and_reasons(images: Path, tmp_path: Path) -> None:
     image = ImageOptions(resize=32, background="red", format="png", min_size=40)
-    (pictures / "class1/alpha.png").write_bytes(encoded(see_through(), "PNG"))
-    result = make(pictures, "wds", tmp_path / "out", image=image, transform="my_steps:step").splits[
+    (images / "class1/alpha.png").write_bytes(encoded(see_through(), "PNG"))
+    result = make(images, "wds", tmp_path / "out", image=image, transform="my_steps:step").splits[
         ""
     ]
     manifest = load(tmp_path / "out")
@@ -511,14 +509,14 @@ def test_the_manifest_has_options_versions_counts_and_reasons(
     for name in ("shardkit", "simplejpeg", "opencv", "pillow", "numpy"):
         version = importlib.metadata.version(packages.get(name, name))
         assert version.startswith(manifest.versions[name])
-    kept = [path for path in files_of(pictures) if "_mask" not in path]
-    small = [path for path in kept if min(opened((pictures / path).read_bytes()).size) < 40]
+    kept = [path for path in files_of(images) if "_mask" not in path]
+    small = [path for path in kept if min(opened((images / path).read_bytes()).size) < 40]
     assert manifest.filtered == {"smaller than 40": len(small)} == result.filtered
-    sizes = [(pictures / path).stat().st_size for path in kept if path not in small]
+    sizes = [(images / path).stat().st_size for path in kept if path not in small]
     stored = [len(sample["image"]) for sample in samples_of(tmp_path / "out")]
-    assert manifest.pictures == {
+    assert manifest.images == {
         "resized": len(sizes), "bytes in": sum(sizes), "bytes out": sum(stored)
-    } == result.pictures  # fmt: skip
+    } == result.images  # fmt: skip
     assert manifest.reasons == result.reasons == {
         "changed by the transform": 22, "gif to png": 3, "jpeg to png": 12, "rotated": 3,
         "transparent": 1, "webp to png": 3,
@@ -526,10 +524,10 @@ def test_the_manifest_has_options_versions_counts_and_reasons(
     assert str(tmp_path) not in (tmp_path / "out/__shardkit__/manifest.json").read_text()
 
 
-def test_without_steps_the_manifest_says_nothing_of_them(pictures: Path, tmp_path: Path) -> None:
-    make(pictures, "wds", tmp_path / "out", image=ImageOptions())
+def test_without_steps_the_manifest_says_nothing_of_them(images: Path, tmp_path: Path) -> None:
+    make(images, "wds", tmp_path / "out", image=ImageOptions())
     manifest = load(tmp_path / "out")
-    assert (manifest.pictures, manifest.reasons, manifest.filtered) == ({}, {}, {})
+    assert (manifest.images, manifest.reasons, manifest.filtered) == ({}, {}, {})
     assert manifest.options["image"] is None
     assert manifest.options["transform"] is None
     assert "numpy" not in manifest.versions
@@ -583,7 +581,7 @@ def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
 
 def test_filters_that_drop_everything_leave_an_empty_dataset(tmp_path: Path) -> None:
     source = odd_sizes(tmp_path / "in")
-    for format in PICTURE_FORMATS:
+    for format in IMAGE_FORMATS:
         result = make(source, format, tmp_path / format, image=ImageOptions(min_size=1000))
         assert result.samples == 0
         assert samples_of(tmp_path / format) == []
@@ -598,19 +596,19 @@ def test_splits_count_for_themselves(tmp_path: Path) -> None:
     )
     assert result.splits["train"].filtered == {"smaller than 25": 1}
     assert result.splits["val"].filtered == {}
-    assert result.splits["val"].pictures["resized"] == 1
+    assert result.splits["val"].images["resized"] == 1
     assert not (tmp_path / "out/val/__shardkit__/filtered.jsonl").exists()
     assert shardkit.verify(tmp_path / "out", against=tmp_path / "in").sound
 
 
-# --- bad pictures ---------------------------------------------------------------------------------
+# --- bad images ---------------------------------------------------------------------------------
 
 JPEG = encoded(photo(size=(300, 200)), "JPEG")
 BAD = {  # what is said of them
     "cut.jpg": (JPEG[: len(JPEG) // 2], "is cut"),
     "damaged.jpg": (without_middle(JPEG), "premature end"),
     "empty.jpg": (b"", "an empty file"),
-    "text.png": (b"no picture", "text: 'no picture'"),
+    "text.png": (b"no image", "text: 'no image'"),
     "flipped.png": (with_flipped_bit(encoded(photo(), "PNG")), "broken PNG file"),
     "cut.png": (encoded(photo(), "PNG")[:-30], "is cut"),
     "cut.webp": (encoded(photo(), "WEBP")[:-100], "is cut"),
@@ -625,7 +623,7 @@ BAD = {  # what is said of them
 
 @pytest.mark.parametrize("format", ["wds", "parquet"])
 @pytest.mark.usefixtures("small_tasks")
-def test_every_kind_of_bad_picture_is_dropped_and_listed(tmp_path: Path, format: str) -> None:
+def test_every_kind_of_bad_image_is_dropped_and_listed(tmp_path: Path, format: str) -> None:
     files = {f"{n}.jpg": JPEG for n in range(3)}
     files |= {f"bad-{name}": data for name, (data, _) in BAD.items()}
     files["bad-unmasked_mask.png"] = encoded(numbers(), "PNG")
@@ -669,7 +667,7 @@ def test_a_suffix_that_lies_changes_nothing(tmp_path: Path) -> None:
     files = {"a.jpg": png, "b.png": jpeg, "c.gif": webp}
     source = write(tmp_path / "in", files)
     result = make(source, "wds", tmp_path / "kept", image=ImageOptions(resize=80))
-    assert result.splits[""].pictures["passed"] == 3
+    assert result.splits[""].images["passed"] == 3
     assert [s["image"] for s in samples_of(tmp_path / "kept")] == [png, jpeg, webp]
     make(source, "wds", tmp_path / "out", image=ImageOptions(resize=40))
     found = [opened(sample["image"]).format for sample in samples_of(tmp_path / "out")]
@@ -711,81 +709,79 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("format", ["wds", "lmdb", "arrow", "hf", "beton"])
 def test_a_dataset_is_sound_against_its_source_and_a_changed_pixel_is_found(
-    pictures: Path, tmp_path: Path, format: str, way: str
+    images: Path, tmp_path: Path, format: str, way: str
 ) -> None:
     out = tmp_path / "out"
-    make(pictures, format, out, **WAYS[way])
-    report = shardkit.verify(out, against=pictures, decode=True)
+    make(images, format, out, **WAYS[way])
+    report = shardkit.verify(out, against=images, decode=True)
     assert report.problems == []
-    changed = pictures / "class1/009.jpg"
-    picture = opened(changed.read_bytes())
-    picture.paste("white", (50, 30, 70, 50))
-    changed.write_bytes(encoded(picture, "JPEG", quality=90))
-    (problem,) = shardkit.verify(out, against=pictures).problems
+    changed = images / "class1/009.jpg"
+    image = opened(changed.read_bytes())
+    image.paste("white", (50, 30, 70, 50))
+    changed.write_bytes(encoded(image, "JPEG", quality=90))
+    (problem,) = shardkit.verify(out, against=images).problems
     assert problem.what == "a value is not that of the source"
     assert problem.where["key"] == "class1/009"
     assert problem.where["field"] == ("jpg" if way == "renamed" else "image")
 
 
 @pytest.mark.parametrize("format", ["wds", "lmdb"])
-def test_a_changed_value_of_a_mask_is_found(pictures: Path, tmp_path: Path, format: str) -> None:
-    make(pictures, format, tmp_path / "out")
-    path = pictures / "class0/003_mask.png"
+def test_a_changed_value_of_a_mask_is_found(images: Path, tmp_path: Path, format: str) -> None:
+    make(images, format, tmp_path / "out")
+    path = images / "class0/003_mask.png"
     mask = opened(path.read_bytes())
     mask.paste(99, (30, 30, 50, 50))
     path.write_bytes(encoded(mask, "PNG"))
-    (problem,) = shardkit.verify(tmp_path / "out", against=pictures).problems
+    (problem,) = shardkit.verify(tmp_path / "out", against=images).problems
     assert (problem.where["key"], problem.where["field"]) == ("class0/003", "mask")
 
 
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
 @pytest.mark.parametrize("way", ["resized", "raw", "cropped and recompressed"])
 def test_datasets_of_two_formats_that_were_made_alike_are_alike(
-    pictures: Path, tmp_path: Path, format: str, way: str
+    images: Path, tmp_path: Path, format: str, way: str
 ) -> None:
     if format == "beton":  # holds no PNG and no WebP as they are
-        for path in [*pictures.rglob("*.png"), *pictures.rglob("*.webp"), *pictures.rglob("*.gif")]:
+        for path in [*images.rglob("*.png"), *images.rglob("*.webp"), *images.rglob("*.gif")]:
             path.unlink()
     other = "beton" if format == "beton" else "parquet"
-    make(pictures, format, tmp_path / "one", **WAYS[way])
-    make(pictures, other, tmp_path / "two", **WAYS[way])
+    make(images, format, tmp_path / "one", **WAYS[way])
+    make(images, other, tmp_path / "two", **WAYS[way])
     assert shardkit.verify(tmp_path / "one", against=tmp_path / "two").problems == []
 
 
-def test_a_dataset_made_of_a_resized_one_is_sound_against_it(
-    pictures: Path, tmp_path: Path
-) -> None:
-    make(pictures, "wds", tmp_path / "one", image=ImageOptions(resize=60))
+def test_a_dataset_made_of_a_resized_one_is_sound_against_it(images: Path, tmp_path: Path) -> None:
+    make(images, "wds", tmp_path / "one", image=ImageOptions(resize=60))
     make(tmp_path / "one", "lmdb", tmp_path / "two", image=ImageOptions(resize=30))
     make(tmp_path / "two", "parquet", tmp_path / "three", image=ImageOptions())
     assert shardkit.verify(tmp_path / "two", against=tmp_path / "one").problems == []
     assert shardkit.verify(tmp_path / "three", against=tmp_path / "two").problems == []
-    assert not shardkit.verify(tmp_path / "two", against=pictures).sound  # resized once, not twice
+    assert not shardkit.verify(tmp_path / "two", against=images).sound  # resized once, not twice
 
 
 @pytest.mark.usefixtures("my_steps")
-def test_of_a_transform_only_keys_are_compared(pictures: Path, tmp_path: Path) -> None:
-    make(pictures, "wds", tmp_path / "out", transform="my_steps:step")
-    report = shardkit.verify(tmp_path / "out", against=pictures)
+def test_of_a_transform_only_keys_are_compared(images: Path, tmp_path: Path) -> None:
+    make(images, "wds", tmp_path / "out", transform="my_steps:step")
+    report = shardkit.verify(tmp_path / "out", against=images)
     assert report.problems == []
     assert any("only keys are compared" in note for note in report.notes)
-    (pictures / "class1/009.jpg").rename(pictures / "class1/new.jpg")
-    found = shardkit.verify(tmp_path / "out", against=pictures).problems
+    (images / "class1/009.jpg").rename(images / "class1/new.jpg")
+    found = shardkit.verify(tmp_path / "out", against=images).problems
     assert sorted(problem.where["key"] for problem in found) == ["class1/009", "class1/new"]
 
 
-def test_what_a_transform_drops_is_not_missed(pictures: Path, tmp_path: Path) -> None:
-    make(pictures, "wds", tmp_path / "out", transform=lambda s: s if s["label"] else None)
-    report = shardkit.verify(tmp_path / "out", against=pictures)
+def test_what_a_transform_drops_is_not_missed(images: Path, tmp_path: Path) -> None:
+    make(images, "wds", tmp_path / "out", transform=lambda s: s if s["label"] else None)
+    report = shardkit.verify(tmp_path / "out", against=images)
     assert report.problems == []
 
 
 def test_other_versions_of_the_codecs_are_said(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(pictures, "wds", tmp_path / "out")
+    make(images, "wds", tmp_path / "out")
     monkeypatch.setattr("simplejpeg.__version__", "99")
-    report = shardkit.verify(tmp_path / "out", against=pictures)
+    report = shardkit.verify(tmp_path / "out", against=images)
     assert report.problems == []
     assert any("other versions of the codecs" in note for note in report.notes)
 
@@ -807,24 +803,24 @@ def test_other_versions_of_the_codecs_are_said(
 )
 @pytest.mark.parametrize("format", ["wds", "lmdb"])
 def test_what_was_done_once_is_not_done_again(
-    pictures: Path, tmp_path: Path, format: str, image: ImageOptions
+    images: Path, tmp_path: Path, format: str, image: ImageOptions
 ) -> None:
-    make(pictures, format, tmp_path / "one", image=image)
+    make(images, format, tmp_path / "one", image=image)
     again = make(tmp_path / "one", format, tmp_path / "two", image=image).splits[""]
     # Recompressing those that were kept is no gain the second time either.
-    assert again.pictures["passed"] + again.pictures.get("kept", 0) == 24
-    assert again.pictures["bytes in"] == again.pictures["bytes out"]
+    assert again.images["passed"] + again.images.get("kept", 0) == 24
+    assert again.images["bytes in"] == again.images["bytes out"]
     for sample, expected in zip(
         samples_of(tmp_path / "two"), samples_of(tmp_path / "one"), strict=True
     ):
         assert_same(sample, expected)
 
 
-def test_what_is_raw_already_passes(pictures: Path, tmp_path: Path) -> None:
+def test_what_is_raw_already_passes(images: Path, tmp_path: Path) -> None:
     image = ImageOptions(format="raw", resize=32)
-    make(pictures, "beton", tmp_path / "one", image=image)
+    make(images, "beton", tmp_path / "one", image=image)
     again = make(tmp_path / "one", "beton", tmp_path / "two", image=image).splits[""]
-    assert again.pictures.keys() <= {"passed", "bytes in", "bytes out"}
+    assert again.images.keys() <= {"passed", "bytes in", "bytes out"}
     assert samples_of(tmp_path / "two") == samples_of(tmp_path / "one")
 
 
@@ -832,27 +828,27 @@ def test_what_is_raw_already_passes(pictures: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("my_steps")
-def test_the_command_does_what_its_options_say(pictures: Path, tmp_path: Path) -> None:
+def test_the_command_does_what_its_options_say(images: Path, tmp_path: Path) -> None:
     words = [
         "--resize", "30", "--resize-mode", "pad", "--upscale", "--image-format", "jpeg",
         "--quality", "77", "--chroma", "422", "--background", "teal", "--icc", "keep",
         "--min-size", "33", "--max-aspect", "1.6", "--max-pixels", "9600", "--check", "decode",
         "--transform", "my_steps:step",
     ]  # fmt: skip
-    run("convert", pictures, "--to", "wds", "-o", tmp_path / "out", *words)
+    run("convert", images, "--to", "wds", "-o", tmp_path / "out", *words)
     image = ImageOptions(
         resize=30, resize_mode="pad", upscale=True, format="jpeg", quality=77, chroma="422",
         background="teal", icc="keep", min_size=33, max_aspect=1.6, max_pixels=9600, check="decode",
     )  # fmt: skip
-    make(pictures, "wds", tmp_path / "same", image=image, transform="my_steps:step")
+    make(images, "wds", tmp_path / "same", image=image, transform="my_steps:step")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
 
 
-def test_the_summary_says_what_became_of_pictures(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "class0/alpha.png").write_bytes(encoded(see_through(), "PNG"))
-    (pictures / "class0/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
+def test_the_summary_says_what_became_of_images(images: Path, tmp_path: Path) -> None:
+    (images / "class0/alpha.png").write_bytes(encoded(see_through(), "PNG"))
+    (images / "class0/tiny.png").write_bytes(encoded(photo(size=(9, 9)), "PNG"))
     found = run(
-        "convert", pictures, "--to", "wds", "-o", tmp_path / "out", "--resize", "32",
+        "convert", images, "--to", "wds", "-o", tmp_path / "out", "--resize", "32",
         "--min-size", "10",
     )  # fmt: skip
     text = " ".join(found.stdout.split())
@@ -863,17 +859,17 @@ def test_the_summary_says_what_became_of_pictures(pictures: Path, tmp_path: Path
         assert words in text + found.stderr
     assert "left out" in text
     about = json.loads(
-        run("convert", pictures, "--to", "wds", "-o", tmp_path / "two", "--resize", "32",
+        run("convert", images, "--to", "wds", "-o", tmp_path / "two", "--resize", "32",
             "--min-size", "10", "--json").stdout
     )  # fmt: skip
-    assert about["splits"][""]["pictures"]["resized"] == 22
+    assert about["splits"][""]["images"]["resized"] == 22
     assert about["splits"][""]["filtered"] == {"smaller than 10": 1}
 
 
 @pytest.mark.usefixtures("my_steps")
-def test_a_plan_shows_the_steps_and_does_nothing(pictures: Path, tmp_path: Path) -> None:
+def test_a_plan_shows_the_steps_and_does_nothing(images: Path, tmp_path: Path) -> None:
     before = files_of(tmp_path)
-    words = ["convert", pictures, "--to", "wds", "--plan", "--resize", "37", "--background", "teal"]
+    words = ["convert", images, "--to", "wds", "--plan", "--resize", "37", "--background", "teal"]
     words += ["--transform", "my_steps:step"]
     text = " ".join(run(*words).stdout.split())
     assert re.search(r"resize\W37", text)
@@ -907,8 +903,8 @@ def test_a_plan_shows_the_steps_and_does_nothing(pictures: Path, tmp_path: Path)
         ("--min-size -1", 2, "min_size must be"),
         ("--transform nowhere:step", 2, "cannot be imported"),
         ("--transform os", 2, "names no transform"),
-        ("--resize 20", 1, "the picture is cut"),
-        ("--check decode", 1, "the picture is cut"),
+        ("--resize 20", 1, "the image is cut"),
+        ("--check decode", 1, "the image is cut"),
         ("--transform my_steps:fails", 1, "the transform raised ValueError: as asked"),
     ],
 )
@@ -940,38 +936,38 @@ def test_options_that_make_no_sense_are_refused() -> None:
         shardkit.ConvertOptions(image={"resize": 3})  # type: ignore[arg-type]
 
 
-def test_numbers_of_numpy_are_numbers(pictures: Path, tmp_path: Path) -> None:
+def test_numbers_of_numpy_are_numbers(images: Path, tmp_path: Path) -> None:
     image = ImageOptions(resize=np.int64(32), max_aspect=np.float64(3))  # type: ignore[arg-type]
-    make(pictures, "wds", tmp_path / "out", image=image)
-    make(pictures, "wds", tmp_path / "same", image=ImageOptions(resize=32, max_aspect=3.0))
+    make(images, "wds", tmp_path / "out", image=image)
+    make(images, "wds", tmp_path / "same", image=ImageOptions(resize=32, max_aspect=3.0))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
 
 
 def test_what_the_format_cannot_hold_is_refused_before_anything_is_made(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     """FFCV decodes JPEG and raw pixels."""
     for format in ("png", "webp"):
         with pytest.raises(UsageError, match=f"cannot hold {format}"):
-            make(pictures, "beton", tmp_path / "out", image=ImageOptions(format=format))
+            make(images, "beton", tmp_path / "out", image=ImageOptions(format=format))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_transform_is_found_in_the_current_folder(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:
     write(tmp_path / "here", {"steps_in_this_folder.py": STEPS.encode()})
     monkeypatch.chdir(tmp_path / "here")
     run(
-        "convert", pictures, "--to", "wds", "-o", tmp_path / "out", "--workers", workers,
+        "convert", images, "--to", "wds", "-o", tmp_path / "out", "--workers", workers,
         "--transform", "steps_in_this_folder:step", "--shard-size", "8kB",
     )  # fmt: skip
     assert "mean" in shardkit.open(tmp_path / "out").schema
 
 
-def test_pictures_that_are_not_there_are_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no pictures"):
+def test_images_that_are_not_there_are_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no images"):
         shardkit.convert([{"label": 1}], "wds", tmp_path / "out", image=RESIZED)
     assert not list(tmp_path.iterdir())
 
@@ -984,7 +980,7 @@ import re, sys
 import shardkit
 image = shardkit.ImageOptions(resize=int(sys.argv[3]))
 result = shardkit.convert(sys.argv[1], "wds", sys.argv[2], workers=0, image=image)
-assert result.splits[""].pictures["resized"] == 1
+assert result.splits[""].images["resized"] == 1
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024)
 """
 
@@ -1015,7 +1011,7 @@ def peak(tmp_path: Path, side: int) -> int:
 @MEMORY
 @pytest.mark.large
 @pytest.mark.parametrize(("side", "megabytes"), [(256, 700), (8000, 1000)])
-def test_a_picture_of_100_megapixels_needs_little_memory(
+def test_a_image_of_100_megapixels_needs_little_memory(
     tmp_path: Path, side: int, megabytes: int
 ) -> None:
     huge(tmp_path / "in/huge.jpg")
@@ -1025,7 +1021,7 @@ def test_a_picture_of_100_megapixels_needs_little_memory(
 @LINUX
 @MEMORY
 @pytest.mark.large
-def test_a_progressive_picture_of_100_megapixels_needs_what_its_coefficients_need(
+def test_a_progressive_image_of_100_megapixels_needs_what_its_coefficients_need(
     tmp_path: Path,
 ) -> None:
     """libjpeg keeps them all: two bytes for each of 1.5 samples a pixel are 303 MB."""

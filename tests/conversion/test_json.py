@@ -15,7 +15,7 @@ import shardkit.manifest
 from shardkit.cli import print_json
 from shardkit.errors import SampleError, SourceError
 from shardkit.schema import Float, Json, Text
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 from tests.sources.test_text import put, put_lines
 
 ODD = [math.inf, -math.inf, math.nan]
@@ -55,10 +55,10 @@ def test_json_with_such_numbers_is_refused(tmp_path: Path, to: str) -> None:
 
 
 def test_files_beside_images_and_metadata(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "in", classes=1, each=1)
+    folder = write_images(tmp_path / "in", classes=1, each=1)
     (image,) = folder.rglob("*.jpg")
     beside = put(image.with_suffix(".json"), '{"n": Infinity}')
-    with pytest.raises(SampleError, match="beside a picture is damaged") as error:
+    with pytest.raises(SampleError, match="beside an image is damaged") as error:
         shardkit.convert(folder, "wds", tmp_path / "out", workers=0)
     assert error.value.found == "JSON has no number Infinity"
     beside.unlink()

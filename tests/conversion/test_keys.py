@@ -18,7 +18,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 import shardkit
 from shardkit.cli.convert import command
 from shardkit.sample import safe_key
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 
 Members = Iterable[tuple[str, bytes]]
 
@@ -162,7 +162,7 @@ def test_fields_that_others_cannot_take_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command_says_so_and_its_safe_keys_are_verified_and_resumed(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "my photos", classes=2, each=2, kilobytes=1)
+    source = write_images(tmp_path / "my photos", classes=2, each=2, kilobytes=1)
     for path in sorted(source.glob("*/*.jpg")):
         path.rename(path.with_name(f"my {path.name}"))
     run = CliRunner().invoke
@@ -190,7 +190,7 @@ def test_safe_keys_of_shards_that_repeat_theirs(tmp_path: Path) -> None:
 
 
 def test_lists_have_the_keys_of_the_dataset(tmp_path: Path) -> None:
-    source = write_pictures(tmp_path / "in", classes=1, each=2, kilobytes=1)
+    source = write_images(tmp_path / "in", classes=1, each=2, kilobytes=1)
     (source / "class0/000.jpg").rename(source / "class0/v 1.0.jpg")
     (source / "class0/001.jpg").write_bytes(b"no")
     convert(source, "wds", tmp_path / "out", safe_keys=True, on_error="skip")

@@ -18,8 +18,8 @@ import pytest
 
 import shardkit
 from shardkit.errors import WorkerError
-from shardkit.testing import picture
-from tests.conftest import PICTURE_FORMATS, files_of, write_pictures
+from shardkit.testing import make_image
+from tests.conftest import IMAGE_FORMATS, files_of, write_images
 
 pytestmark = [
     pytest.mark.xdist_group("timed"),
@@ -64,7 +64,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "in", classes=4, each=30, kilobytes=5)
+    return write_images(tmp_path / "in", classes=4, each=30, kilobytes=5)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path, format:
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("format", "rounds"), [(format, 80 if format == "wds" else 16) for format in PICTURE_FORMATS]
+    ("format", "rounds"), [(format, 80 if format == "wds" else 16) for format in IMAGE_FORMATS]
 )
 def test_kill_9_many_times_is_continued(
     source: Path, tmp_path: Path, format: str, rounds: int
@@ -176,7 +176,7 @@ class Deadly:
         if self.armed and index == 10 and deaths < self.times:
             (self.folder / f"death{deaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return {"image": picture(index), "label": index}
+        return {"image": make_image(index), "label": index}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "armed": True}
@@ -256,7 +256,7 @@ INTERRUPTED = "shardkit: interrupted; the same command run again continues"
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("sources")
     found = {name: root / name for name in ("images", "shards", "text", "tokens")}
-    write_pictures(found["images"], classes=4, each=30, kilobytes=5)
+    write_images(found["images"], classes=4, each=30, kilobytes=5)
     shardkit.convert(found["images"], "wds", found["shards"], shard_size="25kB", workers=0)
     found["text"].mkdir()
     for number in range(40):

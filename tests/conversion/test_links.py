@@ -16,7 +16,7 @@ from shardkit import storage
 from shardkit.conversion import partial
 from shardkit.errors import OutputError, SampleError, ShardkitError
 from shardkit.verification.verify import verify
-from tests.conftest import files_of, write_pictures
+from tests.conftest import files_of, write_images
 from tests.test_names import write_json
 
 OUTPUTS = {"out": "wds", "out.tar": "wds", "out.lmdb": "lmdb"}
@@ -24,7 +24,7 @@ OUTPUTS = {"out": "wds", "out.tar": "wds", "out.lmdb": "lmdb"}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write_pictures(tmp_path / "in", classes=2, each=4, kilobytes=2)
+    return write_images(tmp_path / "in", classes=2, each=4, kilobytes=2)
 
 
 @pytest.fixture

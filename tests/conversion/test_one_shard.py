@@ -13,15 +13,15 @@ import shardkit
 from shardkit import ImageOptions, storage
 from shardkit.errors import OutputError, StorageError, UsageError
 from shardkit.formats import FORMATS
-from tests.conftest import FEW_FORMATS, PICTURE_FORMATS, files_of, write_pictures
+from tests.conftest import FEW_FORMATS, IMAGE_FORMATS, files_of, write_images
 from tests.conversion.test_crash import died_everywhere
 
-JOINED = sorted(name for name in PICTURE_FORMATS if FORMATS[name].single)
+JOINED = sorted(name for name in IMAGE_FORMATS if FORMATS[name].single)
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    folder = write_pictures(tmp_path / "in", classes=3, each=4, kilobytes=2)
+    folder = write_images(tmp_path / "in", classes=3, each=4, kilobytes=2)
     (folder / "class0/a.b.jpg").write_bytes((folder / "class0/000.jpg").read_bytes())
     return folder
 

@@ -24,7 +24,7 @@ from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Stream
 from shardkit.sources.text.scan import PART
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of, write_pictures
+from tests.conftest import files_of, write_images
 
 if TYPE_CHECKING:
     from shardkit.sources.base import Indices
@@ -158,7 +158,7 @@ def test_shards_of_pieces_keep_to_their_size(
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
 def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: Path) -> None:
-    photos = write_pictures(tmp_path / "in", classes=1, each=23, kilobytes=3)
+    photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     options = ConvertOptions(shard_samples=10, image=ImageOptions(resize=8))
     sources = open_sources(photos)
     plan = make_plan(sources, format, options)
@@ -172,7 +172,7 @@ def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: P
 
 @pytest.mark.usefixtures("small_tasks")
 def test_resizing_one_large_shard_is_work_for_many(tmp_path: Path) -> None:
-    photos = write_pictures(tmp_path / "in", classes=1, each=40, kilobytes=3)
+    photos = write_images(tmp_path / "in", classes=1, each=40, kilobytes=3)
     shardkit.convert(photos, "wds", tmp_path / "large", workers=0)
     sources = open_sources(tmp_path / "large")
     for format in ("wds", "beton"):
@@ -198,7 +198,7 @@ def test_small_batches_of_pieces_become_large_ones(gpt2: Path, tmp_path: Path) -
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize("dies", ["publish._joined", "publish.Manifest"])
 def test_a_run_that_died_while_joining_goes_on(dies: str, tmp_path: Path) -> None:
-    photos = write_pictures(tmp_path / "in", classes=1, each=23, kilobytes=3)
+    photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     image = ImageOptions(resize=8)
 
     def convert(out: Path) -> None:

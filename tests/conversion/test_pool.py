@@ -13,7 +13,7 @@ import pytest
 import shardkit
 from shardkit.conversion import pool
 from shardkit.sources import open_sources
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 
 @pytest.mark.parametrize("at", ["the path", "what to import", "a task", "garbage"])
@@ -64,7 +64,7 @@ def test_a_task_carries_no_keys_of_other_samples(tmp_path: Path) -> None:
     photos = tmp_path / "in"
     photos.mkdir()
     for number in range(300):
-        (photos / f"a.{'long' * 20}.{number}.jpg").write_bytes(picture(number))
+        (photos / f"a.{'long' * 20}.{number}.jpg").write_bytes(make_image(number))
     shardkit.convert(photos, "wds", tmp_path / "first", workers=0)
     source = open_sources(tmp_path / "first")[""]
     some = source.select(np.arange(10))

@@ -42,7 +42,7 @@ from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.options import PACKINGS, REMAINDERS, TextOptions
 from shardkit.sources.text import scan
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
 from tests.conversion.text_corpora import (
@@ -533,10 +533,10 @@ def test_which_column_is_the_text_is_asked_for_where_there_are_several(
     assert [sample["tokens"].tolist()] == ids_of(gpt2, ["z"])
 
 
-def test_captions_beside_pictures_become_tokens(gpt2: Path, tmp_path: Path) -> None:
+def test_captions_beside_images_become_tokens(gpt2: Path, tmp_path: Path) -> None:
     for n in range(4):
         (tmp_path / "in/a").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"in/a/{n}.jpg").write_bytes(picture(n))
+        (tmp_path / f"in/a/{n}.jpg").write_bytes(make_image(n))
         if n != 2:
             (tmp_path / f"in/a/{n}.txt").write_text(TEXTS[n], "utf-8", newline="")
     options = {"tokenizer": gpt2, "keep_fields": True}
@@ -548,15 +548,15 @@ def test_captions_beside_pictures_become_tokens(gpt2: Path, tmp_path: Path) -> N
     ]
     for sample in samples:
         assert sample["label"] == 0
-        assert sample["image"] != picture(int(sample["__key__"][-1]))
-    assert load(tmp_path / "out").pictures["resized"] == 4
+        assert sample["image"] != make_image(int(sample["__key__"][-1]))
+    assert load(tmp_path / "out").images["resized"] == 4
 
 
-def test_a_folder_of_pictures_and_a_corpus_is_one_of_pictures_and_says_what_it_passed_over(
+def test_a_folder_of_images_and_a_corpus_is_one_of_images_and_says_what_it_passed_over(
     gpt2: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.jpg").write_bytes(picture())
+    (tmp_path / "in/a.jpg").write_bytes(make_image())
     write_corpus(tmp_path / "in/corpus.jsonl", ["one"])
     result = make(tmp_path / "in", "arrow", tmp_path / "out")
     assert [list(sample) for sample in samples_of(tmp_path / "out")] == [["__key__", "image"]]
@@ -817,7 +817,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     (["--encoding", "unicode_escape"], 2, "not one that files of text have"),
     (["--text-field", "body"], 1, "no field 'body'"),
     (["--shuffle"], 2, "they cannot be shuffled"),
-    (["--resize", 8], 2, "options for pictures"),
+    (["--resize", 8], 2, "options for images"),
     (["--split", "train=0.5"], 2, "no way to split"),
     (["--classes", "corpus.jsonl"], 2, "--classes is for folders"),
     (["--to", "megatron"], 1, "one field, of whole numbers"),

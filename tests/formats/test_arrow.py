@@ -24,7 +24,7 @@ from shardkit.testing import (
     FormatContract,
     assert_same,
     everything,
-    picture,
+    make_image,
     write_shard,
 )
 
@@ -130,7 +130,7 @@ def test_datasets_loads_features_and_bytes(tmp_path: Path, name: str) -> None:
 def test_batches_are_small_where_samples_are_large(tmp_path: Path) -> None:
     for schema, sample, rows in (
         (Schema({"x": Int()}), {"x": 1}, 1000),
-        (Schema({"x": Image()}), {"x": picture()}, 100),
+        (Schema({"x": Image()}), {"x": make_image()}, 100),
         (Schema({"x": Bytes()}), {"x": b""}, 100),
         (Schema({"x": Bytes()}), {"x": bytes(5 << 20)}, 4),
     ):
@@ -180,7 +180,7 @@ def test_a_bounded_shard_is_full_but_not_over(tmp_path: Path, name: str, size: i
     while True:
         sample = {
             "__key__": str(taken),
-            "image": picture(taken) + rng.bytes(size),
+            "image": make_image(taken) + rng.bytes(size),
             "x": np.frombuffer(rng.bytes(size), "|u1"),
             "text": rng.bytes(size).hex(),
             "any": np.frombuffer(rng.bytes(size), "|u1"),
@@ -324,9 +324,9 @@ def test_stored_shards_of_ours_are_read_for_ever(name: str, file: str) -> None:
     assert reader.schema == EVERYTHING
     assert reader.layout["classes"] == {"label": ["a", "b", "c"]}
     for number in range(3):
-        assert_same(reader[number], {**everything(number), "image": stored_picture(number)})
+        assert_same(reader[number], {**everything(number), "image": stored_image(number)})
 
 
-def stored_picture(number: int) -> bytes:
+def stored_image(number: int) -> bytes:
     """Beside the shards, as another Pillow may encode it in other bytes."""
     return (HERE / f"{number}.jpg").read_bytes()

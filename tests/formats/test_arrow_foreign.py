@@ -21,7 +21,7 @@ from shardkit.formats import format_of, get_format
 from shardkit.formats.arrow.parquet import READS_GAPS
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, everything, picture, write_shard
+from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
 ARROW, PARQUET = get_format("arrow"), get_format("parquet")
 ROOT = Path(__file__).parent.parent.parent
@@ -71,11 +71,11 @@ TYPES: list[tuple[pa.Array, FieldType, list[Any]]] = [
     (pa.array([7, 8, 7]).dictionary_encode(), Int(), [7, 8, 7]),
     (pa.array([b"a", b""], pa.large_binary()), Bytes(), [b"a", b""]),
     (pa.array([b"ab", b"cd"], pa.binary(2)), Bytes(), [b"ab", b"cd"]),
-    (pa.array([None, picture(1)]), Image(optional=True), [None, picture(1)]),
+    (pa.array([None, make_image(1)]), Image(optional=True), [None, make_image(1)]),
     (
-        pa.array([{"bytes": picture(1), "path": "1.jpg"}, {"bytes": None, "path": None}]),
+        pa.array([{"bytes": make_image(1), "path": "1.jpg"}, {"bytes": None, "path": None}]),
         Image(optional=True),
-        [picture(1), None],
+        [make_image(1), None],
     ),
     (pa.array([{"bytes": b"sound", "path": None}]), Bytes(), [b"sound"]),
     (pa.array([[1, 2], []]), Array("<i8", (None,)), [[1, 2], []]),
@@ -228,7 +228,10 @@ def test_columns_that_no_field_can_hold_are_named(
     ("array", "message"),
     [
         (pa.array([1, 2**63], pa.uint64()), "too large"),
-        (pa.array([{"bytes": picture(), "path": None}, {"bytes": None, "path": "b.jpg"}]), "lies"),
+        (
+            pa.array([{"bytes": make_image(), "path": None}, {"bytes": None, "path": "b.jpg"}]),
+            "lies",
+        ),
         (pa.array([[0.0, 1.0], [float("nan"), None]]), "JSON has no number"),
     ],
 )
@@ -247,10 +250,10 @@ def test_values_that_cannot_be_read_are_named(
 
 def test_shards_that_differ_are_read_with_one_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [b"1"], "y": [1]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"x": [picture(1)]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"x": [make_image(1)]}), tmp_path / "b.parquet")
     with shardkit.open(tmp_path) as found:
         assert dict(found.schema) == {"x": Bytes(), "y": Int(optional=True)}
-        assert [found[n]["x"] for n in range(2)] == [b"1", picture(1)]
+        assert [found[n]["x"] for n in range(2)] == [b"1", make_image(1)]
 
 
 PARTS: list[tuple[dict[str, list[Any]], dict[str, list[Any]], FieldType]] = [
@@ -258,7 +261,7 @@ PARTS: list[tuple[dict[str, list[Any]], dict[str, list[Any]], FieldType]] = [
     ({"x": [None]}, {"x": [1, 2]}, Int(optional=True)),
     ({"x": [0.5]}, {"x": []}, Float()),
     ({"x": [[1, 2], [3]]}, {"x": [None]}, Array("<i8", (None,), optional=True)),
-    ({"x": [picture(1)]}, {"x": [None]}, Image(optional=True)),
+    ({"x": [make_image(1)]}, {"x": [None]}, Image(optional=True)),
     ({"x": [{"a": 1}]}, {"x": [None]}, Json(optional=True)),
     ({"x": [None]}, {"x": [None]}, Json(optional=True)),
 ]
@@ -418,7 +421,7 @@ def test_stored_files_of_pandas(file: str) -> None:
         "image": Image(), "label": Int(), "text": Text(optional=True), "kind": Text(),
         "when": Json(),
     }  # fmt: skip
-    assert column(reader, "image") == pictures()
+    assert column(reader, "image") == images()
     assert column(reader, "label") == [0, 1, 0]
     assert column(reader, "text") == ["a", None, "c"]
     assert column(reader, "kind") == ["p", "q", "p"]
@@ -428,7 +431,7 @@ def test_stored_files_of_pandas(file: str) -> None:
 @pytest.mark.parametrize("file", ["pyarrow-14.arrow", "pyarrow-14.parquet"])
 def test_stored_files_of_an_old_pyarrow(file: str) -> None:
     reader = read(HERE / file)
-    assert column(reader, "image") == pictures()
+    assert column(reader, "image") == images()
     assert column(reader, "label") == [0, 1, 0]
     assert column(reader, "text") == ["a", None, "c"]
     assert [a.tolist() for a in column(reader, "vector")] == [[1.0, 2.0], [], [3.0]]
@@ -438,12 +441,12 @@ def test_a_stored_shard_of_datasets() -> None:
     reader = get_format("hf").open(HERE / "datasets.arrow")
     assert reader.layout["classes"] == {"label": ["x", "y"]}
     assert reader.schema["box"] == Array("<f4", (4,))
-    assert column(reader, "image") == pictures()
+    assert column(reader, "image") == images()
     assert column(reader, "text") == ["a", None, "c"]
     assert [a.tolist() for a in column(reader, "box")] == [[n, 1, 2, 3] for n in range(3)]
 
 
-def pictures() -> list[bytes]:
+def images() -> list[bytes]:
     return [(HERE / f"{n}.jpg").read_bytes() for n in range(3)]
 
 
@@ -488,7 +491,7 @@ def test_a_file_that_is_cut_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["arrow", "parquet"])
 def test_files_of_another_kind_are_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / "s"
-    for data in (b"", b"x", b"hello, I am text and rather long", bytes(100), picture()):
+    for data in (b"", b"x", b"hello, I am text and rather long", bytes(100), make_image()):
         path.write_bytes(data)
         with pytest.raises(DamagedError) as error:
             get_format(name).open(path)

@@ -30,14 +30,14 @@ from shardkit.testing import (
     FormatContract,
     assert_same,
     everything,
-    picture,
+    make_image,
     write_shard,
 )
-from tests.codecs.pictures import photo_like
+from tests.codecs.sample_images import photo_like
 
 BETON = get_format("beton")
 STORED = Path(__file__).parent / "bytes" / "beton"
-_ENCODED = "FFCV decodes JPEG and raw pixels alone: other pictures are encoded as JPEG"
+_ENCODED = "FFCV decodes JPEG and raw pixels alone: other images are encoded as JPEG"
 
 
 def keys_by_hand(path: Path) -> list[str]:
@@ -56,7 +56,7 @@ class TestBeton(FormatContract):
     name = "beton"
     least_bytes = 40_000  # the room for the table
     gaps = {  # noqa: RUF012 - a ClassVar, as the contract declares
-        f"test_a_picture_comes_back_byte_for_byte[{format}]": _ENCODED
+        f"test_a_image_comes_back_byte_for_byte[{format}]": _ENCODED
         for format in ("PNG", "WEBP", "GIF", "BMP", "TIFF")
     }
 
@@ -85,7 +85,7 @@ def allocations(path: Path) -> np.ndarray[Any, Any]:
 
 
 def test_header_descriptors_and_rows_are_where_ffcv_reads_them(path: Path) -> None:
-    jpeg = picture(1)
+    jpeg = make_image(1)
     schema = {"image": Image(), "x": Array("<f4", (2, 3)), "label": Int()}
     x = np.arange(6, dtype="<f4").reshape(2, 3)
     written(path, schema, [{"__key__": "a", "image": jpeg, "x": x, "label": 7}])
@@ -269,10 +269,10 @@ def encoded(format: str, mode: str = "RGB", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def test_pictures_that_ffcv_cannot_show_are_encoded_and_counted(path: Path) -> None:
+def test_images_that_ffcv_cannot_show_are_encoded_and_counted(path: Path) -> None:
     turned = PIL.Image.Exif()
     turned[0x0112] = 6
-    pictures = {
+    images = {
         "png": encoded("PNG"),
         "webp": encoded("WEBP"),
         "gif": encoded("GIF", "L"),
@@ -285,12 +285,12 @@ def test_pictures_that_ffcv_cannot_show_are_encoded_and_counted(path: Path) -> N
     }
     kept = [encoded("JPEG"), encoded("JPEG", "L"), encoded("JPEG", progressive=True)]
     kept += [encoded("PPM"), encoded("JPEG") + b"trailing"]
-    values = [*pictures.values(), *kept]
+    values = [*images.values(), *kept]
     writer = BETON.create(path, Schema({"image": Image()}))
     for number, value in enumerate(values):
         assert writer.write({"__key__": str(number), "image": value})
     writer.close()
-    assert dict(writer.encoded) == dict.fromkeys(pictures, 1)
+    assert dict(writer.encoded) == dict.fromkeys(images, 1)
     reader = BETON.open(path)
     for number, value in enumerate(values):
         found = reader[number]["image"]
@@ -320,7 +320,7 @@ def test_a_jpeg_without_huffman_tables_gets_the_standard_ones(path: Path) -> Non
     np.testing.assert_array_equal(simplejpeg.decode_jpeg(stored), simplejpeg.decode_jpeg(whole))
 
 
-def test_a_refused_sample_counts_no_picture(path: Path) -> None:
+def test_a_refused_sample_counts_no_image(path: Path) -> None:
     schema = Schema({"image": Image()})
     writer = BETON.create(path, schema, max_bytes=5000)
     assert writer.write({"__key__": "a", "image": encoded("PNG")})
@@ -329,10 +329,10 @@ def test_a_refused_sample_counts_no_picture(path: Path) -> None:
     assert dict(writer.encoded) == {"png": 1}
 
 
-def test_a_cut_picture_is_named(path: Path) -> None:
+def test_a_cut_image_is_named(path: Path) -> None:
     writer = BETON.create(path, Schema({"image": Image()}))
     for value in (encoded("JPEG")[:-20], encoded("PPM")[:-1], encoded("PNG")[:-60]):
-        with pytest.raises(SampleError, match="the picture is cut") as error:
+        with pytest.raises(SampleError, match="the image is cut") as error:
             writer.write({"__key__": "a", "image": value})
         assert error.value.where == {"key": "a", "field": "image"}
     writer.close()
@@ -407,14 +407,14 @@ def test_notes_say_what_is_stored_otherwise() -> None:
 
 # --- files that others made ----------------------------------------------------------------------
 
-JPEG = picture(3)
+JPEG = make_image(3)
 
 
 def foreign(path: Path, *, tail: bytes = b"") -> tuple[Path, dict[str, int]]:
     """Two samples as FFCV's writer may leave them, and where the parts of the file are.
 
     Allocations stand in another order than the samples, an empty value shares the pointer of the
-    next one, and two samples share a picture.
+    next one, and two samples share an image.
     """
     fields = np.zeros(3, DESCRIPTOR)
     names = (b"image", b"blob", b"about")

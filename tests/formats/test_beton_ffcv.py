@@ -32,7 +32,7 @@ BETON = get_format("beton")
 WIDTH, HEIGHT = 44, 30
 
 # Reads each file with and without the system's cache, all fields of all samples in order. `crop`
-# takes pictures of any sizes. What pictures should be, FFCV's own decoder says of the same bytes.
+# takes images of any sizes. What images should be, FFCV's own decoder says of the same bytes.
 READ = """
 import json, sys, warnings
 import numpy as np
@@ -60,7 +60,7 @@ for name, job in jobs["files"].items():
             texts = [json.dumps(value) for value in JSONField.unpack(columns[field])]
             columns[field] = np.array(texts)
         np.savez(f"{folder}/{name}-{cache}.npz", **columns)
-for name, (path, height, width) in jobs["pictures"].items():
+for name, (path, height, width) in jobs["images"].items():
     pixels = np.zeros((height, width, 3), np.uint8)
     data = np.fromfile(path, np.uint8)
     imdecode(data, pixels, height, width, height, width, 0, 0, 1, 1, False, False)
@@ -68,7 +68,7 @@ for name, (path, height, width) in jobs["pictures"].items():
     top, left = (height - side) // 2, (width - side) // 2
     crop = np.zeros((16, 16, 3), np.uint8)
     resize_crop(pixels, top, top + side, left, left + side, crop)
-    np.savez(f"{folder}/picture-{name}.npz", pixels=pixels, crop=crop)
+    np.savez(f"{folder}/image-{name}.npz", pixels=pixels, crop=crop)
 print("read all", flush=True)
 import os
 os._exit(0)  # numba complains of what Python takes down before it
@@ -81,9 +81,9 @@ def photo(number: int, width: int = WIDTH, height: int = HEIGHT) -> PIL.Image.Im
     return PIL.Image.fromarray(noise).resize((width, height), PIL.Image.Resampling.BICUBIC)
 
 
-def encoded(picture: PIL.Image.Image, format: str, **options: Any) -> bytes:
+def encoded(image: PIL.Image.Image, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    image.save(file, format, **options)
     return file.getvalue()
 
 
@@ -112,7 +112,7 @@ def jpegs() -> list[bytes]:
 
 
 def others() -> list[bytes]:
-    """Pictures that FFCV would show as garbage."""
+    """Images that FFCV would show as garbage."""
     turned = PIL.Image.Exif()
     turned[0x0112] = 6
     sideways = photo(24).transpose(PIL.Image.Transpose.ROTATE_90)
@@ -218,7 +218,7 @@ def read(folder: Path) -> Path:
         write_shard(BETON, parts[-1], pages, paged()[start : start + 3]).close()
     BETON.join(folder / "joined.beton", parts, pages)  # type: ignore[attr-defined] # it does
 
-    pictures = {}
+    images = {}
     for name, samples in (("fixed", fixed_samples), ("sized", sized())):
         reader = BETON.open(folder / f"{name}.beton")
         for number in range(len(samples)):
@@ -226,7 +226,7 @@ def read(folder: Path) -> Path:
             if ppm_header(data) is None:
                 path = folder / f"{name}-{number}.jpg"
                 path.write_bytes(data)
-                pictures[f"{name}-{number}"] = (str(path), *to_rgb(data).shape[:2])
+                images[f"{name}-{number}"] = (str(path), *to_rgb(data).shape[:2])
     names = {"fixed": ["text", "about", "caption"]}
     files = {
         name: {
@@ -236,7 +236,7 @@ def read(folder: Path) -> Path:
         }
         for name in ("fixed", "sized", "paged", "many", "joined")
     }
-    run(READ, folder, {"files": files, "pictures": pictures})
+    run(READ, folder, {"files": files, "images": images})
     return folder
 
 
@@ -285,24 +285,24 @@ def test_jpegs_pass_through_and_show_what_ffcv_makes_of_them(read: Path, cache: 
     found = columns(read, "fixed", cache)["image"]
     for number, jpeg in enumerate(jpegs()):
         assert reader[number]["image"] == jpeg
-        with np.load(read / f"picture-fixed-{number}.npz") as expected:
+        with np.load(read / f"image-fixed-{number}.npz") as expected:
             np.testing.assert_array_equal(found[number], expected["pixels"])
         assert np.abs(found[number].astype(int) - to_rgb(jpeg)).mean() < 5
 
 
-def test_pictures_that_ffcv_cannot_decode_are_shown_as_they_are(read: Path, cache: bool) -> None:
+def test_images_that_ffcv_cannot_decode_are_shown_as_they_are(read: Path, cache: bool) -> None:
     found = columns(read, "fixed", cache)["image"][len(jpegs()) :]
-    for number, picture in enumerate(others()):
-        expected = to_rgb(picture)
+    for number, image in enumerate(others()):
+        expected = to_rgb(image)
         assert expected.shape == (HEIGHT, WIDTH, 3)
         assert np.abs(found[number].astype(int) - expected).mean() < 5, number  # garbage: 80
     np.testing.assert_array_equal(found[-1], to_rgb(others()[-1]))  # PPM: the pixels themselves
 
 
-def test_ffcv_crops_pictures_of_any_size(read: Path, cache: bool) -> None:
+def test_ffcv_crops_images_of_any_size(read: Path, cache: bool) -> None:
     found = columns(read, "sized", cache)["image"]
     for number in range(8):
-        with np.load(read / f"picture-sized-{number}.npz") as expected:
+        with np.load(read / f"image-sized-{number}.npz") as expected:
             np.testing.assert_array_equal(found[number], expected["crop"])
     assert found[8:].std() > 0
 
@@ -435,7 +435,7 @@ def test_files_by_ffcv_come_back(written: Path, mode: str) -> None:
         assert reader.sizes("image").tolist() == sizes  # type: ignore[attr-defined] # it does
 
 
-def test_a_file_by_ffcv_keeps_its_pictures_when_written_again(written: Path) -> None:
+def test_a_file_by_ffcv_keeps_its_images_when_written_again(written: Path) -> None:
     reader = BETON.open(written / "v1.proportion.beton")
     samples = [reader[number] for number in range(len(reader))]
     again = write_shard(BETON, written / "again.beton", reader.schema, samples)

@@ -23,7 +23,7 @@ from shardkit.formats.arrow.columns import features
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+from shardkit.testing import EVERYTHING, FormatContract, everything, make_image, write_shard
 from shardkit.transforms import Decode
 
 HF = get_format("hf")
@@ -69,7 +69,7 @@ def labelled(number: int) -> dict[str, Any]:
     return {**everything(number), "label": number % 3}
 
 
-def test_load_from_disk_gives_features_bytes_and_pictures(datasets: Any, tmp_path: Path) -> None:
+def test_load_from_disk_gives_features_bytes_and_images(datasets: Any, tmp_path: Path) -> None:
     samples = [labelled(n) for n in range(7)]
     folder = saved(tmp_path / "set", EVERYTHING, [samples[:3], [], samples[3:]])
     found = datasets.load_from_disk(str(folder))
@@ -203,7 +203,7 @@ def theirs(datasets: Any, count: int = 10) -> Any:
     )
     rows = [
         {
-            "image": {"bytes": picture(n), "path": f"{n}.jpg"},
+            "image": {"bytes": make_image(n), "path": f"{n}.jpg"},
             "label": n % 2,
             "score": n / 2,
             "small": n,
@@ -224,7 +224,7 @@ def theirs(datasets: Any, count: int = 10) -> Any:
 
 def expected_of_theirs(number: int) -> dict[str, Any]:
     sample = {
-        "image": picture(number),
+        "image": make_image(number),
         "label": number % 2,
         "score": number / 2,
         "small": number,
@@ -304,7 +304,7 @@ def test_lists_of_images_go_there_and_back(datasets: Any, tmp_path: Path, format
     features = datasets.Features(
         {"images": datasets.Sequence(datasets.Image()), "maybe": datasets.List(datasets.Image())}
     )
-    lists = [[picture(1), picture(2, "PNG")], [], [picture(3)]]
+    lists = [[make_image(1), make_image(2, "PNG")], [], [make_image(3)]]
     stored = [[{"bytes": image, "path": None} for image in images] for images in lists]
     rows = {"images": stored, "maybe": [None, stored[0], []]}
     source = datasets.Dataset.from_dict(rows, features=features)
@@ -333,7 +333,7 @@ def test_lists_of_images_go_there_and_back(datasets: Any, tmp_path: Path, format
 
 def test_lists_of_images_in_parquet_of_datasets_and_others(datasets: Any, tmp_path: Path) -> None:
     """With Hugging Face's metadata, or by their form and first image without."""
-    images = [[picture(1), picture(2)], [picture(3)]]
+    images = [[make_image(1), make_image(2)], [make_image(3)]]
     stored = [[{"bytes": data, "path": "x.jpg"} for data in images_] for images_ in images]
     features = datasets.Features({"x": datasets.Sequence(datasets.Image())})
     source = datasets.Dataset.from_dict({"x": stored}, features=features)
@@ -354,14 +354,14 @@ def test_lists_of_images_in_parquet_of_datasets_and_others(datasets: Any, tmp_pa
 
 def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
     lists = [
-        [{"bytes": picture(1), "path": None}],
+        [{"bytes": make_image(1), "path": None}],
         None,
         [{"bytes": None, "path": "a.jpg"}],
         [None],
     ]
     pq.write_table(pa.table({"x": lists}), tmp_path / "a.parquet")
     with shardkit.open(tmp_path / "a.parquet") as found:
-        assert (found[0]["x"], "x" in found[1]) == ([picture(1)], False)
+        assert (found[0]["x"], "x" in found[1]) == ([make_image(1)], False)
         for position, message in {2: "lies elsewhere", 3: "null among its images"}.items():
             with pytest.raises(SampleError, match=message) as error:
                 found[position]
@@ -370,7 +370,11 @@ def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
 
 def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
     """What is not for them says so; the rest looks at each."""
-    samples = [{"pages": [picture(1), picture(2)]}, {"pages": [picture(3)[:-9]]}, {"pages": []}]
+    samples = [
+        {"pages": [make_image(1), make_image(2)]},
+        {"pages": [make_image(3)[:-9]]},
+        {"pages": []},
+    ]
     for format in ("wds", "beton", "megatron"):
         with pytest.raises(shardkit.FormatError):
             shardkit.convert(samples, format, tmp_path / format, workers=0)
@@ -380,16 +384,16 @@ def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
     result = shardkit.convert(samples, "hf", tmp_path / "out", workers=0, on_error="skip")
     assert (result.samples, result.errors) == (2, 1)
     about = inspect(tmp_path / "out", full=True, samples=1)
-    assert about["pictures"]["pages"]["formats"] == {"jpeg": 2}
+    assert about["images"]["pages"]["formats"] == {"jpeg": 2}
     assert about["fields"]["pages"]["stats"]["max"] == sum(map(len, samples[0]["pages"]))
     assert about["first"][0]["pages"].count("jpeg 8 x 6") == 2
     decode = {"pages": [Decode()]}
-    with pytest.raises(shardkit.UsageError, match="for pictures"):
+    with pytest.raises(shardkit.UsageError, match="for images"):
         shardkit.open(tmp_path / "out", transforms=decode)
     (batch,) = shardkit.stream.Loader(tmp_path / "out", batch_size=2, shuffle=False)
     assert batch["pages"] == [samples[0]["pages"], []]
     other = [samples[0] | {"__key__": "000000000"}, {"pages": [], "__key__": "000000002"}]
-    other[0] = {**other[0], "pages": [picture(1), picture(3)]}
+    other[0] = {**other[0], "pages": [make_image(1), make_image(3)]}
     report = shardkit.verify(tmp_path / "out", against=other)
     assert [problem.what for problem in report.problems] == ["a value is not that of the source"]
     assert "image 1" in (report.problems[0].expected or "")
@@ -411,12 +415,12 @@ def test_a_cache_file_of_datasets_is_read(datasets: Any, tmp_path: Path) -> None
     source = theirs(datasets)
     source.map(lambda row: row, cache_file_name=str(tmp_path / "cache.arrow"))
     reader = HF.open(tmp_path / "cache.arrow")
-    assert [reader[n]["image"] for n in range(10)] == [picture(n) for n in range(10)]
+    assert [reader[n]["image"] for n in range(10)] == [make_image(n) for n in range(10)]
     assert reader.layout["classes"] == {"label": ["cat", "dog"]}
 
 
-def test_pictures_that_lie_elsewhere_are_named(datasets: Any, tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(picture(1))
+def test_images_that_lie_elsewhere_are_named(datasets: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(make_image(1))
     features = datasets.Features({"image": datasets.Image()})
     source = datasets.Dataset.from_dict({"image": [str(tmp_path / "a.jpg")]}, features=features)
     source.map(lambda row: row, cache_file_name=str(tmp_path / "linked.arrow"))
@@ -430,7 +434,7 @@ def test_pictures_that_lie_elsewhere_are_named(datasets: Any, tmp_path: Path) ->
     assert str(tmp_path / "a.jpg") in (error.value.found or "")
     assert error.value.where["field"] == "image"
     source.save_to_disk(str(tmp_path / "embedded"))
-    assert shardkit.open(tmp_path / "embedded")[0]["image"] == picture(1)
+    assert shardkit.open(tmp_path / "embedded")[0]["image"] == make_image(1)
 
 
 def test_what_datasets_loads_of_ours_comes_back_equal(datasets: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, SampleError
-from shardkit.testing import assert_same, picture
+from shardkit.testing import assert_same, make_image
 
 
 def make(
@@ -29,13 +29,13 @@ def make(
     return folder
 
 
-def test_pictures_under_file_names(tmp_path: Path) -> None:
+def test_images_under_file_names(tmp_path: Path) -> None:
     values = {
-        b"cat/1.jpg": picture(1),
-        b"cat/1.png": picture(2, "PNG"),
-        b"dog/v1.2.jpeg": picture(3),
-        b"plain": picture(4),
-        b"\xff\x00\x01": picture(5),
+        b"cat/1.jpg": make_image(1),
+        b"cat/1.png": make_image(2, "PNG"),
+        b"dog/v1.2.jpeg": make_image(3),
+        b"plain": make_image(4),
+        b"\xff\x00\x01": make_image(5),
     }
     dataset = shardkit.open(make(tmp_path / "x", values))
     assert dict(dataset.schema) == {"image": shardkit.Image()}
@@ -69,8 +69,8 @@ def test_msgpack_maps_become_fields(tmp_path: Path) -> None:
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     packed = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": (2, 3), b"data": array.tobytes()}
     values = {
-        b"0": msgpack.packb({"jpg": picture(1), "label": 3, "x": packed, "tags": ["a"]}),
-        b"1": msgpack.packb({"jpg": picture(2), "label": None, "more": "text"}),
+        b"0": msgpack.packb({"jpg": make_image(1), "label": 3, "x": packed, "tags": ["a"]}),
+        b"1": msgpack.packb({"jpg": make_image(2), "label": None, "more": "text"}),
         b"__len__": msgpack.packb(2),
         b"__keys__": msgpack.packb(["0", "1"]),
     }
@@ -79,9 +79,9 @@ def test_msgpack_maps_become_fields(tmp_path: Path) -> None:
         "jpg": "Image", "label": "Json", "x": "Array", "tags": "Json", "more": "Text",
     }  # fmt: skip
     assert_same(
-        dataset[0], {"__key__": "0", "jpg": picture(1), "label": 3, "x": array, "tags": ["a"]}
+        dataset[0], {"__key__": "0", "jpg": make_image(1), "label": 3, "x": array, "tags": ["a"]}
     )
-    assert_same(dataset[1], {"__key__": "1", "jpg": picture(2), "label": None, "more": "text"})
+    assert_same(dataset[1], {"__key__": "1", "jpg": make_image(2), "label": None, "more": "text"})
 
 
 def test_json_and_bytes(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_caffes_datum_with_its_keys(tmp_path: Path) -> None:
     }
     dataset = shardkit.open(make(tmp_path / "raw", values))
     assert_same(dataset[0], {"__key__": "cat/a", "pixels": pixels, "label": 7})
-    encoded = {b"00000000_x.jpg": datum((3, 8, 6), picture(1), 1, True)}
+    encoded = {b"00000000_x.jpg": datum((3, 8, 6), make_image(1), 1, True)}
     dataset = shardkit.open(make(tmp_path / "encoded", encoded))
-    assert_same(dataset[0], {"__key__": "x", "image": picture(1), "label": 1})
+    assert_same(dataset[0], {"__key__": "x", "image": make_image(1), "label": 1})
 
 
 def test_fields_of_a_datum_that_caffe_or_others_added(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_pickles_are_refused_by_name_and_never_loaded(tmp_path: Path, protocol: 
         def __reduce__(self) -> tuple[object, ...]:
             return exit, (1,)
 
-    values = {b"a": pickle.dumps({"image": picture(1), "x": Bomb()}, protocol)}
+    values = {b"a": pickle.dumps({"image": make_image(1), "x": Bomb()}, protocol)}
     with pytest.raises(FormatError, match="pickles") as error:
         shardkit.open(make(tmp_path / "x", values))
     assert error.value.where["key"] == "a"
@@ -148,10 +148,10 @@ def test_pickles_are_refused_by_name_and_never_loaded(tmp_path: Path, protocol: 
 
 
 def test_a_pickle_among_other_values_is_bytes_at_most(tmp_path: Path) -> None:
-    values = {b"%03d" % n: picture(n) for n in range(150)}
+    values = {b"%03d" % n: make_image(n) for n in range(150)}
     values[b"140"] = pickle.dumps({"a": 1})
     dataset = shardkit.open(make(tmp_path / "x", values))
-    with pytest.raises(SampleError, match="not a picture like the others") as error:
+    with pytest.raises(SampleError, match="not an image like the others") as error:
         dataset[140]
     assert error.value.where["key"] == "140"
 
@@ -182,12 +182,12 @@ def test_an_empty_environment_and_one_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_metadata_entries_are_no_samples(tmp_path: Path) -> None:
-    values = {b"img": picture(1), b"num-samples": b"1", b"__meta__": pickle.dumps([1])}
+    values = {b"img": make_image(1), b"num-samples": b"1", b"__meta__": pickle.dumps([1])}
     assert [s["__key__"] for s in shardkit.open(make(tmp_path / "x", values))] == ["img"]
 
 
 def test_converting_a_foreign_environment_with_workers(tmp_path: Path) -> None:
-    values = {b"%04d.jpg" % n: picture(n) for n in range(40)}
+    values = {b"%04d.jpg" % n: make_image(n) for n in range(40)}
     make(tmp_path / "x", values)
     shardkit.convert(tmp_path / "x", "lmdb", tmp_path / "out", shard_samples=8, workers=2)
     dataset = shardkit.open(tmp_path / "out")

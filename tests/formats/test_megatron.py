@@ -86,7 +86,7 @@ def by_hand(
 
 
 _ONE_FIELD = "Megatron holds one field, of whole numbers in a row"
-_PICTURES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _ARRAYS = (
     "Array(dtype='<f4', shape=(2, 3))-6",
     "Array(dtype='<f8', shape=(None, 2))-4",
@@ -111,10 +111,10 @@ class TestMegatron(FormatContract):
             "test_empty_values_come_back",
             "test_an_absent_value_of_any_type_is_absent",
             "test_without_its_layout_a_shard_still_reads",
-            "test_a_picture_that_is_none_is_refused_and_the_rest_goes_on",
+            "test_a_image_that_is_none_is_refused_and_the_rest_goes_on",
             "test_json_text_is_stored_as_it_is",
-            "test_the_bound_holds_with_pictures",
-            *(f"test_a_picture_comes_back_byte_for_byte[{format}]" for format in _PICTURES),
+            "test_the_bound_holds_with_images",
+            *(f"test_a_image_comes_back_byte_for_byte[{format}]" for format in _IMAGES),
             *(f"test_arrays_keep_dtype_and_shape[{array}]" for array in _ARRAYS),
         ),
         _ONE_FIELD,
@@ -232,7 +232,7 @@ def test_a_sample_that_cannot_be_stored_is_named(
         ({}, "write the tokens alone"),
         ({"a": Array("<u2", (None,)), "b": Array("<u2", (None,))}, "write the tokens alone"),
         ({"tokens": Array("<u2", (9,)), "doc_ends": Array("<i8", (None,))}, "--seq-len"),
-        ({"image": Image(), "label": Int()}, "store pictures as wds"),
+        ({"image": Image(), "label": Int()}, "store images as wds"),
         ({"text": Text()}, "--tokenizer"),
         ({"blob": Bytes()}, "another format"),
         ({"x": Array("<u2", (None, 2))}, "another format"),

@@ -24,7 +24,7 @@ from shardkit.formats.arrow import parquet
 from shardkit.formats.arrow import reader as readers
 from shardkit.formats.base import KnowsSizes
 from shardkit.schema import Image, Int, Schema, Text
-from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+from shardkit.testing import EVERYTHING, FormatContract, everything, make_image, write_shard
 
 PARQUET = get_format("parquet")
 
@@ -61,7 +61,7 @@ def test_pandas_reads_the_same_values(shard: Path) -> None:
         assert frame["label"][number] == expected["label"]
 
 
-def test_pictures_and_bytes_are_not_compressed_and_the_rest_is(shard: Path) -> None:
+def test_images_and_bytes_are_not_compressed_and_the_rest_is(shard: Path) -> None:
     with pq.ParquetFile(shard) as file:
         group = file.metadata.row_group(0)
         found = {
@@ -76,7 +76,7 @@ def test_pictures_and_bytes_are_not_compressed_and_the_rest_is(shard: Path) -> N
 
 def test_row_groups_are_what_is_read_and_kept(tmp_path: Path) -> None:
     schema = Schema({"image": Image(), "label": Int()})
-    samples = [{"__key__": str(n), "image": picture(n), "label": n} for n in range(250)]
+    samples = [{"__key__": str(n), "image": make_image(n), "label": n} for n in range(250)]
     reader = write_shard(PARQUET, tmp_path / "s.parquet", schema, samples)
     assert not isinstance(reader, KnowsSizes)
     with pq.ParquetFile(tmp_path / "s.parquet") as file:
@@ -126,7 +126,7 @@ def test_some_fields_leave_the_other_columns_unread(
     "page_checksum_verification" not in inspect.signature(pq.ParquetFile.__init__).parameters,
     reason="this pyarrow does not check the pages",
 )
-def test_a_changed_byte_in_a_picture_is_noticed(shard: Path) -> None:
+def test_a_changed_byte_in_a_image_is_noticed(shard: Path) -> None:
     data = bytearray(shard.read_bytes())
     at = data.index(everything(3)["image"]) + 300
     data[at] ^= 1

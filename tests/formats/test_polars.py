@@ -18,7 +18,7 @@ import shardkit
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text
-from shardkit.testing import EVERYTHING, everything, picture, write_shard
+from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
 OLDEST, NEWEST = polars.CompatLevel.oldest(), polars.CompatLevel.newest()
 LONG = "longer than the twelve bytes that a view has room for"
@@ -56,13 +56,13 @@ COLUMNS: dict[str, tuple[polars.Series, FieldType, list[Any]]] = {
         ("text", polars.String, ["", "ä", LONG, "exactly 12 b", LONG * 9], Text(), None),
         ("maybe", polars.String, ["a", None, LONG, None, "e"], Text(optional=True), None),
         ("blob", polars.Binary, [b"", b"\0", b"x" * 12, b"x" * 13, bytes(999)], Bytes(), None),
-        ("image", polars.Binary, [picture(n) for n in range(5)], Image(), None),
+        ("image", polars.Binary, [make_image(n) for n in range(5)], Image(), None),
         (
             "linked",
             STRUCT,
-            [{"bytes": picture(n), "path": "p"} for n in range(4)] + [None],
+            [{"bytes": make_image(n), "path": "p"} for n in range(4)] + [None],
             Image(optional=True),
-            [*map(picture, range(4)), None],
+            [*map(make_image, range(4)), None],
         ),
         ("category", polars.Categorical, ["x", LONG, "x", "z", LONG], Text(), None),
         ("gaps", polars.Categorical, ["x", None, "x", None, "w"], Text(optional=True), None),

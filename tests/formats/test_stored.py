@@ -14,8 +14,8 @@ from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, assert_same, everything
 
 BYTES = Path(__file__).with_name("bytes")
-# xxh3-64 of the pictures: another Pillow may encode them otherwise, the stored ones stay.
-PICTURES = ["e301bd4808361739", "22566077e0d8ef65", "7f08a1ce18c1ce04"]
+# xxh3-64 of the images: another Pillow may encode them otherwise, the stored ones stay.
+IMAGES = ["e301bd4808361739", "22566077e0d8ef65", "7f08a1ce18c1ce04"]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_our_own(format: str, name: str, with_layout: bool) -> None:
     assert len(reader) == 3
     for number in range(3):
         found = reader[number]
-        assert xxhash.xxh3_64_hexdigest(found["image"]) == PICTURES[number]
+        assert xxhash.xxh3_64_hexdigest(found["image"]) == IMAGES[number]
         assert_same(found, {**everything(number), "image": found["image"]})
 
 
@@ -45,8 +45,8 @@ def test_those_of_others(format: str, name: str, fields: set[str]) -> None:
         assert found.pop("__key__") == f"cat/{number}"
         assert found.get("cls", number) == number
         assert found.get("json", {"n": number}) == {"n": number}
-        picture = found.get("jpg", found.get("image"))
-        assert xxhash.xxh3_64_hexdigest(picture) == PICTURES[number]
+        image = found.get("jpg", found.get("image"))
+        assert xxhash.xxh3_64_hexdigest(image) == IMAGES[number]
 
 
 @pytest.mark.parametrize("name", ["folder", "train.tar"])

@@ -34,7 +34,7 @@ from shardkit.formats.base import ReadsRows, ReadsUnmapped
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Schema, Text
 from shardkit.storage import PreadFile
-from shardkit.testing import assert_same, picture, write_shard
+from shardkit.testing import assert_same, make_image, write_shard
 
 ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
 
@@ -351,7 +351,7 @@ def test_a_tar_of_others_reads_the_same(tmp_path: Path) -> None:
         with tarfile.open(tmp_path / name, mode) as tar:
             for number in range(30):
                 key = "long/" * 30 if number == 7 else ""  # a name in an extended header
-                for suffix, data in (("jpg", picture(number)), ("cls", b"%d" % number)):
+                for suffix, data in (("jpg", make_image(number)), ("cls", b"%d" % number)):
                     member = tarfile.TarInfo(f"{key}{number:03d}.{suffix}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))

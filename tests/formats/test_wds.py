@@ -15,7 +15,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.wds.layout import index_path
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, FormatContract, everything, picture, write_shard
+from shardkit.testing import EVERYTHING, FormatContract, everything, make_image, write_shard
 from tests.peers import by_webdataset
 
 WDS = get_format("wds")
@@ -123,12 +123,12 @@ def test_the_index_is_a_plain_array_that_says_where_everything_stands(shard: Pat
     [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp"),
      ("TIFF", "tif"), ("PPM", "ppm")],
 )  # fmt: skip
-def test_a_picture_gets_the_extension_of_its_bytes(
+def test_a_image_gets_the_extension_of_its_bytes(
     tmp_path: Path, format: str, extension: str
 ) -> None:
     path = tmp_path / "shard-000000.tar"
     schema = Schema({"image": Image(), "mask": Image()})
-    sample = {"__key__": "a", "image": picture(1, format), "mask": picture(2, "PNG")}
+    sample = {"__key__": "a", "image": make_image(1, format), "mask": make_image(2, "PNG")}
     reader = write_shard(WDS, path, schema, [sample])
     assert reader[0] == sample
     assert set(by_webdataset(path)[0]) == {"__key__", extension, "mask.png"}

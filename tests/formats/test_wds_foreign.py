@@ -21,7 +21,7 @@ import shardkit
 from shardkit.errors import DamagedError, SampleError, ShardkitWarning
 from shardkit.formats import get_format
 from shardkit.formats.wds import names
-from shardkit.testing import picture
+from shardkit.testing import make_image
 from tests.conftest import examples
 from tests.peers import by_webdataset
 
@@ -48,7 +48,11 @@ def members() -> list[tuple[str, bytes]]:
     return [
         (f"set/{n:03d}.{extension}", data)
         for n in range(5)
-        for extension, data in (("jpg", picture(n)), ("cls", b"%d" % n), ("json", b'{"n": %d}' % n))
+        for extension, data in (
+            ("jpg", make_image(n)),
+            ("cls", b"%d" % n),
+            ("json", b'{"n": %d}' % n),
+        )
     ]
 
 
@@ -66,17 +70,17 @@ def test_all_kinds_of_headers_are_read(
     path = pack(tmp_path / "x.tar", members + long, format)
     found = raw(path)
     assert [s["__key__"] for s in found] == [s["__key__"] for s in by_webdataset(path)]
-    assert found[0] == {"__key__": "set/000", "jpg": picture(0), "cls": 0, "json": {"n": 0}}
+    assert found[0] == {"__key__": "set/000", "jpg": make_image(0), "cls": 0, "json": {"n": 0}}
     assert [s["txt"] for s in found[5:]] == [data.decode() for _, data in long]
 
 
 def test_shards_of_webdatasets_own_writer_are_read(tmp_path: Path) -> None:
     with webdataset.ShardWriter(f"{tmp_path}/x-%06d.tar", maxcount=4, verbose=0) as writer:
         for n in range(10):
-            writer.write({"__key__": f"k/{n}", "jpg": picture(n), "cls": n, "txt": f"text {n}"})
+            writer.write({"__key__": f"k/{n}", "jpg": make_image(n), "cls": n, "txt": f"text {n}"})
     with shardkit.open(tmp_path) as ds:
         assert len(ds) == 10
-        assert ds[7] == {"__key__": "k/7", "jpg": picture(7), "cls": 7, "txt": "text 7"}
+        assert ds[7] == {"__key__": "k/7", "jpg": make_image(7), "cls": 7, "txt": "text 7"}
         assert ds.schema["cls"] == shardkit.Int()
 
 
@@ -85,7 +89,7 @@ def test_shards_of_gnu_tar_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "in" / deep
     folder.mkdir(parents=True)
     for n in range(3):
-        (folder / f"{n}.png").write_bytes(picture(n, "PNG"))
+        (folder / f"{n}.png").write_bytes(make_image(n, "PNG"))
         (folder / f"{n}.cls").write_text(str(n))
     (folder / "link.png").symlink_to("0.png")
     for options in ([], ["--format=pax"], ["--format=gnu"], ["--format=ustar"]):
@@ -93,7 +97,7 @@ def test_shards_of_gnu_tar_are_read(tmp_path: Path) -> None:
         command = ["tar", "--sort=name", *options, "-cf", path, "-C", tmp_path / "in", "."]
         subprocess.run(command, check=True)
         assert raw(path) == [
-            {"__key__": f"./{deep}/{n}", "png": picture(n, "PNG"), "cls": n} for n in range(3)
+            {"__key__": f"./{deep}/{n}", "png": make_image(n, "PNG"), "cls": n} for n in range(3)
         ]
 
 
@@ -308,7 +312,7 @@ def test_a_sparse_member_is_refused_by_name(tmp_path: Path) -> None:
 def test_converted_on_and_back_its_own_names_come_back(
     tmp_path: Path, members: list[tuple[str, bytes]]
 ) -> None:
-    odd = [("z/9.seg.png", picture(9, "PNG")), ("z/9.foo", b"\0\1"), ("z/9.jpeg", picture(3))]
+    odd = [("z/9.seg.png", make_image(9, "PNG")), ("z/9.foo", b"\0\1"), ("z/9.jpeg", make_image(3))]
     path = pack(tmp_path / "x.tar", members + odd)
     shardkit.convert(path, "wds", tmp_path / "out", workers=0)
     assert by_webdataset(tmp_path / "out" / "shard-000000.tar") == by_webdataset(path)

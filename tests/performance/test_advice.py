@@ -19,7 +19,7 @@ from shardkit.performance.probes import Run
 from shardkit.performance.tune import Tuned, code_line
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
-from tests.codecs.pictures import encoded, photo
+from tests.codecs.sample_images import encoded, photo
 from tests.stream.data import write_photos
 
 BUSY = {"read": (0.1, 0.1), "decode": (0.8, 0.8), "collate": (0.1, 0.1)}

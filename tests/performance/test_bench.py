@@ -27,8 +27,8 @@ from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender
 from shardkit.performance.folder import open_any
 from shardkit.performance.process import Process
-from shardkit.testing import picture
-from tests.conftest import write_pictures
+from shardkit.testing import make_image
+from tests.conftest import write_images
 
 RECIPE = {"batch_size": 4, "transform": "crop", "size": 16}
 # A process that answers each line with what it was asked.
@@ -121,8 +121,8 @@ def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images: Path
     assert first == next(iter(shardkit.stream.Loader(open_any(images), **options)))["__key__"]
 
 
-def test_a_damaged_picture_is_an_error_that_says_where(images: Path) -> None:
-    (images / "class1/001.jpg").write_bytes(picture(101)[:-200])
+def test_a_damaged_image_is_an_error_that_says_where(images: Path) -> None:
+    (images / "class1/001.jpg").write_bytes(make_image(101)[:-200])
     for measure in ("decode", "load"):
         more = RECIPE if measure == "load" else {}
         with pytest.raises(ShardkitError) as caught:
@@ -199,7 +199,7 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
         assert settings_of(report, "decode", name) == [(n, None, None, None) for n in (1, 2)]
         assert settings_of(report, "load", name) == [(n, None, 4, "crop") for n in (1, 2)]
     assert settings_of(report, "load", "tokens") == [(n, None, 4, "none") for n in (1, 2)]
-    assert report["skipped"] == {"tokens, decode": "it has no encoded pictures"}
+    assert report["skipped"] == {"tokens, decode": "it has no encoded images"}
     assert report["versions"]["shardkit"] == shardkit.__version__
     assert report["machine"]["processors"] >= 1
 
@@ -328,7 +328,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(images: Path, tokens: Pa
     assert "rounds" in refused(images, rounds=0)
     assert "speed" in refused(images, speed=1)
     assert "no dataset to measure" in refused()
-    assert "no encoded pictures" in refused(tokens, measures=["decode"])
+    assert "no encoded images" in refused(tokens, measures=["decode"])
     assert "no such file" in refused(images / "missing")
 
 
@@ -402,14 +402,14 @@ def test_the_command_shows_tables_and_draws_the_plot(
     assert "1 thread, batch 4, crop 16" in found.output
     for title in ("read: ", "decode: ", "load: ", "Not measured"):
         assert title in found.output
-    assert "no encoded pictures" in found.output
+    assert "no encoded images" in found.output
     assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_command_fails_where_all_runs_do(tmp_path: Path) -> None:
-    images = write_pictures(tmp_path / "bad", classes=1, each=4)
+    images = write_images(tmp_path / "bad", classes=1, each=4)
     for path in images.rglob("*.jpg"):
-        path.write_bytes(picture(0)[:-200])
+        path.write_bytes(make_image(0)[:-200])
     options = ["--measure=decode", "--threads=1", "--rounds=1", "--json", "--quiet"]
     found = CliRunner().invoke(command, [str(images), *options])
     assert found.exit_code == 1

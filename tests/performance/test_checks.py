@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import shardkit
 from shardkit import Bucket, CenterCrop, Decode, RandomResizedCrop, Resize, pad_collate
 from shardkit.cli import group
-from shardkit.performance import checks_files, pictures
+from shardkit.performance import checks_files, images
 from shardkit.performance.checks import (
     checks,
     other_format,
@@ -51,13 +51,13 @@ def photo(number, size=PHOTO):
 
 def drawing(number, size=PHOTO, colour=None):
     """Text on white, in several colours or in one."""
-    picture = PIL.Image.new("RGB", size, "white")
-    draw = PIL.ImageDraw.Draw(picture)
+    image = PIL.Image.new("RGB", size, "white")
+    draw = PIL.ImageDraw.Draw(image)
     for line in range(0, size[1], 14):
         draw.text(
             (5, line), f"line {number} {line} " * 9, fill=colour or (200 * (line % 3), 0, line)
         )
-    return np.asarray(picture)
+    return np.asarray(image)
 
 
 def noise(number, size=PHOTO):
@@ -87,7 +87,7 @@ def photos(out, encode=jpeg, pixels=photo, count=8, **options):
 
 
 def loose(root, values):
-    """A folder of pictures."""
+    """A folder of images."""
     folder = root / "class"
     folder.mkdir(parents=True)
     for number, value in enumerate(values):
@@ -104,11 +104,11 @@ def assert_accepted(command):
         assert result.exit_code == 0, result.output
 
 
-# --- pictures ------------------------------------------------------------------------------------
+# --- images ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["wds", "arrow", "beton", "parquet"])
-def test_pictures_far_larger_than_their_crops_are_found(tmp_path, to):
+def test_images_far_larger_than_their_crops_are_found(tmp_path, to):
     found = stored_size(stream(photos(tmp_path / "large", to=to), transforms=CROP))
     assert (found.cause, found.stage) == ("decode", "decode")
     assert 0 < found.share < 0.8
@@ -157,13 +157,13 @@ def test_the_size_to_store_follows_from_the_transforms(tmp_path, transforms, siz
         {},
     ],
 )
-def test_pictures_that_are_used_as_they_are_give_no_finding(tmp_path, options):
+def test_images_that_are_used_as_they_are_give_no_finding(tmp_path, options):
     path = photos(tmp_path / "large")
     assert stored_size(stream(path, **options)) is None
 
 
-def test_pictures_that_are_not_looked_at_are_not_converted(tmp_path):
-    """A command that is for all pictures would harm a mask, or a picture that nobody decodes."""
+def test_images_that_are_not_looked_at_are_not_converted(tmp_path):
+    """A command that is for all images would harm a mask, or an image that nobody decodes."""
     for other in ("other", "mask"):
         schema = {"image": Image(), other: Image()}
         path = tmp_path / other
@@ -189,7 +189,7 @@ def test_photos_as_png_are_found(tmp_path):
     found = png(stream(photos(tmp_path / "png", encoded), transforms={"image": Resize(192)}))
     assert (found.cause, found.stage) == ("decode", "decode")
     assert 0 < found.share < 0.8
-    assert "8 of 8 pictures are stored without loss, as PNG" in found.seen
+    assert "8 of 8 images are stored without loss, as PNG" in found.seen
     assert "--image-format jpeg --quality 90" in found.command
     assert_accepted(found.command)
 
@@ -204,7 +204,7 @@ def test_other_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, mon
     webp = format == "WEBP"
     seconds = {"as stored": 1.0, "as JPEG": 0.5}
     monkeypatch.setattr(
-        pictures,
+        images,
         "_seconds",
         lambda transforms, samples, numbers, turn: seconds[
             "as JPEG" if samples[0]["image"].startswith(b"\xff\xd8") else "as stored"
@@ -230,7 +230,7 @@ def test_other_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, mon
     ],
     ids=["jpeg", "palette", "alpha", "webp with loss", "few colours"],
 )
-def test_pictures_that_are_jpeg_or_better_not_give_no_finding(tmp_path, encode):
+def test_images_that_are_jpeg_or_better_not_give_no_finding(tmp_path, encode):
     path = photos(tmp_path / "some", encode)
     assert png(stream(path, transforms={"image": Resize(192)})) is None
 
@@ -250,7 +250,7 @@ def text(number):
 
 
 @pytest.mark.parametrize("pixels", [drawing, text, noise])
-def test_pictures_that_jpeg_would_harm_give_no_finding(tmp_path, pixels):
+def test_images_that_jpeg_would_harm_give_no_finding(tmp_path, pixels):
     path = photos(tmp_path / "some", encoded, pixels)
     assert png(stream(path, transforms={"image": Resize(192)})) is None
 
@@ -269,9 +269,9 @@ def test_a_smaller_size_and_another_format_are_one_finding(tmp_path):
     assert "--resize 40 --image-format jpeg" in found[0].command
 
 
-def test_bad_pictures_are_left_to_the_loader_to_tell(tmp_path):
+def test_bad_images_are_left_to_the_loader_to_tell(tmp_path):
     good = [jpeg(photo(n)) for n in range(8)]
-    bad = [b"no picture", good[0][:3000], good[0][:10]]
+    bad = [b"no image", good[0][:3000], good[0][:10]]
     found = stored_size(stream(loose(tmp_path / "some", [*bad, *good]), transforms=CROP))
     assert 0 < found.share < 0.8
     assert stored_size(stream(loose(tmp_path / "all", bad), transforms=CROP)) is None

@@ -27,8 +27,8 @@ from shardkit.performance.findings import Finding
 from shardkit.performance.kept import first_samples, kept
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
-from shardkit.transforms import pictures
-from tests.conftest import write_pictures
+from shardkit.transforms import images
+from tests.conftest import write_images
 from tests.stream.data import same, write_documents, write_photos
 
 SECONDS = 0.02
@@ -50,13 +50,13 @@ class Machine:
         patch.setattr(probes, "ROUNDS", 1)
         patch.setattr(probes, "run", self.run)
         patch.setattr(workers, "rate_of", self.rate_of)
-        decode = pictures.crop_jpegs
+        decode = images.crop_jpegs
 
         def counted(encoded: Any, *rest: Any) -> Any:
-            self.cost("decode", 1e-8 * int(np.prod(pictures.headers(encoded)[:, :2], axis=1).sum()))
+            self.cost("decode", 1e-8 * int(np.prod(images.headers(encoded)[:, :2], axis=1).sum()))
             return decode(encoded, *rest)
 
-        patch.setattr(pictures, "crop_jpegs", counted)
+        patch.setattr(images, "crop_jpegs", counted)
 
     def cost(self, stage: str, seconds: float, *, waiting: bool = False) -> None:
         before = self.spent.get(stage, Spent())
@@ -142,7 +142,7 @@ def test_a_missing_extension_is_named_first(
     assert "extension" not in [one.cause for one in decoded.findings]
 
 
-def test_large_pictures_are_named_first(tmp_path: Path, machine: Machine) -> None:
+def test_large_images_are_named_first(tmp_path: Path, machine: Machine) -> None:
     out = write_photos(tmp_path / "large", samples=16, size=(1000, 800))
     found = doctor(Loader(out, batch_size=4, transforms=CROP), seconds=SECONDS)
     assert found.findings[0].cause == "decode"
@@ -175,7 +175,7 @@ def test_padding_is_named_first(tmp_path: Path, machine: Machine) -> None:
 
 
 def test_what_a_loader_warns_of_is_a_finding(tmp_path: Path) -> None:
-    write_pictures(tmp_path / "in", classes=100, each=8, kilobytes=1)
+    write_images(tmp_path / "in", classes=100, each=8, kilobytes=1)
     shardkit.convert(tmp_path / "in", "wds", tmp_path / "sorted", workers=0, shard_samples=50)
     loader = Loader(tmp_path / "sorted", batch_size=8, shuffle=True, window=64, transforms=CROP)
     found = doctor(loader, seconds=0.02)  # a warning would be an error here

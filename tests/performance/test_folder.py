@@ -1,4 +1,4 @@
-"""Folders of loose pictures as datasets, for the same loaders as all others."""
+"""Folders of loose images as datasets, for the same loaders as all others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import shardkit
 from shardkit.errors import FormatError, NotFoundError, SampleError, SourceError, UsageError
 from shardkit.performance.folder import open_any
 from shardkit.stream import Loader
-from shardkit.testing import picture
-from tests.conftest import write_pictures
+from shardkit.testing import make_image
+from tests.conftest import write_images
 
 CROP = {"image": shardkit.RandomResizedCrop(32)}
 
@@ -31,7 +31,7 @@ def test_a_folder_has_the_samples_that_a_conversion_of_it_has(images: Path, tmp_
 
 
 def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Path) -> None:
-    images = write_pictures(tmp_path / "images", classes=2, each=2)
+    images = write_images(tmp_path / "images", classes=2, each=2)
     (images / "class0/000.json").write_text('{"a": [1]}')
     (images / "class0/000.txt").write_text("words")
     rows = [{"file_name": "class1/000.jpg", "more": [1, 2]}]
@@ -96,7 +96,7 @@ def test_errors_name_the_file(images: Path) -> None:
     with pytest.raises(SampleError) as caught:
         dataset[5]
     assert caught.value.where["path"] == os.fspath(images / "class1/001.jpg")
-    (images / "class1/001.jpg").write_bytes(picture(101)[:-200])
+    (images / "class1/001.jpg").write_bytes(make_image(101)[:-200])
     with pytest.raises(SampleError) as caught:
         list(Loader(open_any(images), batch_size=4, transforms=CROP))
     assert caught.value.where["key"] == "class1/001"
@@ -104,7 +104,7 @@ def test_errors_name_the_file(images: Path) -> None:
     assert caught.value.where["position"] == 5
 
 
-def test_what_is_no_folder_of_pictures_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_what_is_no_folder_of_images_is_refused_with_what_to_do(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("words")
@@ -118,7 +118,7 @@ def test_what_is_no_folder_of_pictures_is_refused_with_what_to_do(tmp_path: Path
     with pytest.raises(NotFoundError):
         open_any(tmp_path / "missing")
     for split in ("train", "val"):
-        write_pictures(tmp_path / "splits" / split)
+        write_images(tmp_path / "splits" / split)
     with pytest.raises(UsageError, match="train, val"):
         open_any(tmp_path / "splits")
     assert len(open_any(tmp_path / "splits/val")) == 12

@@ -25,8 +25,8 @@ from shardkit.performance import peer
 from shardkit.performance.folder import open_any
 from shardkit.performance.peers import PEERS, PeerContender, contenders, interpreters_in
 from shardkit.processors import processors
-from shardkit.testing import picture
-from tests.conftest import write_pictures
+from shardkit.testing import make_image
+from tests.conftest import write_images
 
 SAMPLES = 3 * 4 + 1
 READ = {"measure": "read", "workers": 2}
@@ -34,18 +34,18 @@ LOAD = {"measure": "load", "workers": 1, "batch_size": 5, "transform": "crop", "
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Class folders of JPEGs, and a PNG."""
-    root = write_pictures(tmp_path_factory.mktemp("pictures") / "images")
-    (root / "class2" / "last.png").write_bytes(picture(7, "PNG", (40, 30)))
+    root = write_images(tmp_path_factory.mktemp("images") / "images")
+    (root / "class2" / "last.png").write_bytes(make_image(7, "PNG", (40, 30)))
     return root
 
 
 @pytest.fixture(scope="module")
-def ready(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeerContender]:
+def ready(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeerContender]:
     """What this environment has."""
     work = tmp_path_factory.mktemp("peers")
-    return {c.name: c for c in contenders(open_any(pictures), [], work, limit=100)[0]}
+    return {c.name: c for c in contenders(open_any(images), [], work, limit=100)[0]}
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, PeerContender], tmp_pa
 # webdataset leaves its files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["imagefolder", "webdataset", "datasets"])
-def test_peers_get_the_bytes_of_the_pictures(
-    pictures: Path, ready: dict[str, PeerContender], name: str
+def test_peers_get_the_bytes_of_the_images(
+    images: Path, ready: dict[str, PeerContender], name: str
 ) -> None:
     read = [data for batch in epoch(ready[name], measure="read", workers=0) for data in batch]
-    assert sorted(read) == sorted(path.read_bytes() for path in pictures.rglob("*.*g"))
+    assert sorted(read) == sorted(path.read_bytes() for path in images.rglob("*.*g"))
     loaded = epoch(ready[name], measure="load", workers=0, batch_size=SAMPLES, size=24)
     (batch,) = loaded
     assert batch[0].shape == (SAMPLES, 24, 24, 3)
@@ -129,7 +129,7 @@ def test_peers_get_the_bytes_of_the_pictures(
 def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
     ready, skipped = contenders(open_any(tokens), [], tmp_path, limit=100)
     (mmap,) = (contender for contender in ready if contender.name == "mmap")
-    assert skipped["webdataset"] == "not measured with tokens, only with pictures"
+    assert skipped["webdataset"] == "not measured with tokens, only with images"
     read = [block.tolist() for batch in epoch(mmap, measure="read", workers=0) for block in batch]
     assert sorted(read) == [list(range(8 * n, 8 * n + 8)) for n in range(SAMPLES)]
     batches = [batch[0] for batch in epoch(mmap, measure="load", workers=0, batch_size=5)]
@@ -148,11 +148,11 @@ def test_what_a_library_prints_is_no_answer(tokens: Path, tmp_path: Path) -> Non
 
 
 def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    (data / "broken.jpg").write_bytes((pictures / "class0/000.jpg").read_bytes()[:300])
+    (data / "broken.jpg").write_bytes((images / "class0/000.jpg").read_bytes()[:300])
     ready, skipped = contenders(open_any(data), [], tmp_path / "work", limit=100)
     assert skipped["webdataset"].startswith("its store could not be written: ")
     assert not any(tmp_path.rglob("webdataset"))
@@ -163,26 +163,26 @@ def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
     said = io.StringIO()
     peer.serve("imagefolder", files.store, io.StringIO(requests), said)
     wrong, other, right = map(json.loads, said.getvalue().splitlines())
-    assert wrong["error"] == "ValueError: OpenCV cannot decode a picture"
+    assert wrong["error"] == "ValueError: OpenCV cannot decode an image"
     assert "'crop' alone" in other["error"]
     assert right["samples"] == 1
 
 
-def test_stores_are_of_these_samples_alone(pictures: Path, tmp_path: Path) -> None:
+def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None:
     def stores(path: Path, limit: int = 100) -> set[Path]:
         ready, _ = contenders(open_any(path), [], tmp_path / "work", limit=limit)
         return {contender.store for contender in ready}
 
-    first = stores(pictures)
+    first = stores(images)
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
-    shardkit.convert(pictures, "arrow", tmp_path / "arrow", workers=0)
+    shardkit.convert(images, "arrow", tmp_path / "arrow", workers=0)
     assert stores(tmp_path / "arrow") == first  # the same samples in another format
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
-    assert stores(pictures, limit=5).isdisjoint(first)
-    other = write_pictures(tmp_path / "images")
-    (other / "class2" / "last.png").write_bytes(picture(8, "PNG", (40, 30)))
+    assert stores(images, limit=5).isdisjoint(first)
+    other = write_images(tmp_path / "images")
+    (other / "class2" / "last.png").write_bytes(make_image(8, "PNG", (40, 30)))
     assert stores(other).isdisjoint(first)
-    assert any("5-pictures" in path.name for path in (tmp_path / "work").iterdir())
+    assert any("5-images" in path.name for path in (tmp_path / "work").iterdir())
 
 
 def test_workers_do_not_have_to_share_a_tar(ready: dict[str, PeerContender]) -> None:
@@ -191,7 +191,7 @@ def test_workers_do_not_have_to_share_a_tar(ready: dict[str, PeerContender]) -> 
 
 
 def write_pixels(out: Path, to: str) -> Path:
-    """Pictures as their pixels, in arrays; in a .beton, as raw pictures."""
+    """Images as their pixels, in arrays; in a .beton, as raw images."""
     pixels = np.arange(SAMPLES * 20 * 30 * 3, dtype=np.uint8).reshape(SAMPLES, 20, 30, 3)
     head = b"P6\n30 20\n255\n"
     kind = shardkit.Image() if to == "beton" else shardkit.Array("uint8", (None, None, 3))
@@ -206,7 +206,7 @@ def test_raw_pixels_are_for_ffcv_alone(tmp_path: Path) -> None:
     for to in ("arrow", "beton"):
         data = open_any(write_pixels(tmp_path / to, to))
         ready, skipped = contenders(data, [], tmp_path / "work", limit=100)
-        assert skipped["litdata"] == "not measured with raw pixels, only with pictures and tokens"
+        assert skipped["litdata"] == "not measured with raw pixels, only with images and tokens"
         assert {*skipped, *(contender.name for contender in ready)} == {*PEERS}
         assert {contender.name for contender in ready} <= {"ffcv"}
         found.append([contender.store for contender in ready])
@@ -220,17 +220,17 @@ def test_data_of_other_kinds_are_measured_with_no_peer(tmp_path: Path) -> None:
     ready, skipped = contenders(open_any(tmp_path / "text"), [], tmp_path, limit=100)
     assert ready == []
     assert {*skipped} == {*PEERS}
-    assert "neither pictures nor blocks of tokens" in skipped["datasets"]
+    assert "neither images nor blocks of tokens" in skipped["datasets"]
 
 
-def test_a_peer_that_is_not_installed_is_named(pictures: Path, tmp_path: Path, bare: str) -> None:
-    ready, skipped = contenders(open_any(pictures), [], tmp_path / "work", limit=100)
+def test_a_peer_that_is_not_installed_is_named(images: Path, tmp_path: Path, bare: str) -> None:
+    ready, skipped = contenders(open_any(images), [], tmp_path / "work", limit=100)
     assert ready == []
     assert {*skipped} == {*PEERS}
     assert skipped["litdata"].startswith("not installed: pip install litdata ")
     assert skipped["streaming"].startswith("not installed: pip install mosaicml-streaming ")
     assert not (tmp_path / "work").exists()
-    ready, _ = contenders(open_any(pictures), [bare], tmp_path / "work", limit=100)
+    ready, _ = contenders(open_any(images), [bare], tmp_path / "work", limit=100)
     assert {"imagefolder", "webdataset"} <= {contender.name for contender in ready}
     assert all(contender.command[0] == bare for contender in ready)
 

@@ -12,9 +12,9 @@ import shardkit
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.performance.folder import open_any
-from shardkit.performance.recipe import TRANSFORMS, picture_field, usual_options
+from shardkit.performance.recipe import TRANSFORMS, image_field, usual_options
 from shardkit.stream import Loader
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 
 def stored(place: Path, schema: dict[str, Any], samples: list[dict[str, Any]]) -> Dataset:
@@ -29,7 +29,7 @@ def first_batch(dataset: Dataset, **recipe: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_every_transform_makes_batches_of_pictures(images: Path, transform: str) -> None:
+def test_every_transform_makes_batches_of_images(images: Path, transform: str) -> None:
     values = first_batch(open_any(images), transform=transform, size=16)["image"]
     if transform in ("crop", "resize", "center"):
         assert values.shape == (4, 16, 16, 3)
@@ -57,21 +57,21 @@ def test_a_function_of_the_users_gets_pixels(
     assert batch["image"].tolist() == [3, 3, 3, 3]
 
 
-def test_stored_pixels_are_pictures_where_nothing_is_encoded(tmp_path: Path) -> None:
+def test_stored_pixels_are_images_where_nothing_is_encoded(tmp_path: Path) -> None:
     schema = {
         "vector": shardkit.Array("uint8", (4,)),
         "pixels": shardkit.Array("uint8", (20, 30, 3)),
     }
     sample = {"vector": np.zeros(4, np.uint8), "pixels": np.zeros((20, 30, 3), np.uint8)}
     dataset = stored(tmp_path / "raw", schema, [sample] * 4)
-    assert picture_field(dataset) == "pixels"
+    assert image_field(dataset) == "pixels"
     assert first_batch(dataset, size=16)["pixels"].shape == (4, 16, 16, 3)
     schema["encoded"] = shardkit.Image()
-    both = stored(tmp_path / "both", schema, [sample | {"encoded": picture(0)}] * 4)
-    assert picture_field(both) == "encoded"
+    both = stored(tmp_path / "both", schema, [sample | {"encoded": make_image(0)}] * 4)
+    assert image_field(both) == "encoded"
     fields = {"depth": shardkit.Image(), "image": shardkit.Image()}
-    masked = stored(tmp_path / "m", fields, [dict.fromkeys(fields, picture())])
-    assert picture_field(masked) == "image"
+    masked = stored(tmp_path / "m", fields, [dict.fromkeys(fields, make_image())])
+    assert image_field(masked) == "image"
 
 
 def test_arrays_of_unlike_lengths_are_padded_and_others_left_alone(tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_what_cannot_be_is_refused(images: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be imported"):
         usual_options(dataset, batch_size=4, transform="no_such_module:f")
     numbers = stored(tmp_path / "n", {"n": shardkit.Int()}, [{"n": 1}])
-    with pytest.raises(UsageError, match="for pictures, of which the dataset has none"):
+    with pytest.raises(UsageError, match="for images, of which the dataset has none"):
         usual_options(numbers, batch_size=1, transform="json:loads")

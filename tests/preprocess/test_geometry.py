@@ -1,4 +1,4 @@
-"""Sizes, crops and margins: by formula, and for any picture."""
+"""Sizes, crops and margins: by formula, and for any image."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sizes_are_exact(
         ("pad", (100, 75), (256, 256)),
     ],
 )
-def test_a_small_picture_is_not_enlarged(
+def test_a_small_image_is_not_enlarged(
     mode: str, expected: tuple[int, int], canvas: tuple[int, int]
 ) -> None:
     assert placed(100, 75, 256, mode) == Geometry(*expected, canvas)
@@ -81,7 +81,7 @@ def test_a_small_picture_is_not_enlarged(
         ("pad", (256, 192), (256, 256)),
     ],
 )
-def test_a_small_picture_is_enlarged_if_that_is_asked_for(
+def test_a_small_image_is_enlarged_if_that_is_asked_for(
     mode: str, expected: tuple[int, int], canvas: tuple[int, int]
 ) -> None:
     assert placed(100, 75, 256, mode, upscale=True) == Geometry(*expected, canvas)
@@ -126,12 +126,12 @@ def test_a_change_is_one_of_size_or_canvas() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_that_lies_on_its_side_is_resized_before_it_is_turned(orientation: int) -> None:
+def test_a_image_that_lies_on_its_side_is_resized_before_it_is_turned(orientation: int) -> None:
     size = (341, 256) if orientation < 5 else (256, 341)
     assert placed(500, 375, 256).turned(orientation) == size
 
 
-# --- for any picture -----------------------------------------------------------------------------
+# --- for any image -----------------------------------------------------------------------------
 
 
 @given(SIDES, SIDES, SIDES, MODES)
@@ -186,7 +186,7 @@ def test_the_centre_stays_the_centre(
 
 
 @given(SIDES, SIDES, SIDES, MODES, st.booleans())
-def test_a_turned_picture_becomes_the_turned_one(
+def test_a_turned_image_becomes_the_turned_one(
     width: int, height: int, resize: int, mode: str, upscale: bool
 ) -> None:
     made = placed(width, height, resize, mode, upscale=upscale)

@@ -1,4 +1,4 @@
-"""What the steps make of single pictures: what passes, what is made anew, and why; by Pillow."""
+"""What the steps make of single images: what passes, what is made anew, and why; by Pillow."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def photo(mode: str = "RGB", size: tuple[int, int] = (120, 80), seed: int = 0) -
     return PIL.Image.fromarray((soft + grain).clip(0, 255).astype(np.uint8)).convert(mode)
 
 
-def encoded(picture: PIL.Image.Image, format: str, **options: Any) -> bytes:
+def encoded(image: PIL.Image.Image, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    image.save(file, format, **options)
     return file.getvalue()
 
 
 def opened(data: bytes) -> PIL.Image.Image:
-    """A picture, loaded; its format and what else its file says stay with it."""
-    with PIL.Image.open(io.BytesIO(data)) as picture:
-        picture.load()
-        return picture
+    """An image, loaded; its format and what else its file says stay with it."""
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        image.load()
+        return image
 
 
 def exif(orientation: int) -> PIL.Image.Exif:
@@ -67,7 +67,7 @@ def shaped(data: bytes, raw: str = "array", **options: Any) -> Shaped:
 
 
 def made(data: bytes, **options: Any) -> Any:
-    """The picture that the steps make of one."""
+    """The image that the steps make of one."""
     return shaped(data, **options).sample["image"]
 
 
@@ -85,7 +85,7 @@ def psnr(found: Any, expected: Any) -> float:
 def assert_passes(data: bytes, **options: Any) -> None:
     found = shaped(data, **options)
     assert found.sample["image"] == data
-    assert found.pictures == {"passed": 1, "bytes in": len(data), "bytes out": len(data)}
+    assert found.images == {"passed": 1, "bytes in": len(data), "bytes out": len(data)}
     assert found.reasons == {}
 
 
@@ -120,11 +120,11 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_plain_picture_of_the_right_size_passes_byte_for_byte(kind: str) -> None:
+def test_a_plain_image_of_the_right_size_passes_byte_for_byte(kind: str) -> None:
     for options in (
         {"resize": 80},
         {"resize": 120, "resize_mode": "longer"},
-        {"resize": 500},  # no picture becomes larger unasked
+        {"resize": 500},  # no image becomes larger unasked
         {"resize": 200, "resize_mode": "exact"},
         {"resize": 200, "resize_mode": "crop"},
         {"icc": "srgb"},
@@ -138,32 +138,32 @@ def test_a_plain_picture_of_the_right_size_passes_byte_for_byte(kind: str) -> No
 
 
 @pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
-def test_a_picture_that_has_the_codec_asked_for_passes(format: str) -> None:
+def test_a_image_that_has_the_codec_asked_for_passes(format: str) -> None:
     assert_passes(encoded(photo(), format.upper()), format=format, resize=80)
 
 
-def test_without_a_pixel_step_even_odd_pictures_pass() -> None:
+def test_without_a_pixel_step_even_odd_images_pass() -> None:
     for data in (encoded(photo(), "JPEG", exif=exif(6)), encoded(photo("RGBA"), "PNG")):
         assert_passes(data, min_size=10)
         assert_passes(data, check="decode")
 
 
-def test_a_dataset_without_pictures_has_no_use_for_their_options() -> None:
-    with pytest.raises(UsageError, match="no pictures"):
+def test_a_dataset_without_images_has_no_use_for_their_options() -> None:
+    with pytest.raises(UsageError, match="no images"):
         steps_for(Schema({"label": Int()}), ImageOptions(resize=3), None, "array")
     assert steps_for(Schema({"label": Int()}), ImageOptions(), None, "array") is None
     assert steps_for(Schema({"image": Image()}), ImageOptions(), None, "array") is None
 
 
-def test_every_picture_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
+def test_every_image_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
     schema = Schema({"left": Image(), "right": Image(optional=True), "label": Int()})
     steps = steps_for(schema, ImageOptions(resize=20), None, "array")
     assert steps is not None
     data = PLAIN["png"]
     both = steps({"__key__": "a", "left": data, "right": data, "label": 3})
-    assert both.pictures["resized"] == 2
-    assert both.pictures["bytes in"] == 2 * len(data)
-    assert both.pictures["bytes out"] == 2 * len(both.sample["left"])
+    assert both.images["resized"] == 2
+    assert both.images["bytes in"] == 2 * len(data)
+    assert both.images["bytes out"] == 2 * len(both.sample["left"])
     assert both.sample["left"] == both.sample["right"] != data
     one = steps({"__key__": "a", "left": data, "label": 3})
     assert one.sample == {"__key__": "a", "left": both.sample["left"], "label": 3}
@@ -173,15 +173,15 @@ def test_every_picture_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
 
 
 def palette_with_a_hole() -> PIL.Image.Image:
-    picture = photo("P")
-    picture.info["transparency"] = 3
-    return picture
+    image = photo("P")
+    image.info["transparency"] = 3
+    return image
 
 
 def see_through(mode: str = "RGBA") -> PIL.Image.Image:
-    picture = photo("RGBA")
-    picture.putalpha(PIL.Image.linear_gradient("L").resize(picture.size))
-    return picture.convert(mode)
+    image = photo("RGBA")
+    image.putalpha(PIL.Image.linear_gradient("L").resize(image.size))
+    return image.convert(mode)
 
 
 def frames(format: str, **options: Any) -> bytes:
@@ -201,13 +201,13 @@ def deep_grey(format: str) -> bytes:
     return encoded(PIL.Image.fromarray(values), format)
 
 
-def over_white(picture: PIL.Image.Image, background: str = "white") -> PIL.Image.Image:
-    under = PIL.Image.new("RGBA", picture.size, background)
-    return PIL.Image.alpha_composite(under, picture.convert("RGBA")).convert("RGB")
+def over_white(image: PIL.Image.Image, background: str = "white") -> PIL.Image.Image:
+    under = PIL.Image.new("RGBA", image.size, background)
+    return PIL.Image.alpha_composite(under, image.convert("RGBA")).convert("RGB")
 
 
-def swapped(picture: PIL.Image.Image) -> PIL.Image.Image:
-    red, green, blue = picture.split()
+def swapped(image: PIL.Image.Image) -> PIL.Image.Image:
+    red, green, blue = image.split()
     return PIL.Image.merge("RGB", (green, red, blue))
 
 
@@ -291,13 +291,13 @@ ODD: dict[str, tuple[Make, str, Make, str]] = {  # file, reason, what is seen, c
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_picture_that_is_not_plain_is_made_anew_and_says_why(kind: str) -> None:
+def test_a_image_that_is_not_plain_is_made_anew_and_says_why(kind: str) -> None:
     make, reason, seen, codec = ODD[kind]
     found = shaped(make(), icc="srgb", chroma="444", quality=100)
     ((said, count),) = found.reasons.items()
     assert (said, count) == (reason, 1) or (reason == FIRST and "first frame" in said)
     assert said.startswith(reason)
-    assert found.pictures["encoded"] == 1
+    assert found.images["encoded"] == 1
     result = opened(found.sample["image"])
     assert (result.format, result.mode) == (codec, "RGB")
     assert getattr(result, "n_frames", 1) == 1
@@ -306,7 +306,7 @@ def test_a_picture_that_is_not_plain_is_made_anew_and_says_why(kind: str) -> Non
     # Without loss but for the codec, and the rounding of profiles.
     assert psnr(result, seen().convert("RGB")) > (32 if "jpeg" in kind or "lossy" in kind else 45)
     again = shaped(found.sample["image"], icc="srgb")
-    assert again.pictures["passed"] == 1
+    assert again.images["passed"] == 1
 
 
 def test_reasons_add_up_and_resizing_is_counted_apart() -> None:
@@ -315,7 +315,7 @@ def test_reasons_add_up_and_resizing_is_counted_apart() -> None:
     assert found.reasons == {
         "transparent": 1, "rotated": 1, "png to jpeg": 1, "with a colour profile": 1
     }  # fmt: skip
-    assert {n: c for n, c in found.pictures.items() if "bytes" not in n} == {"resized": 1}
+    assert {n: c for n, c in found.images.items() if "bytes" not in n} == {"resized": 1}
     assert shaped(PLAIN["jpeg"], resize=30).reasons == {}
 
 
@@ -355,9 +355,9 @@ def test_an_orientation_behind_the_pixels_of_a_png_counts_too() -> None:
 
 
 def test_the_bound_on_resizing_tells_a_shift_of_half_a_pixel() -> None:
-    picture = photo(size=(596, 409))
-    right = picture.resize((35, 24), Resampling.BILINEAR)
-    wrong = picture.resize((35, 24), Resampling.BILINEAR, box=(8.5, 0, 596, 409))
+    image = photo(size=(596, 409))
+    right = image.resize((35, 24), Resampling.BILINEAR)
+    wrong = image.resize((35, 24), Resampling.BILINEAR, box=(8.5, 0, 596, 409))
     assert psnr(right, wrong) < 36
 
 
@@ -392,44 +392,44 @@ def test_every_mode_gives_its_size(
     found = shaped(data, resize=40, resize_mode=mode, upscale=upscale)
     assert opened(found.sample["image"]).size == expected
     assert (found.sample["image"] == data) == (size == expected)
-    assert ("resized" in found.pictures) == (size != expected)
+    assert ("resized" in found.images) == (size != expected)
 
 
 @pytest.mark.parametrize("mode", ["shorter", "longer", "exact"])
 def test_resized_pixels_are_pillows_in_every_mode(mode: str) -> None:
     for size in (300, 200), (200, 301), (41, 43):
-        picture = photo(size=size)
-        found = made(encoded(picture, "PNG"), resize=40, resize_mode=mode)
-        expected = picture.resize(opened(found).size, Resampling.BILINEAR)
+        image = photo(size=size)
+        found = made(encoded(image, "PNG"), resize=40, resize_mode=mode)
+        expected = image.resize(opened(found).size, Resampling.BILINEAR)
         assert psnr(pixels_of(found), expected) > 40
 
 
 def test_upscaled_pixels_are_pillows() -> None:
-    picture = photo(size=(30, 20))
+    image = photo(size=(30, 20))
     for mode, size in (("shorter", (60, 40)), ("longer", (40, 27)), ("exact", (40, 40))):
-        found = made(encoded(picture, "PNG"), resize=40, resize_mode=mode, upscale=True)
-        assert psnr(pixels_of(found), picture.resize(size, Resampling.BILINEAR)) > 45
+        found = made(encoded(image, "PNG"), resize=40, resize_mode=mode, upscale=True)
+        assert psnr(pixels_of(found), image.resize(size, Resampling.BILINEAR)) > 45
 
 
 def test_one_side_can_grow_while_the_other_shrinks() -> None:
-    picture = photo(size=(300, 12))
-    found = made(encoded(picture, "PNG"), resize=40, resize_mode="exact", upscale=True)
-    assert psnr(pixels_of(found), picture.resize((40, 40), Resampling.BILINEAR)) > 40
+    image = photo(size=(300, 12))
+    found = made(encoded(image, "PNG"), resize=40, resize_mode="exact", upscale=True)
+    assert psnr(pixels_of(found), image.resize((40, 40), Resampling.BILINEAR)) > 40
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_crop_is_the_middle(turned: bool) -> None:
-    picture = photo(size=(90, 150) if turned else (150, 90))
-    small = picture.resize((40, 67) if turned else (67, 40), Resampling.BILINEAR)
+    image = photo(size=(90, 150) if turned else (150, 90))
+    small = image.resize((40, 67) if turned else (67, 40), Resampling.BILINEAR)
     left, top = (small.width - 40) // 2, (small.height - 40) // 2
-    found = made(encoded(picture, "PNG"), resize=40, resize_mode="crop")
+    found = made(encoded(image, "PNG"), resize=40, resize_mode="crop")
     assert psnr(pixels_of(found), small.crop((left, top, left + 40, top + 40))) > 40
 
 
 def test_a_crop_alone_leaves_the_pixels_that_stay_as_they_were() -> None:
-    picture = photo(size=(90, 40))
-    found = made(encoded(picture, "PNG"), resize=40, resize_mode="crop")
-    np.testing.assert_array_equal(pixels_of(found), np.asarray(picture)[:, 25:65])
+    image = photo(size=(90, 40))
+    found = made(encoded(image, "PNG"), resize=40, resize_mode="crop")
+    np.testing.assert_array_equal(pixels_of(found), np.asarray(image)[:, 25:65])
 
 
 @pytest.mark.parametrize(
@@ -440,23 +440,23 @@ def test_a_crop_alone_leaves_the_pixels_that_stay_as_they_were() -> None:
 def test_padding_has_the_background_in_its_margins(
     turned: bool, background: str | None, colour: tuple[int, int, int]
 ) -> None:
-    picture = photo(size=(60, 120) if turned else (120, 60))
-    found = made(encoded(picture, "PNG"), resize=40, resize_mode="pad", background=background)
+    image = photo(size=(60, 120) if turned else (120, 60))
+    found = made(encoded(image, "PNG"), resize=40, resize_mode="pad", background=background)
     pixels = pixels_of(found)
     assert pixels.shape == (40, 40, 3)
     if turned:
-        pixels, picture = pixels.swapaxes(0, 1), picture.transpose(PIL.Image.Transpose.TRANSPOSE)
+        pixels, image = pixels.swapaxes(0, 1), image.transpose(PIL.Image.Transpose.TRANSPOSE)
     assert (pixels[:10] == colour).all()
     assert (pixels[30:] == colour).all()
-    assert psnr(pixels[10:30], picture.resize((40, 20), Resampling.BILINEAR)) > 40
+    assert psnr(pixels[10:30], image.resize((40, 20), Resampling.BILINEAR)) > 40
 
 
-def test_padding_puts_a_small_picture_unchanged_in_the_middle() -> None:
+def test_padding_puts_a_small_image_unchanged_in_the_middle() -> None:
     for size in (30, 20), (40, 20), (2, 2), (40, 38):
-        picture = photo(size=size)
-        pixels = pixels_of(made(encoded(picture, "PNG"), resize=40, resize_mode="pad"))
+        image = photo(size=size)
+        pixels = pixels_of(made(encoded(image, "PNG"), resize=40, resize_mode="pad"))
         expected = PIL.Image.new("RGB", (40, 40), "white")
-        expected.paste(picture, ((40 - size[0]) // 2, (40 - size[1]) // 2))
+        expected.paste(image, ((40 - size[0]) // 2, (40 - size[1]) // 2))
         np.testing.assert_array_equal(pixels, expected)
 
 
@@ -489,7 +489,7 @@ def test_a_side_of_65500_pixels_is_resized_and_kept(size: tuple[int, int]) -> No
     assert opened(made(data, quality=10)).size == size  # as long as a JPEG can be
 
 
-def test_a_picture_that_its_codec_cannot_hold_is_a_clear_error() -> None:
+def test_a_image_that_its_codec_cannot_hold_is_a_clear_error() -> None:
     wide = encoded(PIL.Image.new("RGB", (65501, 1)), "PNG")
     for format, limit in (("jpeg", "65,500"), ("webp", "16,383")):
         with pytest.raises(SampleError, match="cannot be stored") as error:
@@ -527,11 +527,11 @@ def test_a_lossless_webp_stays_lossless_and_a_lossy_one_lossy() -> None:
 
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
-def test_pictures_are_converted_to_the_codec_asked_for(source: str, format: str) -> None:
+def test_images_are_converted_to_the_codec_asked_for(source: str, format: str) -> None:
     data = encoded(photo(), source)
     found = shaped(data, format=format)
     if source.lower() == format:
-        assert found.pictures["passed"] == 1
+        assert found.images["passed"] == 1
         return
     assert found.reasons == {f"{source.lower()} to {format}": 1}
     assert opened(found.sample["image"]).format == format.upper()
@@ -557,7 +557,7 @@ def test_quality_and_chroma_are_those_asked_for_or_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("raw", ["array", "ppm"])
-def test_raw_pictures_are_pixels(raw: str) -> None:
+def test_raw_images_are_pixels(raw: str) -> None:
     for kind in ("png", "palette png", "lossless webp", "bmp", "ppm", "grey png"):
         found = shaped(PLAIN[kind], raw, format="raw")
         value = found.sample["image"]
@@ -565,7 +565,7 @@ def test_raw_pictures_are_pixels(raw: str) -> None:
         if raw == "array":
             assert (value.dtype, value.flags.c_contiguous) == (np.uint8, True)
             np.testing.assert_array_equal(value, expected)
-            assert found.pictures["bytes out"] == expected.size
+            assert found.images["bytes out"] == expected.size
         else:
             assert opened(value).format == "PPM"
             np.testing.assert_array_equal(pixels_of(value), expected)
@@ -575,19 +575,19 @@ def test_raw_pictures_are_pixels(raw: str) -> None:
 
 
 def jpeg(quality: int, subsampling: str = "4:2:0", **options: Any) -> bytes:
-    picture = photo(size=(240, 160))
-    return encoded(picture, "JPEG", quality=quality, subsampling=subsampling, **options)
+    image = photo(size=(240, 160))
+    return encoded(image, "JPEG", quality=quality, subsampling=subsampling, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": "4:4:4"}])
 def test_a_finer_jpeg_is_recompressed(options: dict[str, Any]) -> None:
     data = jpeg(95, **options)
     found = shaped(data, quality=50)
-    assert found.pictures == {
+    assert found.images == {
         "recompressed": 1, "bytes in": len(data), "bytes out": len(found.sample["image"])
     }  # fmt: skip
     assert found.reasons == {}
-    assert found.pictures["bytes out"] < len(data) / 2
+    assert found.images["bytes out"] < len(data) / 2
     result = opened(found.sample["image"])
     assert result.quantization == opened(jpeg(50)).quantization  # type: ignore[attr-defined]
     assert psnr(result, opened(data)) > 30
@@ -604,24 +604,24 @@ def test_a_jpeg_that_would_come_out_larger_keeps_its_bytes() -> None:
     data = encoded(flat, "JPEG", quality=91, optimize=True)  # 8 pixels need no tables of 400 bytes
     found = shaped(data, quality=90)
     assert found.sample["image"] == data
-    assert found.pictures == {"kept": 1, "bytes in": len(data), "bytes out": len(data)}
+    assert found.images == {"kept": 1, "bytes in": len(data), "bytes out": len(data)}
     assert found.reasons == {}
     # Larger pixels for a reason are another matter.
     turned = encoded(flat, "JPEG", quality=91, optimize=True, exif=exif(6))
-    assert shaped(turned, quality=90).pictures["encoded"] == 1
+    assert shaped(turned, quality=90).images["encoded"] == 1
 
 
 def test_chroma_alone_recompresses_what_is_finer() -> None:
     for finer, asked in (("4:4:4", "420"), ("4:4:4", "422"), ("4:2:2", "420")):
         found = shaped(jpeg(90, finer), chroma=asked)
-        assert found.pictures["recompressed"] == 1
+        assert found.images["recompressed"] == 1
         assert get_sampling(opened(found.sample["image"])) == {"422": 1, "420": 2}[asked]
     for coarser, asked in (("4:2:0", "444"), ("4:2:0", "420"), ("4:2:2", "422"), ("4:2:2", "444")):
         assert_passes(jpeg(90, coarser), chroma=asked)
     assert_passes(PLAIN["grey jpeg"], chroma="420")
 
 
-def test_quality_is_nothing_to_pictures_without_loss() -> None:
+def test_quality_is_nothing_to_images_without_loss() -> None:
     for kind in ("png", "lossless webp", "bmp", "gif", "ppm"):
         assert_passes(PLAIN[kind], quality=10, chroma="420")
 
@@ -629,12 +629,12 @@ def test_quality_is_nothing_to_pictures_without_loss() -> None:
 def test_a_lossy_webp_is_recompressed_if_that_makes_it_smaller() -> None:
     data = encoded(photo(), "WEBP", quality=95)
     found = shaped(data, quality=10)
-    assert found.pictures["recompressed"] == 1
+    assert found.images["recompressed"] == 1
     assert len(found.sample["image"]) < len(data) / 2
     small = found.sample["image"]
     again = shaped(small, quality=100)
     assert again.sample["image"] == small
-    assert again.pictures["kept"] == 1
+    assert again.images["kept"] == 1
 
 
 # --- colour profiles and transparency -------------------------------------------------------------
@@ -676,9 +676,9 @@ def test_srgb_itself_is_not_stored_again() -> None:
 
 @pytest.mark.parametrize("background", ["white", "#000000", "rgb(10, 200, 30)"])
 def test_transparent_pixels_show_the_background(background: str) -> None:
-    for picture in (see_through(), see_through("LA"), palette_with_a_hole()):
-        found = made(encoded(picture, "PNG"), background=background)
-        np.testing.assert_array_equal(pixels_of(found), over_white(picture, background))
+    for image in (see_through(), see_through("LA"), palette_with_a_hole()):
+        found = made(encoded(image, "PNG"), background=background)
+        np.testing.assert_array_equal(pixels_of(found), over_white(image, background))
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -700,7 +700,7 @@ def test_filters_say_what_they_drop_and_keep_what_is_on_the_line() -> None:
     assert unwanted(data, max_pixels=4799)["reason"] == "more than 4,799 pixels"
 
 
-def test_filters_look_at_the_picture_before_it_is_resized() -> None:
+def test_filters_look_at_the_image_before_it_is_resized() -> None:
     data = encoded(photo(size=(120, 40)), "PNG")
     assert unwanted(data, min_size=41, resize=10)["found"] == "120 x 40"
     assert unwanted(data, min_size=41, resize=100, upscale=True)["reason"] == "smaller than 41"
@@ -731,7 +731,7 @@ def test_more_pixels_than_memory_has_room_for_are_an_error_unless_they_are_filte
         assert unwanted(data, max_pixels=10**8, **options)["found"] == "30000 x 30000"
     assert_passes(data, min_size=1)  # nothing is decoded
     assert_passes(data, resize=30_000)
-    # On the line it may be decoded, and turns out to be no picture.
+    # On the line it may be decoded, and turns out to be no image.
     with pytest.raises(SampleError, match="cannot be decoded"):
         shaped(bomb(1 << 17, 1 << 10), resize=10)
 
@@ -770,16 +770,16 @@ def test_decoding_finds_damage_that_headers_do_not_tell() -> None:
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_picture_that_is_cut_is_an_error_in_every_step(kind: str) -> None:
+def test_a_image_that_is_cut_is_an_error_in_every_step(kind: str) -> None:
     data = PLAIN[kind].partition(b"a web server")[0]
     for options in ({"resize": 40}, {"resize": 80, "check": "decode"}, {"format": "raw"}):
         for part in (data[: len(data) // 2], data[:20], b""):
-            with pytest.raises(SampleError, match=r"no picture|is cut|cannot be decoded"):
+            with pytest.raises(SampleError, match=r"no image|is cut|cannot be decoded"):
                 shaped(part, **options)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_no_picture_is_made_of_what_decoding_calls_damaged(progressive: bool) -> None:
+def test_no_image_is_made_of_what_decoding_calls_damaged(progressive: bool) -> None:
     """Unless the damage is to nothing that is seen."""
     data = encoded(photo(size=(320, 240)), "JPEG", quality=85, progressive=progressive)
     whole = made(data, resize=200, format="raw")
@@ -800,7 +800,7 @@ def test_no_picture_is_made_of_what_decoding_calls_damaged(progressive: bool) ->
     assert ruined == []
 
 
-def test_a_picture_of_many_pixels_that_is_allowed_is_decoded_by_the_check() -> None:
+def test_a_image_of_many_pixels_that_is_allowed_is_decoded_by_the_check() -> None:
     data = bomb(1 << 14, (1 << 13) + 1, depth=1)  # 17 MB decoded, of which most are missing
     with pytest.raises(SampleError, match="cannot be decoded"):
         shaped(data, check="decode", max_pixels=1 << 28)
@@ -813,9 +813,9 @@ def test_threads_make_the_same_bytes() -> None:
     schema = Schema({"image": Image()})
     steps = steps_for(schema, ImageOptions(resize=40, resize_mode="pad"), None, "array")
     assert steps is not None
-    pictures = [*PLAIN.values(), *(make() for make, *_ in ODD.values())] * 3
-    samples = [{"__key__": str(n), "image": data} for n, data in enumerate(pictures)]
-    before = [bytes(data) for data in pictures]
+    images = [*PLAIN.values(), *(make() for make, *_ in ODD.values())] * 3
+    samples = [{"__key__": str(n), "image": data} for n, data in enumerate(images)]
+    before = [bytes(data) for data in images]
     expected = [steps(sample).sample for sample in samples]
     with ThreadPoolExecutor(8) as threads:
         assert [found.sample for found in threads.map(steps, samples)] == expected

@@ -1,4 +1,4 @@
-"""Masks share the geometry of their pictures, and keep their values."""
+"""Masks share the geometry of their images, and keep their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
 from shardkit.preprocess.steps import steps_for
 from shardkit.schema import Array, Image, Schema
 from shardkit.sources.base import Source
-from tests.codecs.pictures import photo_like
+from tests.codecs.sample_images import photo_like
 from tests.preprocess.test_images import SWAPPED, encoded, exif, opened, photo, pixels_of
 
 BOTH = Schema({"image": Image(), "mask": Image()})
@@ -27,10 +27,10 @@ SIZE = (120, 80)
 
 
 def scene() -> PIL.Image.Image:
-    picture = PIL.Image.new("RGB", SIZE, WALL)
+    image = PIL.Image.new("RGB", SIZE, WALL)
     for number, place in PLACES.items():
-        picture.paste(COLOURS[number], place)
-    return picture
+        image.paste(COLOURS[number], place)
+    return image
 
 
 def drawn(mode: str = "L") -> PIL.Image.Image:
@@ -48,11 +48,11 @@ PALETTE = np.random.default_rng(0).integers(0, 256, 768, np.uint8).tolist()
 
 
 def shaped(
-    picture: bytes, mask: bytes, schema: Schema = BOTH, raw: str = "array", **options: Any
+    image: bytes, mask: bytes, schema: Schema = BOTH, raw: str = "array", **options: Any
 ) -> Shaped:
     steps = steps_for(schema, ImageOptions(**options), None, raw)
     assert steps is not None
-    values = dict(zip(schema, (picture, mask), strict=True))
+    values = dict(zip(schema, (image, mask), strict=True))
     return steps({"__key__": "a", **values})
 
 
@@ -61,7 +61,7 @@ def values_of(mask: Any) -> np.ndarray[Any, Any]:
 
 
 def assert_lies_on(pixels: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
-    """A picture's colours say which number its mask must have, except where edges are mixed."""
+    """An image's colours say which number its mask must have, except where edges are mixed."""
     assert pixels.shape[:2] == values.shape
     seen = 0
     for number, colour in {0: WALL, **COLOURS}.items():
@@ -87,10 +87,10 @@ def test_a_mask_still_lies_on_what_it_was_drawn_on(
     format: str, mode: str, upscale: bool, orientation: int
 ) -> None:
     options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
-    picture = encoded(scene(), format, exif=exif(orientation), **options)
+    image = encoded(scene(), format, exif=exif(orientation), **options)
     for size in (33, 40, 80, 200):
         found = shaped(
-            picture, encoded(drawn(), "PNG"), resize=size, resize_mode=mode, upscale=upscale,
+            image, encoded(drawn(), "PNG"), resize=size, resize_mode=mode, upscale=upscale,
             format="png",
         )  # fmt: skip
         assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
@@ -100,19 +100,19 @@ def test_a_mask_still_lies_on_what_it_was_drawn_on(
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
 def test_turning_alone_turns_the_mask_as_well(format: str, orientation: int) -> None:
     options = {"lossless": True} if format == "WEBP" else {}
-    picture = encoded(scene(), format, exif=exif(orientation), **options)
-    found = shaped(picture, encoded(drawn(), "PNG"), format="raw")
+    image = encoded(scene(), format, exif=exif(orientation), **options)
+    found = shaped(image, encoded(drawn(), "PNG"), format="raw")
     upright = PIL.ImageOps.exif_transpose(opened(encoded(drawn(), "PNG", exif=exif(orientation))))
     np.testing.assert_array_equal(found.sample["mask"], upright)
     assert_lies_on(found.sample["image"], found.sample["mask"])
 
 
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
-def test_a_mask_may_be_drawn_on_the_upright_picture(orientation: int) -> None:
-    picture = encoded(scene(), "PNG", exif=exif(orientation))
+def test_a_mask_may_be_drawn_on_the_upright_image(orientation: int) -> None:
+    image = encoded(scene(), "PNG", exif=exif(orientation))
     upright = PIL.ImageOps.exif_transpose(opened(encoded(drawn(), "PNG", exif=exif(orientation))))
     for options in ({"resize": 33}, {"format": "raw"}, {"icc": "srgb"}):
-        found = shaped(picture, encoded(upright, "PNG"), **options)
+        found = shaped(image, encoded(upright, "PNG"), **options)
         assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
 
 
@@ -120,9 +120,9 @@ def test_a_mask_may_be_drawn_on_the_upright_picture(orientation: int) -> None:
 def test_a_mask_may_say_itself_how_it_is_turned(orientation: int) -> None:
     mask = encoded(drawn(), "PNG", exif=exif(orientation))
     upright = PIL.ImageOps.exif_transpose(opened(encoded(scene(), "PNG", exif=exif(orientation))))
-    for picture in (upright, scene()):
-        said = exif(1 if picture is upright else orientation)
-        found = shaped(encoded(picture, "PNG", exif=said), mask, resize=33)
+    for image in (upright, scene()):
+        said = exif(1 if image is upright else orientation)
+        found = shaped(encoded(image, "PNG", exif=said), mask, resize=33)
         assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
         assert not opened(found.sample["mask"]).getexif()
 
@@ -141,8 +141,8 @@ def test_a_mask_may_say_itself_how_it_is_turned(orientation: int) -> None:
 def test_values_are_those_that_were_there(mode: str, options: dict[str, Any]) -> None:
     before = drawn(mode)
     for orientation in (1, 3, 6):
-        picture = encoded(scene(), "PNG", exif=exif(orientation))
-        found = shaped(picture, encoded(before, "PNG"), **options).sample["mask"]
+        image = encoded(scene(), "PNG", exif=exif(orientation))
+        found = shaped(image, encoded(before, "PNG"), **options).sample["mask"]
         values = values_of(found)
         assert values.dtype == np.asarray(before).dtype
         assert set(np.unique(values)) <= set(np.unique(np.asarray(before)))
@@ -185,10 +185,10 @@ def test_the_numbers_of_a_palette_with_a_hole_stay() -> None:
 
 
 def test_neither_profile_nor_background_nor_quality_is_for_masks() -> None:
-    picture = encoded(scene(), "JPEG", icc_profile=SWAPPED)
+    image = encoded(scene(), "JPEG", icc_profile=SWAPPED)
     mask = encoded(drawn(), "PNG", icc_profile=SWAPPED)
     found = shaped(
-        picture, mask, resize=100, resize_mode="pad", background="#030303", quality=1, format="jpeg"
+        image, mask, resize=100, resize_mode="pad", background="#030303", quality=1, format="jpeg"
     )
     values = values_of(found.sample["mask"])
     assert opened(found.sample["mask"]).format == "PNG"
@@ -197,32 +197,32 @@ def test_neither_profile_nor_background_nor_quality_is_for_masks() -> None:
     assert (values[-16:] == 0).all()
 
 
-def test_a_mask_whose_picture_passes_keeps_its_bytes() -> None:
+def test_a_mask_whose_image_passes_keeps_its_bytes() -> None:
     mask = encoded(drawn(), "PNG") + b"behind the end"
-    picture = encoded(scene(), "JPEG")
+    image = encoded(scene(), "JPEG")
     for options in ({"resize": 80}, {"resize": 500}, {"icc": "srgb"}, {"quality": 95}):
-        found = shaped(picture, mask, **options)
-        assert found.sample == {"__key__": "a", "image": picture, "mask": mask}
-        assert found.pictures["passed"] == 1
+        found = shaped(image, mask, **options)
+        assert found.sample == {"__key__": "a", "image": image, "mask": mask}
+        assert found.images["passed"] == 1
 
 
-def test_a_mask_whose_picture_stays_where_it_is_keeps_its_bytes() -> None:
+def test_a_mask_whose_image_stays_where_it_is_keeps_its_bytes() -> None:
     mask = encoded(drawn(), "PNG")
-    for picture, options in (
+    for image, options in (
         (encoded(scene(), "JPEG", quality=95), {"quality": 20}),
         (encoded(scene(), "BMP"), {"format": "png"}),
         (encoded(scene(), "PNG", icc_profile=SWAPPED), {"icc": "srgb"}),
     ):
-        found = shaped(picture, mask, **options)
-        assert found.sample["image"] != picture
+        found = shaped(image, mask, **options)
+        assert found.sample["image"] != image
         assert found.sample["mask"] == mask
 
 
 def test_a_mask_without_a_pixel_step_keeps_its_bytes() -> None:
     for orientation in (1, 6):
-        picture = encoded(scene(), "JPEG", exif=exif(orientation))
+        image = encoded(scene(), "JPEG", exif=exif(orientation))
         mask = encoded(drawn(), "PNG", exif=exif(3))
-        assert shaped(picture, mask, min_size=10).sample["mask"] == mask
+        assert shaped(image, mask, min_size=10).sample["mask"] == mask
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "I;16"])
@@ -279,7 +279,7 @@ def test_a_damaged_mask_is_an_error_of_its_sample() -> None:
         assert error.value.where == {"key": "a", "field": "mask"}
 
 
-def test_every_mask_follows_the_picture_of_its_name() -> None:
+def test_every_mask_follows_the_image_of_its_name() -> None:
     schema = Schema({"cat": Image(), "cat_mask": Image(), "image": Image(), "mask": Image()})
     wide, tall = scene(), scene().transpose(PIL.Image.Transpose.ROTATE_90)
     sample = {
@@ -293,15 +293,15 @@ def test_every_mask_follows_the_picture_of_its_name() -> None:
     assert steps is not None
     found = steps(sample)
     assert list(found.sample) == list(sample)
-    assert found.pictures["resized"] == 2  # masks are not counted
-    for picture, mask in (("cat", "cat_mask"), ("image", "mask")):
-        assert_lies_on(pixels_of(found.sample[picture]), values_of(found.sample[mask]))
+    assert found.images["resized"] == 2  # masks are not counted
+    for image, mask in (("cat", "cat_mask"), ("image", "mask")):
+        assert_lies_on(pixels_of(found.sample[image]), values_of(found.sample[mask]))
     assert opened(found.sample["cat_mask"]).size == (40, 60)
     assert len(steps.notes()) == 2
     assert "'cat_mask' is taken for the mask of 'cat'" in steps.notes()[0]
 
 
-def test_a_mask_of_no_picture_of_its_name_follows_the_first_and_a_name_alone_is_a_picture() -> None:
+def test_a_mask_of_no_image_of_its_name_follows_the_first_and_a_name_alone_is_a_image() -> None:
     found = shaped(
         encoded(scene(), "PNG"),
         encoded(drawn(), "PNG"),
@@ -311,19 +311,19 @@ def test_a_mask_of_no_picture_of_its_name_follows_the_first_and_a_name_alone_is_
     assert_lies_on(pixels_of(found.sample["photo"]), values_of(found.sample["cat_mask"]))
     alone = steps_for(Schema({"mask": Image()}), ImageOptions(resize=40), None, "array")
     assert alone is not None
-    assert alone({"__key__": "a", "mask": encoded(scene(), "PNG")}).pictures["resized"] == 1
+    assert alone({"__key__": "a", "mask": encoded(scene(), "PNG")}).images["resized"] == 1
 
 
-def test_a_sample_may_lack_its_mask_or_the_picture_of_it() -> None:
+def test_a_sample_may_lack_its_mask_or_the_image_of_it() -> None:
     schema = Schema({"image": Image(optional=True), "mask": Image(optional=True)})
     steps = steps_for(schema, ImageOptions(resize=40), None, "array")
     assert steps is not None
-    picture, mask = encoded(scene(), "PNG"), encoded(drawn(), "PNG")
-    assert list(steps({"__key__": "a", "image": picture}).sample) == ["__key__", "image"]
+    image, mask = encoded(scene(), "PNG"), encoded(drawn(), "PNG")
+    assert list(steps({"__key__": "a", "image": image}).sample) == ["__key__", "image"]
     assert steps({"__key__": "a", "mask": mask}).sample == {"__key__": "a", "mask": mask}
 
 
-def test_masks_are_not_pictures_to_filters() -> None:
+def test_masks_are_not_images_to_filters() -> None:
     mask = encoded(PIL.Image.new("L", (3, 2)), "PNG")
     found = shaped(encoded(photo(), "PNG"), mask, min_size=50)
     assert found.sample["mask"] == mask
@@ -385,15 +385,15 @@ def test_names_of_others(name: str) -> None:
 @pytest.mark.parametrize("name", ["seg.png", "label.png", "depth.png", "annotation"])
 @pytest.mark.parametrize("mode", ["L", "P", "I;16"])
 def test_a_mask_of_any_usual_name_keeps_its_values(name: str, mode: str) -> None:
-    picture, mask = encoded(scene(), "JPEG"), encoded(drawn(mode), "PNG")
+    image, mask = encoded(scene(), "JPEG"), encoded(drawn(mode), "PNG")
     schema = Schema({"jpg": Image(), name: Image()})
-    small = shaped(picture, mask, schema, resize=40).sample[name]
+    small = shaped(image, mask, schema, resize=40).sample[name]
     assert opened(small).size == (60, 40)
     np.testing.assert_array_equal(np.unique(values_of(small)), np.unique(np.asarray(drawn(mode))))
 
 
 @pytest.mark.parametrize(
-    ("pictures", "mask", "expected"),
+    ("images", "mask", "expected"),
     [
         (["left.jpg", "right.jpg"], "right.seg.png", "right.jpg"),
         (["left_image", "right_image"], "right_depth", "right_image"),
@@ -403,8 +403,8 @@ def test_a_mask_of_any_usual_name_keeps_its_values(name: str, mode: str) -> None
         (["cat.jpg", "seal.jpg"], "seg.png", "cat.jpg"),
     ],
 )
-def test_which_image_a_mask_lies_on(pictures: list[str], mask: str, expected: str) -> None:
-    assert mask_fields([*pictures, mask], None, None) == {mask: expected}
+def test_which_image_a_mask_lies_on(images: list[str], mask: str, expected: str) -> None:
+    assert mask_fields([*images, mask], None, None) == {mask: expected}
 
 
 class Samples(Source):
@@ -461,7 +461,7 @@ def test_an_image_that_may_be_a_mask_is_a_question(map: bytes) -> None:
             source.schema, ImageOptions(resize=40, masks="none"), None, "array", source
         )
         assert steps is not None
-        assert (steps.masks, steps.pictures) == ({}, ("one", "other"))
+        assert (steps.masks, steps.images) == ({}, ("one", "other"))
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_masks_without_images_are_refused_and_images_of_such_names_are_not() -> 
     photos = Samples(PHOTO_JPEG, PHOTO_PNG, ("mask", "seg.png"))
     steps = steps_for(photos.schema, ImageOptions(resize=40), None, "array", photos)
     assert steps is not None
-    assert steps.pictures == ("mask", "seg.png")
+    assert steps.images == ("mask", "seg.png")
 
 
 @pytest.mark.parametrize("said", ["nothing", "image,mask", ""])

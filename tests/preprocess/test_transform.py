@@ -25,7 +25,7 @@ from shardkit.preprocess.steps import schema_after, steps_for
 from shardkit.preprocess.transform import load_transform, same
 from shardkit.schema import Array, Image, Int, Json, Schema, Text
 from shardkit.sources.sequence import SequenceSource
-from tests.conftest import files_of, write_pictures
+from tests.conftest import files_of, write_images
 from tests.preprocess.test_images import PLAIN, encoded, exif, opened, photo, pixels_of, psnr
 
 Sample = dict[str, Any]
@@ -275,7 +275,7 @@ def test_without_options_it_gets_upright_rgb_pixels() -> None:
         assert psnr(found[0], opened(PLAIN[kind]).convert("RGB")) > 40
 
 
-def test_masks_are_values_on_the_resized_picture() -> None:
+def test_masks_are_values_on_the_resized_image() -> None:
     schema = Schema({"image": Image(), "mask": Image()})
     got: list[Any] = []
 
@@ -321,29 +321,29 @@ def test_unchanged_pixels_pass_byte_for_byte() -> None:
     for kind, data in PLAIN.items():
         found = shaped(lambda sample: {**sample, "label": 7}, data)
         assert found.sample == {"__key__": "a", "image": data, "label": 7}, kind
-        assert found.pictures["passed"] == 1
+        assert found.images["passed"] == 1
         assert found.reasons == {}
 
 
 def test_changed_pixels_are_encoded_and_counted() -> None:
     found = shaped(brighter)
     assert found.reasons == {"changed by the transform": 1}
-    assert found.pictures["encoded"] == 1
+    assert found.images["encoded"] == 1
     expected = np.minimum(np.asarray(photo()), 245) + 10
     np.testing.assert_array_equal(pixels_of(found.sample["image"]), expected)
     jpeg = shaped(brighter, encoded(photo(), "JPEG", quality=95), quality=80).sample["image"]
     assert opened(jpeg).quantization == opened(encoded(photo(), "JPEG", quality=80)).quantization  # type: ignore[attr-defined]
 
 
-def test_changed_pixels_of_a_resized_picture_are_counted_as_resized() -> None:
+def test_changed_pixels_of_a_resized_image_are_counted_as_resized() -> None:
     found = shaped(brighter, resize=40)
-    assert found.pictures["resized"] == 1
+    assert found.images["resized"] == 1
     assert found.reasons == {"changed by the transform": 1}
     other_size = shaped(lambda s: {**s, "image": s["image"][:5, :7]})
     assert opened(other_size.sample["image"]).size == (7, 5)
 
 
-def test_a_grey_array_is_a_picture_of_that_grey() -> None:
+def test_a_grey_array_is_a_image_of_that_grey() -> None:
     found = shaped(lambda s: {**s, "image": s["image"][:, :, 1]})
     np.testing.assert_array_equal(
         pixels_of(found.sample["image"]), np.repeat(np.asarray(photo())[:, :, 1:2], 3, axis=2)
@@ -359,7 +359,7 @@ def test_views_are_stored_as_they_look(view: Callable[[Any], Any]) -> None:
 def test_fields_are_added_changed_and_left_out_and_the_key_stays() -> None:
     found = shaped(lambda s: {"label": s["label"] * 2, "text": "new", "__key__": "another"})
     assert found.sample == {"label": 6, "text": "new", "__key__": "a"}
-    assert found.pictures == {}
+    assert found.images == {}
     assert shaped(lambda s: {"text": "x"}).sample == {"text": "x", "__key__": "a"}
 
 
@@ -397,8 +397,8 @@ def test_what_is_no_sample_is_an_error_of_the_sample(result: Any) -> None:
     ],
     ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
 )  # fmt: skip
-def test_an_array_that_is_no_picture_is_an_error_of_the_sample(pixels: Any) -> None:
-    with pytest.raises(SampleError, match="something that is no picture") as error:
+def test_an_array_that_is_no_image_is_an_error_of_the_sample(pixels: Any) -> None:
+    with pytest.raises(SampleError, match="something that is no image") as error:
         shaped(lambda sample: {**sample, "image": pixels})
     assert error.value.where == {"key": "a", "field": "image"}
     assert str(pixels.shape) in str(error.value.found)
@@ -431,7 +431,7 @@ def test_changing_the_dict_that_is_given_changes_nothing_else() -> None:
     assert sample == {"__key__": "a", "image": PLAIN["png"], "label": 3}
 
 
-def test_it_runs_on_samples_without_pictures_too() -> None:
+def test_it_runs_on_samples_without_images_too() -> None:
     steps = steps_with(lambda s: {**s, "label": -s["label"]}, Schema({"label": Int()}))
     assert steps({"__key__": "a", "label": 3}).sample == {"__key__": "a", "label": -3}
 
@@ -502,7 +502,7 @@ def test_a_conversion_does_all_that_a_transform_says(images: Path, tmp_path: Pat
     split = result.splits[""]
     assert (result.samples, result.errors) == (6, 2)
     assert split.filtered == {"dropped by the transform": 4}
-    assert split.pictures["passed"] == 6
+    assert split.images["passed"] == 6
     with shardkit.open(tmp_path / "out") as dataset:
         assert [s["label"] for s in dataset] == [2, 2, 2, 0, 0, 0]
         assert dataset.manifest is not None
@@ -567,7 +567,7 @@ def only_the_last(sample: Sample) -> Sample | None:
 
 def test_a_transform_that_drops_the_first_class_may_add_a_field(tmp_path: Path) -> None:
     """However many samples stand before the first that stays."""
-    source = write_pictures(tmp_path / "in", classes=2, each=20)
+    source = write_images(tmp_path / "in", classes=2, each=20)
     result = shardkit.convert(source, "wds", tmp_path / "out", transform=only_the_last, workers=0)
     assert result.samples == 20
     assert shardkit.open(tmp_path / "out").schema["extra"] == Int()

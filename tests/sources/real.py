@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 CARD = """---
 configs:
@@ -35,7 +35,7 @@ def put(root: Path, files: Mapping[str, bytes | str | None]) -> Path:
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = picture(len(name), "PNG" if name.endswith("png") else "JPEG")
+        data = make_image(len(name), "PNG" if name.endswith("png") else "JPEG")
         if content is not None:
             data = content.encode() if isinstance(content, str) else content
         path.write_bytes(data)
@@ -52,7 +52,7 @@ def tar(path: Path, *keys: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:
         for key in keys:
-            for suffix, data in (("jpg", picture()), ("txt", b"a caption"), ("json", b"{}")):
+            for suffix, data in (("jpg", make_image()), ("txt", b"a caption"), ("json", b"{}")):
                 member = tarfile.TarInfo(f"{key}.{suffix}")
                 member.size = len(data)
                 file.addfile(member, io.BytesIO(data))

@@ -19,7 +19,7 @@ from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
 from shardkit.sources import open_sources
 from shardkit.sources.base import Source
-from shardkit.testing import picture
+from shardkit.testing import make_image
 
 
 def open_one(root: Path, **options: object) -> Source:
@@ -29,7 +29,7 @@ def open_one(root: Path, **options: object) -> Source:
 
 def put(path: Path, data: bytes | str = b"") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.encode() if isinstance(data, str) else data or picture())
+    path.write_bytes(data.encode() if isinstance(data, str) else data or make_image())
     return path
 
 
@@ -42,7 +42,7 @@ def test_class_folders_give_labels_in_the_order_of_their_names(images: Path) -> 
     assert source.classes == ("class0", "class1", "class2")
     assert dict(source.schema) == {"image": Image(), "label": Int()}
     assert [source[n]["label"] for n in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
-    assert source[5] == {"__key__": "class1/001", "image": picture(101), "label": 1}
+    assert source[5] == {"__key__": "class1/001", "image": make_image(101), "label": 1}
 
 
 def test_the_order_is_torchvisions(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_split_folders_share_one_table_of_classes(tmp_path: Path) -> None:
     sources = open_sources(tmp_path)
     assert list(sources) == ["train", "val", "test"]
     assert {source.classes for source in sources.values()} == {("bird", "cat", "dog")}
-    assert sources["val"][0] == {"__key__": "bird/3", "image": picture(), "label": 0}
+    assert sources["val"][0] == {"__key__": "bird/3", "image": make_image(), "label": 0}
     assert sources["train"][0]["label"] == 1
     whole = open_one(tmp_path, split="none")
     assert whole.classes == ("test", "train", "val")
@@ -173,10 +173,10 @@ def test_sidecars_become_fields(tmp_path: Path) -> None:
     put(tmp_path / "c/a.jpg")
     put(tmp_path / "c/a.txt", "a caption")
     put(tmp_path / "c/a.json", '{"x": 1.50}')
-    put(tmp_path / "c/a_mask.png", picture(5, "PNG"))
+    put(tmp_path / "c/a_mask.png", make_image(5, "PNG"))
     np.save(tmp_path / "c/a.npy", np.eye(2))
     put(tmp_path / "c/b.jpg")
-    put(tmp_path / "c/lonely_mask.png", picture(1, "PNG"))
+    put(tmp_path / "c/lonely_mask.png", make_image(1, "PNG"))
     source = open_one(tmp_path)
     assert dict(source.schema) == {
         "image": Image(),
@@ -190,14 +190,14 @@ def test_sidecars_become_fields(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.pop("npy"), np.eye(2))
     assert first == {
         "__key__": "c/a",
-        "image": picture(),
+        "image": make_image(),
         "label": 0,
         "text": "a caption",
         "json": '{"x": 1.50}',  # the text itself, for writers
-        "mask": picture(5, "PNG"),
+        "mask": make_image(5, "PNG"),
     }
-    assert source[1] == {"__key__": "c/b", "image": picture(), "label": 0}
-    assert source[2]["__key__"] == "c/lonely_mask"  # no picture that it could be the mask of
+    assert source[1] == {"__key__": "c/b", "image": make_image(), "label": 0}
+    assert source[2]["__key__"] == "c/lonely_mask"  # no image that it could be the mask of
 
 
 @pytest.mark.parametrize(
@@ -210,12 +210,12 @@ def test_sidecars_become_fields(tmp_path: Path) -> None:
 def test_masks_beside_images_are_fields_and_no_samples(
     tmp_path: Path, ending: str, field: str
 ) -> None:
-    put(tmp_path / "a/1.jpg", picture(1))
-    put(tmp_path / f"a/1{ending}", picture(2, "PNG"))
-    put(tmp_path / f"a/2{ending}", picture(3, "PNG"))  # beside no image that it could lie on
+    put(tmp_path / "a/1.jpg", make_image(1))
+    put(tmp_path / f"a/1{ending}", make_image(2, "PNG"))
+    put(tmp_path / f"a/2{ending}", make_image(3, "PNG"))  # beside no image that it could lie on
     source = open_one(tmp_path)
     assert len(source) == 2
-    assert source[0][field] == picture(2, "PNG")
+    assert source[0][field] == make_image(2, "PNG")
     assert isinstance(source.schema[field], Image)
     assert field not in source[1]
     assert is_mask_name(field)
@@ -228,7 +228,7 @@ def test_masks_beside_images_are_fields_and_no_samples(
 def test_a_damaged_sidecar_is_named(tmp_path: Path, name: str, data: bytes) -> None:
     put(tmp_path / "c/a.jpg")
     path = put(tmp_path / "c" / name, data)
-    with pytest.raises(SampleError, match="the file beside a picture is damaged") as error:
+    with pytest.raises(SampleError, match="the file beside an image is damaged") as error:
         open_one(tmp_path)[0]
     assert error.value.where["path"] == str(path)
     assert error.value.where["key"] == "c/a"
@@ -264,8 +264,8 @@ def test_metadata_of_one_folder_are_the_hugging_face_layout(tmp_path: Path) -> N
         {"file_name": "2.jpg", "good": False, "n": 2, "x": 2.5, "any": {"a": 1}, "label": "lion"},
     ]
     for line in lines:
-        put(tmp_path / "pictures" / str(line["file_name"]))
-    put(tmp_path / "pictures/metadata.jsonl", "\n".join(map(json.dumps, lines)))
+        put(tmp_path / "images" / str(line["file_name"]))
+    put(tmp_path / "images/metadata.jsonl", "\n".join(map(json.dumps, lines)))
     source = open_one(tmp_path)
     assert source.classes is None
     assert dict(source.schema) == {
@@ -282,11 +282,11 @@ def test_metadata_of_one_folder_are_the_hugging_face_layout(tmp_path: Path) -> N
     assert [chosen[n]["n"] for n in range(3)] == [2, 1, 2]
 
 
-def test_metadata_that_name_no_picture_are_a_problem(images: Path) -> None:
+def test_metadata_that_name_no_image_are_a_problem(images: Path) -> None:
     put(images / "metadata.csv", "file_name,x\nclass0/000.jpg,1\nclass0/nothing.jpg,2\n")
     source = open_one(images)
     assert len(source.problems) == 1
-    assert "line 3 of the metadata names a picture that is not there" in str(source.problems[0])
+    assert "line 3 of the metadata names an image that is not there" in str(source.problems[0])
 
 
 @pytest.mark.parametrize(
@@ -324,14 +324,14 @@ def test_other_files_are_passed_over_and_counted(images: Path) -> None:
 
 
 def test_links_to_folders_and_files_are_followed(images: Path, tmp_path: Path) -> None:
-    put(tmp_path / "elsewhere/a.jpg", picture(7))
+    put(tmp_path / "elsewhere/a.jpg", make_image(7))
     (images / "class3").symlink_to(tmp_path / "elsewhere")
     (images / "class0/zz.jpg").symlink_to(tmp_path / "elsewhere/a.jpg")
     source = open_one(images)
     assert source.classes is not None
     assert source.classes[-1] == "class3"
     found = {source[n]["__key__"]: source[n]["image"] for n in range(len(source))}
-    assert found["class3/a"] == found["class0/zz"] == picture(7)
+    assert found["class3/a"] == found["class0/zz"] == make_image(7)
 
 
 def test_links_that_lead_out_are_counted(images: Path, tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_sample(images: Path) -> None:
     assert error.value.where == {"path": str(path), "key": "class0/000"}
 
 
-@pytest.mark.parametrize("data", [picture(0)[:-1], picture(0) + b"more"])
+@pytest.mark.parametrize("data", [make_image(0)[:-1], make_image(0) + b"more"])
 def test_a_file_that_changed_since_planning_is_a_bad_sample(images: Path, data: bytes) -> None:
     source = open_one(images)
     (images / "class0/000.jpg").write_bytes(data)
@@ -421,7 +421,7 @@ def test_a_file_that_changed_since_planning_is_a_bad_sample(images: Path, data: 
         source[0]
 
 
-def test_an_empty_folder_and_one_without_pictures_are_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_and_one_without_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="there are no images") as error:
         open_one(tmp_path)
     assert error.value.found == "nothing"

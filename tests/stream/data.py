@@ -24,7 +24,7 @@ def photo(number: int, size: tuple[int, int] = (48, 36)) -> bytes:
 
 
 def write_photos(out: Path, to: str = "wds", samples: int = 37, shard: int = 8, size=(48, 36)):
-    """Pictures whose label is their number, in shards of 8, the last of which is shorter."""
+    """Images whose label is their number, in shards of 8, the last of which is shorter."""
     with shardkit.create(out, to=to, schema=PHOTOS, shard_samples=shard) as writer:
         for number in range(samples):
             sample = {
@@ -33,7 +33,7 @@ def write_photos(out: Path, to: str = "wds", samples: int = 37, shard: int = 8, 
                 "label": number,
             }
             if number % 3:
-                sample["caption"] = f"picture {number}"
+                sample["caption"] = f"image {number}"
             writer.write(sample)
     return out
 

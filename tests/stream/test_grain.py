@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from tests.conftest import PICTURE_FORMATS
+from tests.conftest import IMAGE_FORMATS
 from tests.stream.data import write_photos
 
 grain = pytest.importorskip("grain", reason="needs grain")
@@ -22,7 +22,7 @@ class Half(grain.transforms.Map):
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     root = tmp_path_factory.mktemp("grain")
-    return {format: write_photos(root / format, format) for format in PICTURE_FORMATS}
+    return {format: write_photos(root / format, format) for format in IMAGE_FORMATS}
 
 
 def without_caption(sample):
@@ -30,7 +30,7 @@ def without_caption(sample):
     return {"image": len(sample["image"]), "label": sample["label"], "key": sample["__key__"]}
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_a_map_dataset_shuffles_and_makes_batches(photos, format):
     dataset = shardkit.open(photos[format])
     batches = grain.MapDataset.source(dataset).seed(3).shuffle().map(without_caption).batch(8)

@@ -29,8 +29,8 @@ from shardkit.errors import (
     UsageError,
 )
 from shardkit.stream import Loader, StreamingDataset
-from tests.codecs.pictures import encoded, photo_like
-from tests.conftest import PICTURE_FORMATS, examples
+from tests.codecs.sample_images import encoded, photo_like
+from tests.conftest import IMAGE_FORMATS, examples
 from tests.stream.data import (
     keys,
     real_keys,
@@ -48,7 +48,7 @@ CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip(
 def every(tmp_path_factory):
     """The same samples in the same shards, in every format."""
     root = tmp_path_factory.mktemp("every")
-    return {format: write_photos(root / format, format) for format in PICTURE_FORMATS}
+    return {format: write_photos(root / format, format) for format in IMAGE_FORMATS}
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +66,12 @@ def test_a_batch_has_arrays_by_sample_keys_and_what_is_valid(photos):
     assert batch["image"].dtype == np.uint8
     assert batch["label"].tolist() == [0, 1, 2, 3, 4]
     assert batch["label"].dtype == np.int64
-    assert batch["caption"] == [None, "picture 1", "picture 2", None, "picture 4"]
+    assert batch["caption"] == [None, "image 1", "image 2", None, "image 4"]
     assert batch["__key__"] == ["0000", "0001", "0002", "0003", "0004"]
     assert batch["valid"].tolist() == [True] * 5
 
 
-def test_pictures_stay_encoded_without_transforms_and_fields_can_be_left_out(photos):
+def test_images_stay_encoded_without_transforms_and_fields_can_be_left_out(photos):
     batch = next(iter(Loader(photos, batch_size=2, fields=["image"])))
     assert list(batch) == ["image", "__key__", "valid"]
     assert batch["image"] == [sample["image"] for sample in itertools.islice(_open(photos), 2)]
@@ -84,7 +84,7 @@ def _open(path):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(10))
 @given(
-    format=st.sampled_from(PICTURE_FORMATS),
+    format=st.sampled_from(IMAGE_FORMATS),
     world=st.integers(1, 8),
     threads=st.integers(0, 3),
     window=st.sampled_from([1, 7, 1 << 16]),
@@ -247,8 +247,8 @@ def test_a_collate_gets_samples_as_transforms_have_made_them(photos, mean):
     plain = list(Loader(photos, batch_size=4, transforms={"image": crop}))
 
     def collate(samples):
-        pictures = np.stack([sample["image"] for sample in samples])
-        return {"x": pictures, "y": [sample["label"] for sample in samples]}
+        images = np.stack([sample["image"] for sample in samples])
+        return {"x": images, "y": [sample["label"] for sample in samples]}
 
     own = list(Loader(photos, batch_size=4, transforms={"image": crop}, collate=collate))
     padded = list(
@@ -469,7 +469,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
         ({"global_batch_size": 7, "world_size": 2, "rank": 0}, "split evenly"),
         ({"batch_size": 4, "rank": 2, "world_size": 2}, "does not fit the world"),
         ({"batch_size": 38, "last": "drop"}, "smaller than one batch"),
-        ({"batch_size": 4, "fields": ["picture"]}, "no field 'picture'"),
+        ({"batch_size": 4, "fields": ["image"]}, "no field 'image'"),
         ({"batch_size": 4, "weights": [1, 2]}, "as many as datasets"),
         ({"batch_size": 4, "cache": "disk"}, "cache must be one of"),
         ({"batch_size": 4, "lasst": "pad"}, "no option 'lasst'"),
@@ -522,7 +522,7 @@ def test_a_dataset_smaller_than_a_batch_is_repeated_with_a_warning(tmp_path):
 
 
 def _damage(path, number):
-    """Make the picture of one sample of a TAR undecodable, and nothing else."""
+    """Make the image of one sample of a TAR undecodable, and nothing else."""
     dataset = shardkit.open(path)
     shard, position = dataset.locate(number)
     data = dataset[number]["image"]
@@ -536,7 +536,7 @@ def _damage(path, number):
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_picture_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
+def test_a_image_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
     path = write_photos(tmp_path / "p")
     file, position = _damage(path, 13)
     loader = Loader(path, batch_size=4, transforms=CROP, threads=threads)
@@ -709,7 +709,7 @@ def test_a_transform_that_raises_is_named_with_the_sample(photos):
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("format", PICTURE_FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path, format):
     for change in ("cut", "delete", "replace"):
         path = write_photos(tmp_path / change, format, samples=40, shard=10)

@@ -15,7 +15,7 @@ from shardkit.clock import IDLE, STAGES, Clock, Spent
 from shardkit.errors import UsageError
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
-from tests.conftest import write_pictures
+from tests.conftest import write_images
 
 NAP = 0.01
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("timed")
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profile")
-    write_pictures(folder / "in", classes=2, each=20, kilobytes=3)
+    write_images(folder / "in", classes=2, each=20, kilobytes=3)
     shardkit.convert(folder / "in", "wds", folder / "out", workers=0)
     return folder / "out"
 

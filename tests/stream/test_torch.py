@@ -33,7 +33,7 @@ def double(label):
 # --- tensors -------------------------------------------------------------------------------------
 
 
-def test_pictures_are_channels_last_tensors_of_the_same_memory(photos):
+def test_images_are_channels_last_tensors_of_the_same_memory(photos):
     batch = next(iter(Loader(photos, batch_size=4, transforms=CROP)))
     image = batch["image"]
     assert image.shape == (4, 3, 16, 16)
@@ -47,7 +47,7 @@ def test_pictures_are_channels_last_tensors_of_the_same_memory(photos):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_normalized_pictures_are_what_torch_makes_of_the_pixels(photos, dtype):
+def test_normalized_images_are_what_torch_makes_of_the_pixels(photos, dtype):
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
     normalize = shardkit.Normalize(mean, std, dtype=dtype)
     plain = next(iter(Loader(photos, batch_size=4, transforms=CROP)))["image"]

@@ -12,12 +12,12 @@ import PIL.Image
 
 from shardkit.schema import Image, Schema
 from shardkit.transforms import Draws, Transforms
-from tests.codecs.pictures import encoded, photo_like
+from tests.codecs.sample_images import encoded, photo_like
 
 Sample = dict[str, Any]
 Pixels = npt.NDArray[np.uint8]
 
-PICTURES = Schema({"image": Image()})
+IMAGES = Schema({"image": Image()})
 BOTH = Schema({"image": Image(), "mask": Image()})
 
 
@@ -26,7 +26,7 @@ def file_of(pixels: npt.NDArray[Any], format: str = "PNG", **options: Any) -> by
 
 
 def photos(count: int, format: str = "JPEG") -> list[Sample]:
-    """Pictures of many sizes."""
+    """Images of many sizes."""
     sizes = [(60 + 17 * n % 50, 50 + 23 * n % 60) for n in range(count)]
     return [
         {"__key__": f"{n}", "image": file_of(photo_like(n, *size), format)}
@@ -49,7 +49,7 @@ def begun(transforms: Transforms, count: int) -> dict[str, npt.NDArray[Any]]:
 def applied(
     steps: dict[Any, Any],
     samples: list[Sample],
-    schema: Schema = PICTURES,
+    schema: Schema = IMAGES,
     *,
     chunk: int | None = None,
     seed: int = 0,

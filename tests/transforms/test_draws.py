@@ -32,7 +32,7 @@ def dependence(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> 
 
 
 def test_the_numbers_never_change() -> None:
-    """States that were saved by any version must go on with the same pictures."""
+    """States that were saved by any version must go on with the same images."""
     draws = Draws(7, np.array([0, 1, 2**40]), np.array([0, 10**9, 3]))
     np.testing.assert_array_equal(
         (draws.uniform(65537, 2) * 2**53).astype(np.int64),

@@ -1,4 +1,4 @@
-"""The transforms of pictures, one by one: their options, and torchvision's definitions of them."""
+"""The transforms of images, one by one: their options, and torchvision's definitions of them."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_the_middle_is_torchvisions(width: int, height: int, columns: int, rows:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_so_many_pictures_are_mirrored(p: float) -> None:
+def test_so_many_images_are_mirrored(p: float) -> None:
     draws = Draws(0, np.zeros(20_000, np.int64), np.arange(20_000)).uniform(0, 1).tolist()
     share = np.mean([placed(RandomHorizontalFlip(p), 4, 4, *row).flip for row in draws])
     assert share == pytest.approx(p, abs=0.015 * (0 < p < 1))
@@ -267,7 +267,7 @@ def test_normalised_values_are_those_that_torch_computes(dtype: str, kind: torch
 @given(st.integers(1, 40), st.integers(1, 40))
 @example(700, 600)
 @example(2, 1 << 18)
-def test_pictures_of_any_size_are_normalised(height: int, width: int) -> None:
+def test_images_of_any_size_are_normalised(height: int, width: int) -> None:
     pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
     for dtype in ("float32", "bfloat16"):
         step = Normalize(*IMAGENET, dtype)

@@ -26,7 +26,7 @@ from shardkit.transforms import (
 from tests.preprocess.test_masks import drawn, scene
 from tests.transforms.chunks import (
     BOTH,
-    PICTURES,
+    IMAGES,
     Sample,
     applied,
     assert_same,
@@ -67,15 +67,15 @@ RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
 @pytest.mark.parametrize(
     ("steps", "schema", "outputs"),
     [
-        ({}, PICTURES, {}),
-        ({"image": CROP}, PICTURES, {"image": ((24, 24, 3), np.dtype(np.uint8))}),
-        ({"image": [Resize(9), CenterCrop(2)]}, PICTURES, {"image": ((2, 2, 3), np.dtype("u1"))}),
-        ({"image": [CROP, FLIP, SINGLE]}, PICTURES, {"image": ((24, 24, 3), np.dtype(np.float32))}),
-        ({"image": [CROP, HALF]}, PICTURES, {"image": ((24, 24, 3), "bfloat16")}),
-        ({"image": [Decode(), noisy, CROP]}, PICTURES, {"image": ((24, 24, 3), np.dtype("u1"))}),
-        ({"image": [CROP, noisy]}, PICTURES, {}),
-        ({"image": [Resize(30), FLIP, SINGLE]}, PICTURES, {}),
-        ({"image": Decode()}, PICTURES, {}),
+        ({}, IMAGES, {}),
+        ({"image": CROP}, IMAGES, {"image": ((24, 24, 3), np.dtype(np.uint8))}),
+        ({"image": [Resize(9), CenterCrop(2)]}, IMAGES, {"image": ((2, 2, 3), np.dtype("u1"))}),
+        ({"image": [CROP, FLIP, SINGLE]}, IMAGES, {"image": ((24, 24, 3), np.dtype(np.float32))}),
+        ({"image": [CROP, HALF]}, IMAGES, {"image": ((24, 24, 3), "bfloat16")}),
+        ({"image": [Decode(), noisy, CROP]}, IMAGES, {"image": ((24, 24, 3), np.dtype("u1"))}),
+        ({"image": [CROP, noisy]}, IMAGES, {}),
+        ({"image": [Resize(30), FLIP, SINGLE]}, IMAGES, {}),
+        ({"image": Decode()}, IMAGES, {}),
         ({"image": [FLIP, SINGLE]}, RAW, {"image": ((40, 50, 3), np.dtype(np.float32))}),
         ({"image": Resize(20)}, RAW, {"image": ((20, 25, 3), np.dtype(np.uint8))}),
         ({"image": [noisy, FLIP]}, RAW, {}),
@@ -98,9 +98,9 @@ def test_which_fields_are_what_is_known() -> None:
         {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}, SCHEMA
     )
     assert transforms.fields == set(SCHEMA)
-    assert transforms.pictures == transforms.encoded == transforms.halves == {"image"}
+    assert transforms.images == transforms.encoded == transforms.halves == {"image"}
     ends_in_a_function = Transforms({"image": [CROP, noisy]}, SCHEMA)
-    assert ends_in_a_function.pictures == ends_in_a_function.halves == set()
+    assert ends_in_a_function.images == ends_in_a_function.halves == set()
     assert ends_in_a_function.encoded == {"image"}
 
 
@@ -110,7 +110,7 @@ def test_which_fields_are_what_is_known() -> None:
 def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
     """As for a dataset that is read sample by sample."""
     alone = photos(6)
-    assert not Transforms({"image": steps}, PICTURES).apply(alone, draws_of(6), {})
+    assert not Transforms({"image": steps}, IMAGES).apply(alone, draws_of(6), {})
     assert_same(alone, applied({"image": steps}, photos(6)))
     arrays = [sample["image"] for sample in alone]
     assert not any(np.shares_memory(arrays[0], other) for other in arrays[1:])
@@ -118,7 +118,7 @@ def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
 
 def test_what_comes_out_stays_when_more_is_made() -> None:
     for steps in ([CROP, SINGLE], [CROP, Doubled()], [CROP, SINGLE, Doubled()], [FLIP, SINGLE]):
-        transforms = Transforms({"image": steps}, PICTURES)
+        transforms = Transforms({"image": steps}, IMAGES)
         first = photos(4)
         transforms.apply(first, draws_of(4), {})
         before = [sample["image"].copy() for sample in first]
@@ -127,7 +127,7 @@ def test_what_comes_out_stays_when_more_is_made() -> None:
             np.testing.assert_array_equal(sample["image"], image)
 
 
-def test_fields_that_are_no_pictures_go_through_functions() -> None:
+def test_fields_that_are_no_images_go_through_functions() -> None:
     samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
     found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
     assert found["text"] == "abcabc"
@@ -152,7 +152,7 @@ def test_a_function_before_any_decoding_gets_the_bytes() -> None:
 
 
 def test_samples_that_are_not_there_are_left_alone() -> None:
-    transforms = Transforms({"image": CROP}, PICTURES)
+    transforms = Transforms({"image": CROP}, IMAGES)
     out = begun(transforms, 3)
     assert transforms.apply([None, None, None], draws_of(3), out) == {}
     assert transforms.apply([], draws_of(0), begun(transforms, 0)) == {}
@@ -178,7 +178,7 @@ def test_chunks_and_threads_change_nothing(steps: Any) -> None:
     mask = {"mask": encoded(drawn(), "PNG")}
     if ("image", "mask") in steps:
         samples = [{**s, "image": encoded(scene(), "JPEG"), **mask} for s in samples]
-    schema = BOTH if ("image", "mask") in steps else PICTURES
+    schema = BOTH if ("image", "mask") in steps else IMAGES
     expected = applied(steps, samples, schema)
     for chunk in (1, 7):
         assert_same(applied(steps, samples, schema, chunk=chunk), expected)
@@ -219,7 +219,7 @@ def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain() -> None
     np.testing.assert_array_equal(numbers, again)
 
 
-def test_albumentations_take_pictures_and_masks_and_draw_by_sample() -> None:
+def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
     pytest.importorskip("albumentations", reason="an example of what plugs in, and no dependency")
     import albumentations
 
@@ -231,8 +231,8 @@ def test_albumentations_take_pictures_and_masks_and_draw_by_sample() -> None:
         ]
     )
     steps = {("image", "mask"): [Decode(), compose]}
-    picture, mask = encoded(scene(), "JPEG"), encoded(drawn(), "PNG")
-    samples = [{"__key__": f"{n}", "image": picture, "mask": mask} for n in range(16)]
+    image, mask = encoded(scene(), "JPEG"), encoded(drawn(), "PNG")
+    samples = [{"__key__": f"{n}", "image": image, "mask": mask} for n in range(16)]
     expected = applied(steps, samples, BOTH)
     assert {s["image"].shape for s in expected} == {(48, 40, 3)}
     assert all(s["mask"].dtype == np.int64 for s in expected)
@@ -252,7 +252,7 @@ def test_albumentations_take_pictures_and_masks_and_draw_by_sample() -> None:
 
 
 def test_transforms_travel_to_other_processes() -> None:
-    transforms = Transforms({"image": [Decode(), noisy, CROP, FLIP, HALF]}, PICTURES)
+    transforms = Transforms({"image": [Decode(), noisy, CROP, FLIP, HALF]}, IMAGES)
     here, there = photos(5), photos(5)
     assert not transforms.apply(here, draws_of(5), {})
     assert not pickle.loads(pickle.dumps(transforms)).apply(there, draws_of(5), {})
@@ -299,15 +299,15 @@ def test_errors_of_ours_stay_as_they_are(kind: type[ShardkitError]) -> None:
 
 
 def test_what_a_function_gives_must_be_usable() -> None:
-    picture = photos(1)[0]
-    sample = {**picture, "mask": encoded(drawn(), "PNG"), "text": "a", "tokens": np.zeros(3)}
+    image = photos(1)[0]
+    sample = {**image, "mask": encoded(drawn(), "PNG"), "text": "a", "tokens": np.zeros(3)}
     for field, step, words, found in (
         ("text", lambda value: None, "returned nothing", None),
         (("text", "tokens"), lambda text, tokens: [text], "something else than the fields", "list"),
         (("text", "tokens"), lambda text, tokens: {"text": text}, "something else", "text"),
         (("text", "tokens"), lambda text, tokens: {}, "something else", "nothing"),
-        ("image", [Decode(), lambda value: value / 2, CROP], "no picture", "float64"),
-        ("image", [Decode(), lambda value: "none", SINGLE], "no picture", "str 'none'"),
+        ("image", [Decode(), lambda value: value / 2, CROP], "no image", "float64"),
+        ("image", [Decode(), lambda value: "none", SINGLE], "no image", "str 'none'"),
     ):
         (error,) = errors_of({field: step}, [dict(sample)]).values()
         assert isinstance(error, SampleError)
@@ -316,13 +316,13 @@ def test_what_a_function_gives_must_be_usable() -> None:
         assert error.where["key"] == "0"
 
 
-def test_a_picture_and_its_mask_must_stay_of_one_size() -> None:
+def test_a_image_and_its_mask_must_stay_of_one_size() -> None:
     def only_one(image: Any, mask: Any) -> dict[str, Any]:
         return {"image": image[:40], "mask": mask}
 
     sample = {"__key__": "a", "image": encoded(scene(), "PNG"), "mask": encoded(drawn(), "PNG")}
     (error,) = errors_of({("image", "mask"): [Decode(), only_one, CROP]}, [sample], BOTH).values()
-    assert "a mask of 120 x 80 pixels on a picture of 120 x 40" in str(error.found)
+    assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
     assert error.where == {"key": "a", "field": "mask"}
 
 
@@ -353,7 +353,7 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
     ("steps", "words"),
     [
         ([CROP], "given by field"),
-        ({"picture": CROP}, "no field 'picture' to transform"),
+        ({"image": CROP}, "no field 'image' to transform"),
         ({("image", "none"): CROP}, "no field 'none' to transform"),
         ({(): CROP}, "for one field or several"),
         ({("image", "image"): CROP}, "for one field or several"),
@@ -362,10 +362,10 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
         ({"image": RandomResizedCrop}, "is a class"),
         ({"image": [CROP, 3]}, "of 'image' is none"),
         ({"image": "crop"}, "of 'image' is none"),
-        ({"text": CROP}, r"RandomResizedCrop\(24\) is for pictures, which field 'text' has not"),
-        ({"tokens": [Decode()]}, r"Decode\(\) is for pictures, which field 'tokens' has not"),
-        ({("text", "image"): CROP}, "is for pictures"),
-        ({("image", "text"): CROP}, "'text' cannot lie on a picture"),
+        ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, which field 'text' has not"),
+        ({"tokens": [Decode()]}, r"Decode\(\) is for images, which field 'tokens' has not"),
+        ({("text", "image"): CROP}, "is for images"),
+        ({("image", "text"): CROP}, "'text' cannot lie on an image"),
         ({"image": [SINGLE, CROP]}, "comes after Normalize"),
         ({"image": [CROP, SINGLE, SINGLE]}, "comes after Normalize"),
         ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
@@ -379,8 +379,8 @@ def test_what_cannot_work_is_refused_before_anything_is_read(steps: Any, words: 
 @pytest.mark.parametrize(
     "kind", [Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()]
 )
-def test_only_pictures_and_their_pixels_are_cropped(kind: Any) -> None:
-    with pytest.raises(UsageError, match="is for pictures"):
+def test_only_images_and_their_pixels_are_cropped(kind: Any) -> None:
+    with pytest.raises(UsageError, match="is for images"):
         Transforms({"image": CROP}, Schema({"image": kind}))
     Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # who knows what it makes
 

@@ -1,6 +1,6 @@
 """Which Arrow column holds which field, what stands beside the columns, and values into arrays.
 
-A picture is a struct of bytes and path, as Hugging Face's Image feature stores it, and several are
+An image is a struct of bytes and path, as Hugging Face's Image feature stores it, and several are
 a list of such; an array of
 plain numbers is a list, nested once per dimension; any other array is the bytes of a `.npy` file.
 """

@@ -33,7 +33,7 @@ from shardkit.schema import (
     Text,
 )
 
-_LINKED = {"bytes", "path"}  # the parts of a picture as Hugging Face stores it
+_LINKED = {"bytes", "path"}  # the parts of an image as Hugging Face stores it
 
 Arrays: TypeAlias = Mapping[str, pa.Array]
 Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # some columns, batch by batch
@@ -133,7 +133,7 @@ def _guess(
         names = features.get(name, {}).get("names")
         if isinstance(kind, Int) and isinstance(names, list) and names:
             classes[name] = list(map(str, names))
-    # Of pictures that are only linked, the bytes are null: those are values all the same.
+    # Of images that are only linked, the bytes are null: those are values all the same.
     empty = [n for n in fields if counted[n] == rows and not _is_struct(columns.field(n).type)]
     return Schema(fields), classes, empty
 

@@ -48,7 +48,7 @@ _CHECK_CHECKSUMS = _if_known(pq.ParquetFile.__init__, page_checksum_verification
 
 
 class ParquetOutput:
-    """Pictures and bytes as they are, the rest compressed; a row group for each batch."""
+    """Images and bytes as they are, the rest compressed; a row group for each batch."""
 
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
         numbers = [f.name for f in schema if pa.types.is_primitive(f.type)]
@@ -163,7 +163,7 @@ class ParquetReader(BatchReader):
         found: dict[str, int | None] = {}
         for group in self._groups:
             for path, nulls in group.nulls.items():
-                name = path.removesuffix(".bytes")  # of a picture: its path does not matter
+                name = path.removesuffix(".bytes")  # of an image: its path does not matter
                 known = found.get(name, 0)
                 found[name] = None if known is None or nulls is None else known + nulls
         return Known({n: nulls for n, nulls in found.items() if nulls is not None}, set())
@@ -234,7 +234,7 @@ def _row_groups(data: Data, path: Path) -> list[RowGroup]:
 class Parquet(Format):
     name = "parquet"
     abilities = (
-        "write: pictures and bytes as they are, the rest in zstd; page checksums; all field types",
+        "write: images and bytes as they are, the rest in zstd; page checksums; all field types",
         "read at random: by row groups, of which the last ones are kept",
         "read foreign files: all types that a field or JSON can hold",
         "convert on with nothing decoded: values and JSON text pass through as they are",

@@ -334,7 +334,7 @@ def _arrays(stored: pa.DataType) -> int:
 def _has_hidden_nulls(stored: pa.DataType) -> bool:
     """Whether the counts of a column's arrays do not tell which rows have no value.
 
-    A dictionary may hold a null; pictures are null where their bytes are.
+    A dictionary may hold a null; images are null where their bytes are.
     """
     if isinstance(stored, pa.BaseExtensionType):
         return _has_hidden_nulls(stored.storage_type)

@@ -428,7 +428,7 @@ def _json_text(array: pa.Array, buffers: Buffers) -> Getter:
 
 
 def _linked_images(array: pa.Array, buffers: Buffers) -> Getter | None:
-    """Pictures as Hugging Face stores them: the bytes, or where a picture lies."""
+    """Images as Hugging Face stores them: the bytes, or where an image lies."""
     names = [array.type.field(n).name for n in range(array.type.num_fields)]
     if "bytes" not in names:
         return None
@@ -475,10 +475,10 @@ def _never(row: int) -> Any:
 
 def _elsewhere(place: str) -> SampleError:
     return SampleError(
-        "the shard has only the path of a picture, which lies elsewhere",
-        expected="the bytes of the picture",
+        "the shard has only the path of an image, which lies elsewhere",
+        expected="the bytes of the image",
         found=repr(place),
-        fix="embed the pictures where the dataset was made: datasets' save_to_disk does, or its"
+        fix="embed the images where the dataset was made: datasets' save_to_disk does, or its"
         " table.embed_table_storage before a file is written",
     )
 

@@ -2,7 +2,7 @@
 
 layout.py     the bytes of a file, and where in pages a value may stand
 section.py    our own section: keys, types, absent values
-pictures.py   what FFCV can decode, and what other pictures become
+images.py   what FFCV can decode, and what other images become
 contents.py   a file, checked
 values.py     from bytes to values
 reader.py     random access through the table
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.formats.base import Format
-from shardkit.formats.beton import pictures
+from shardkit.formats.beton import images
 from shardkit.formats.beton.join import join
 from shardkit.formats.beton.layout import PAGE, fields_of, is_native
 from shardkit.formats.beton.reader import BetonReader
@@ -39,12 +39,12 @@ class Beton(Format):
     name = "beton"
     abilities = (
         "write: FFCV's version 2, JPEGs as they are, raw pixels from PPM, all field types",
-        "write: other pictures as JPEG of quality 95, as FFCV decodes nothing else",
+        "write: other images as JPEG of quality 95, as FFCV decodes nothing else",
         "read at random: its own files and those of ffcv.DatasetWriter, but for custom fields",
         "convert on with nothing decoded: raw pixels come out as PPM",
     )
-    encodes_pictures = True
-    raw_pictures = "ppm"  # FFCV's raw images
+    encodes_images = True
+    raw_images = "ppm"  # FFCV's raw images
     join_pads = True  # a value that does not fit into what is left of a page begins another
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
@@ -86,7 +86,7 @@ class Beton(Format):
     def notes(self, schema: Schema) -> list[str]:
         kinds = list(schema.values())
         said = {
-            "pictures other than plain JPEG and PPM are encoded as JPEG of quality 95": any(
+            "images other than plain JPEG and PPM are encoded as JPEG of quality 95": any(
                 isinstance(kind, Image) for kind in kinds
             ),
             "FFCV sees text as JSON: ffcv.fields.JSONField.unpack gives it back": any(
@@ -100,14 +100,14 @@ class Beton(Format):
             "FFCV sees absent values as 0, nan, null, nothing or one black pixel": any(
                 kind.optional for kind in kinds
             ),
-            "without a field of pictures, text, bytes or arrays FFCV needs os_cache=True": all(
+            "without a field of images, text, bytes or arrays FFCV needs os_cache=True": all(
                 isinstance(kind, Int | Float | Bool) for kind in kinds
             ),
         }
         return [note for note, applies in said.items() if applies]
 
     def carried(self, kind: FieldType, value: Any) -> Any:
-        return pictures.stored(value).file() if isinstance(kind, Image) else value
+        return images.stored(value).file() if isinstance(kind, Image) else value
 
 
 FORMAT = Beton()

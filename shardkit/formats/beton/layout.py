@@ -5,7 +5,7 @@ pointers count bytes from the start of the file.
 
     header        24 bytes
     descriptors   1,041 bytes per field: its type, its name, what the type needs to know
-    table         a row per sample: scalars themselves, pictures, bytes and arrays as pointers
+    table         a row per sample: scalars themselves, images, bytes and arrays as pointers
     data          what the pointers lead to; no value may cross a multiple of the page size
     section       ours, which FFCV passes over: keys, types, absent values (section.py)
     allocations   {sample, pointer, size} of every value in the data, up to the end of the file
@@ -67,7 +67,7 @@ MARK = np.dtype([("magic", "S16"), ("ptr", "<u8"), ("size", "<u8")])
 MAGIC = b"shardkit section"
 _MARK_AT = DESCRIPTOR["arguments"].itemsize - MARK.itemsize
 
-RAW, JPEG = 1, 0  # modes of a picture: its pixels as rows of RGB, or a JPEG file
+RAW, JPEG = 1, 0  # modes of an image: its pixels as rows of RGB, or a JPEG file
 
 
 class TypeId(IntEnum):
@@ -83,13 +83,13 @@ class TypeId(IntEnum):
     CUSTOM = 255  # code that only its author has
 
 
-_PICTURE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
+_IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SIZED = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 # A field's part of a row: as numpy has it, and as `struct` does.
 _COLUMNS = {
     TypeId.FLOAT: (np.dtype("<f8"), "d"),
     TypeId.INT: (np.dtype("<i8"), "q"),
-    TypeId.IMAGE: (_PICTURE, "BHHQ"),
+    TypeId.IMAGE: (_IMAGE, "BHHQ"),
     TypeId.BYTES: (_SIZED, "QQ"),
     TypeId.NDARRAY: (np.dtype("<u8"), "Q"),
     TypeId.JSON: (_SIZED, "QQ"),
@@ -118,7 +118,7 @@ class Field(NamedTuple):
 
 
 class Row:
-    """A row of the table: FFCV's aligned struct, in which pictures and sizes have no alignment."""
+    """A row of the table: FFCV's aligned struct, in which images and sizes have no alignment."""
 
     def __init__(self, fields: list[Field]) -> None:
         columns = [_COLUMNS[field.type_id] for field in fields]

@@ -54,7 +54,7 @@ def reads(contents: Contents, number: int, kind: FieldType, json: _Decode) -> Re
         return _number(field, at, type(kind))
     if field.type_id == TypeId.IMAGE:
         blob = sum(earlier.has_data for earlier in contents.fields[:number])
-        return _picture(contents, at, blob) if isinstance(kind, Bytes) else None
+        return _image(contents, at, blob) if isinstance(kind, Bytes) else None
     if field.dtype is not None:
         return _array(contents, field, at, kind)
     if field.type_id == TypeId.BYTES:
@@ -86,7 +86,7 @@ def _span(data: Data, first: int, ptr: int, size: int) -> bytes:
     return data[ptr : ptr + size]
 
 
-def _picture(contents: Contents, at: int, blob: int) -> Read:
+def _image(contents: Contents, at: int, blob: int) -> Read:
     first, size_of = contents.data_at, contents.allocations.size
 
     def read(data: Data, row: tuple[Any, ...], position: int) -> bytes:
@@ -95,7 +95,7 @@ def _picture(contents: Contents, at: int, blob: int) -> Read:
             return _span(data, first, ptr, size_of(position, blob, ptr))
         if mode == RAW:
             return ppm_start(width, height) + _span(data, first, ptr, 3 * width * height)
-        raise ValueError(f"a picture of mode {mode}, which is neither JPEG nor raw")
+        raise ValueError(f"an image of mode {mode}, which is neither JPEG nor raw")
 
     return read
 

@@ -18,7 +18,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
-from shardkit.formats.beton import pictures
+from shardkit.formats.beton import images
 from shardkit.formats.beton import section as sections
 from shardkit.formats.beton.layout import (
     ALLOCATION,
@@ -53,7 +53,7 @@ class _Prepared(NamedTuple):
     row: list[Any]
     chunks: list[bytes | memoryview]
     allocations: list[tuple[int, int]]  # pointer and size
-    encoded: list[str]  # why pictures were encoded anew
+    encoded: list[str]  # why images were encoded anew
     end: int  # of the data with this sample
 
 
@@ -249,7 +249,7 @@ class _Column(NamedTuple):
 
 def _column(field: Field, kind: FieldType) -> _Column:
     if field.type_id == TypeId.IMAGE:
-        return _Column(field.name, field.type_id, pictures.checked, pictures.NOTHING)
+        return _Column(field.name, field.type_id, images.checked, images.NOTHING)
     if field.type_id in (TypeId.INT, TypeId.FLOAT):
         absent = 0 if field.type_id == TypeId.INT else float("nan")
         return _Column(field.name, field.type_id, None, absent)

@@ -32,7 +32,7 @@ class Lmdb(Format):
     abilities = (
         "write: one environment by default, in one pass, all field types",
         "read at random: without the LMDB library, every pointer checked",
-        "read foreign LMDBs: pictures, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
+        "read foreign LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
 

@@ -1,6 +1,6 @@
 """LMDBs that others made: what their keys and values are, found out from the file.
 
-Known are values that are pictures, msgpack maps, JSON, Caffe's Datum messages, or bytes.
+Known are values that are images, msgpack maps, JSON, Caffe's Datum messages, or bytes.
 Pickles are refused by name: reading one runs the code in it.
 """
 
@@ -128,7 +128,7 @@ def _entries(tree: Tree) -> list[Entry]:
 
 
 def _keys(entries: list[Entry]) -> list[str]:
-    """Keys as text: without Caffe's number and a picture's suffix, and with no dots in the name."""
+    """Keys as text: without Caffe's number and an image's suffix, and with no dots in the name."""
     keys: dict[str, None] = {}
     raw = [_text(entry.key) for entry in entries]
     caffe = bool(raw) and all(_CAFFE_KEY.match(key) for key in raw)
@@ -175,9 +175,9 @@ def _is_pickle(value: bytes) -> bool:
 # --- values --------------------------------------------------------------------------------------
 
 
-def _picture(value: bytes) -> Sample:
+def _image(value: bytes) -> Sample:
     if not is_image(value[:64]):
-        raise ValueError("no picture")
+        raise ValueError("no image")
     return {"image": value}
 
 
@@ -247,7 +247,7 @@ def _datum(value: bytes) -> Sample:
     shape = tuple(numbers.get(n, 0) for n in (1, 2, 3))
     sample: Sample = {}
     if data and (numbers.get(7) or is_image(data[:64])):
-        sample |= _picture(data)
+        sample |= _image(data)
     elif data or floats:
         sample["pixels"] = _pixels(data or floats, "|u1" if data else "<f4", shape)
     else:
@@ -308,7 +308,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _KINDS: dict[str, Callable[[bytes], Sample]] = {
-    "a picture": _picture,
+    "an image": _image,
     "JSON": _json,
     "a msgpack map": _msgpack_map,
     "a Caffe Datum": _datum,
@@ -335,7 +335,7 @@ def _schema(kind: str, values: list[bytes]) -> Schema:
     """The fields of all values; what some lack is optional, what some hold otherwise is JSON."""
     if kind not in _MAPS:
         single: dict[str, dict[str, FieldType]] = {
-            "a picture": {"image": Image()},
+            "an image": {"image": Image()},
             "JSON": {"json": Json()},
             "bytes": {"value": Bytes()},
         }
@@ -356,6 +356,6 @@ def _both(one: FieldType, other: FieldType) -> FieldType:
         return one
     if isinstance(one, Array) and isinstance(other, Array):
         return Array()
-    if isinstance(one, Bytes) and isinstance(other, Bytes):  # pictures and others
+    if isinstance(one, Bytes) and isinstance(other, Bytes):  # images and others
         return Bytes()
     return Json()

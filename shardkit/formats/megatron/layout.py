@@ -81,7 +81,7 @@ def _fix(schema: Schema) -> str:
     if "doc_ends" in schema:
         return "tokenize without --seq-len: Megatron packs documents into sequences by itself"
     if any(isinstance(kind, Image | Images) for kind in schema.values()):
-        return "store pictures as wds, lmdb, arrow, parquet, hf or beton"
+        return "store images as wds, lmdb, arrow, parquet, hf or beton"
     if any(isinstance(kind, Text) for kind in schema.values()):
         return "give --tokenizer, which makes tokens of text"
     return "write the tokens alone, or all fields to another format"

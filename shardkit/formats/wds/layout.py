@@ -310,14 +310,14 @@ def index_dtype(schema: Schema) -> np.dtype[np.void]:
     `offset` 0 says that the sample has no such field. Images have their width and height in pixels.
     """
     place = [("offset", "<u8"), ("size", "<u8")]
-    picture = [*place, ("width", "<u4"), ("height", "<u4")]
+    image = [*place, ("width", "<u4"), ("height", "<u4")]
     fields = [
-        (column(name), picture if isinstance(t, Image) else place) for name, t in schema.items()
+        (column(name), image if isinstance(t, Image) else place) for name, t in schema.items()
     ]
     return np.dtype([("__key__", place), *fields])
 
 
 def row_struct(schema: Schema) -> struct.Struct:
     """A row of the index as `struct` has it: all numbers little-endian and side by side."""
-    pictures = "".join("QQII" if isinstance(t, Image) else "QQ" for t in schema.values())
-    return struct.Struct("<QQ" + pictures)
+    images = "".join("QQII" if isinstance(t, Image) else "QQ" for t in schema.values())
+    return struct.Struct("<QQ" + images)

@@ -140,8 +140,8 @@ class _Field(NamedTuple):
     """What is known of a field before any sample: all that the inner loop needs."""
 
     name: str
-    encode: Callable[[Any], bytes] | None  # None for a picture, which is stored as it is
-    extensions: dict[str, bytes]  # by the picture's format; by "" for any other value
+    encode: Callable[[Any], bytes] | None  # None for an image, which is stored as it is
+    extensions: dict[str, bytes]  # by the image's format; by "" for any other value
     absent: tuple[int, ...]  # the field's part of an index row where a sample does not have it
 
 
@@ -159,7 +159,7 @@ def _fields(schema: Schema) -> list[_Field]:
 
 
 def _ending(endings: list[str], suffix: str) -> bytes:
-    """The extension for a picture's format; a field with one extension keeps it for all."""
+    """The extension for an image's format; a field with one extension keeps it for all."""
     if len(endings) == 1:
         return b"." + endings[0].encode()
     return b"." + next(e for e in endings if e.rpartition(".")[2] == suffix).encode()

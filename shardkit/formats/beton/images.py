@@ -1,4 +1,4 @@
-"""What a picture becomes in a .beton: FFCV decodes plain JPEGs and rows of pixels, nothing else.
+"""What an image becomes in a .beton: FFCV decodes plain JPEGs and rows of pixels, nothing else.
 
 A JPEG that FFCV decodes rightly is stored byte for byte, a PPM as its pixels. FFCV shows garbage
 for all other files, without an error, and overlooks EXIF's orientation: those are encoded anew.
@@ -19,8 +19,8 @@ QUALITY = 95
 _MAX_SIDE = 0xFFFF
 
 
-class Picture(NamedTuple):
-    """A picture as it is stored; `encoded` says why it is not the bytes that came, or is ""."""
+class Image(NamedTuple):
+    """An image as it is stored; `encoded` says why it is not the bytes that came, or is ""."""
 
     mode: int
     width: int
@@ -35,11 +35,11 @@ class Picture(NamedTuple):
         return bytes(self.data)
 
 
-NOTHING = Picture(RAW, 1, 1, bytes(3), "")  # stands where a sample has no picture
+NOTHING = Image(RAW, 1, 1, bytes(3), "")  # stands where a sample has no image
 
 
-def stored(value: bytes) -> Picture:
-    """What a picture is stored as; raises ValueError, mostly NotAnImageError, if it cannot be."""
+def stored(value: bytes) -> Image:
+    """What an image is stored as; raises ValueError, mostly NotAnImageError, if it cannot be."""
     ppm = pixels.ppm_header(value)
     if ppm is None:
         header = read_header(value)
@@ -49,35 +49,35 @@ def stored(value: bytes) -> Picture:
             return _anew(value, reason)
         if not header.huffman:  # FFCV would take those of the image before
             tables = with_huffman_tables(value)
-            return Picture(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
-        return Picture(JPEG, header.width, header.height, value, "")
+            return Image(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
+        return Image(JPEG, header.width, header.height, value, "")
     if max(ppm.width, ppm.height) > _MAX_SIDE:
         raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, over {_MAX_SIDE:,} a side")
     start = pixels.ppm_start(ppm.width, ppm.height)
     same = ppm.stop == len(value) and value.startswith(start)
     data = memoryview(value)[ppm.start : ppm.stop]
-    return Picture(RAW, ppm.width, ppm.height, data, "" if same else "ppm with another header")
+    return Image(RAW, ppm.width, ppm.height, data, "" if same else "ppm with another header")
 
 
-def _anew(value: bytes, reason: str) -> Picture:
+def _anew(value: bytes, reason: str) -> Image:
     rows = pixels.to_rgb(value)
     height, width, _ = rows.shape
     data = pixels.encode(rows, "jpeg", quality=QUALITY, chroma="444")
-    return Picture(JPEG, width, height, data, reason)
+    return Image(JPEG, width, height, data, reason)
 
 
 _PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
 
 
 def _reason(header: Header, value: bytes) -> str:
-    """Why a picture cannot be stored as it is; "" for a plain JPEG."""
+    """Why an image cannot be stored as it is; "" for a plain JPEG."""
     if header.format != "jpeg":
         return _PORTABLE.get(value[:2]) or header.format
     oddity = "rotated" if header.orientation != 1 else ""
     return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""
 
 
-def checked(value: bytes, key: str, field: str) -> Picture:
+def checked(value: bytes, key: str, field: str) -> Image:
     """What a field's value is stored as; raises SampleError for one that cannot be."""
     try:
         return stored(value)
@@ -85,7 +85,7 @@ def checked(value: bytes, key: str, field: str) -> Picture:
         raise unusable(error, key, field) from error
     except ValueError as error:
         raise SampleError(
-            "a .beton cannot hold the picture",
+            "a .beton cannot hold the image",
             key=key,
             field=field,
             found=str(error),

@@ -1,6 +1,6 @@
-"""Pixels of many pictures at once, cropped, resized and mirrored into the places they go to.
+"""Pixels of many images at once, cropped, resized and mirrored into the places they go to.
 
-A value is an encoded picture or its pixels. Plain JPEGs go through one call that decodes only what
+A value is an encoded image or its pixels. Plain JPEGs go through one call that decodes only what
 is needed; all others are decoded strictly, one by one.
 """
 
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 
 
 class PixelsError(NotAnImageError):
-    """A value that is neither an encoded picture nor its pixels."""
+    """A value that is neither an encoded image nor its pixels."""
 
-    expected = "an encoded picture, or pixels: uint8 (height, width, 3)"
+    expected = "an encoded image, or pixels: uint8 (height, width, 3)"
     fix = "make pixels of it before this transform"
 
 
 class TooLargeError(NotAnImageError):
-    """So many pixels that one picture would take all memory."""
+    """So many pixels that one image would take all memory."""
 
-    what = "the picture has too many pixels"
+    what = "the image has too many pixels"
     expected = f"at most {MAX_PIXELS:,}"
     fix = "make it smaller, for example with --resize while converting"
 
 
 class SizeError(NotAnImageError):
-    """A picture of another size than its field says."""
+    """An image of another size than its field says."""
 
-    what = "the picture is not of the size that all pictures of its field have"
+    what = "the image is not of the size that all images of its field have"
     expected = None
     fix = "convert the dataset again, or repair the sample"
 
 
 @dataclass
-class Pictures:
-    """Some values, and what their headers say. Those of `errors` are no pictures."""
+class ImageBatch:
+    """Some values, and what their headers say. Those of `errors` are no images."""
 
     values: Sequence[Any]
     sizes: list[tuple[int, int]]  # width and height of each, upright
     plain: list[bool]  # JPEGs that `crop_jpegs` may take
-    headers: dict[int, Header]  # of other encoded pictures
+    headers: dict[int, Header]  # of other encoded images
     errors: Errors
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> Pictures:
+    def of(cls, values: Sequence[Any]) -> ImageBatch:
         values = [_as_pixels(value) for value in values]
         encoded = [value if isinstance(value, bytes) else b"" for value in values]
         found = headers(encoded).tolist()
@@ -75,11 +75,11 @@ class Pictures:
         return made
 
     def header(self, number: int) -> Header:
-        """What a mask has to know of its picture."""
+        """What a mask has to know of its image."""
         return self.headers.get(number) or Header("", *self.sizes[number])
 
     def cut(self, places: Mapping[int, Place], out: Mapping[int, Pixels]) -> Errors:
-        """Write pictures to the arrays that `out` has for them; returns those that fail."""
+        """Write images to the arrays that `out` has for them; returns those that fail."""
         inside = {n: place.clipped() if place.beyond else place for n, place in places.items()}
         within = {
             n: out[n] if place is places[n] else np.empty((place.rows, place.columns, 3), np.uint8)
@@ -152,7 +152,7 @@ def _as_pixels(value: Any) -> Any:
 
 
 def _with_margins(inner: Pixels, place: Place, out: Pixels) -> None:
-    """Put the part of a window that is inside of the picture between black margins."""
+    """Put the part of a window that is inside of the image between black margins."""
     height, width, _ = inner.shape
     left, top = max(-place.left, 0), max(-place.top, 0)
     if place.flip:

@@ -1,6 +1,6 @@
-"""What happens to one picture: looked at, decoded, resized, turned, coloured, cut, encoded.
+"""What happens to one image: looked at, decoded, resized, turned, coloured, cut, encoded.
 
-A picture that already is what was asked for passes byte for byte. The others are made anew, in this
+An image that already is what was asked for passes byte for byte. The others are made anew, in this
 order: what comes after resizing has fewer pixels to be done on.
 """
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 RESIZED = "resized"
 # What stays in its format where pixels change, and what the others become: in formats that hold any
-# picture, and in those that hold pixels as they are, and else JPEG alone.
+# image, and in those that hold pixels as they are, and else JPEG alone.
 _WRITABLE = {"array": (("jpeg", "png", "webp", "ppm"), "png"), "ppm": (("jpeg", "ppm"), "jpeg")}
 _ODD = {"animated": "animated (first frame)"}
-# Larger pictures are decoded one at a time in a process, so that its memory has a bound.
+# Larger images are decoded one at a time in a process, so that its memory has a bound.
 _LARGE = 1 << 24
 _one_large = threading.Lock()
 # ITU T.81 annex K, table K.1.
@@ -50,15 +50,15 @@ _LUMA = (
 
 
 class TooManyPixelsError(NotAnImageError):
-    """So many that decoding the picture, or resizing it to them, would take all memory."""
+    """So many that decoding the image, or resizing it to them, would take all memory."""
 
-    what = "the picture has too many pixels"
+    what = "the image has too many pixels"
     expected = f"at most {MAX_PIXELS:,} to be decoded, unless told otherwise"
     fix = "drop those over N pixels with --max-pixels N, which may be larger than this"
 
 
-class Picture(NamedTuple):
-    """A picture whose header was read, and what is to become of it."""
+class Image(NamedTuple):
+    """An image whose header was read, and what is to become of it."""
 
     data: bytes
     header: Header
@@ -75,25 +75,25 @@ class Picture(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a picture is stored as: a file's bytes, or raw pixels; and what that is called."""
+    """What an image is stored as: a file's bytes, or raw pixels; and what that is called."""
 
     value: Any
     done: str  # "passed", "resized", "encoded"; "recompressed", or "kept" if that was no gain
 
 
 @dataclass(frozen=True)
-class PictureSteps:
-    """The steps that options ask for, on one picture. All raise NotAnImageError."""
+class ImageProcessor:
+    """The steps that options ask for, on one image. All raise NotAnImageError."""
 
     options: ImageOptions
     raw: str  # what raw pixels are stored as: "array", or "ppm" files
-    pixels: bool  # whether anything is done to pixels, so that no picture may stay as it is unseen
+    pixels: bool  # whether anything is done to pixels, so that no image may stay as it is unseen
 
     @property
     def as_array(self) -> bool:
         return self.options.format == "raw" and self.raw == "array"
 
-    def look_at(self, data: bytes) -> Picture:
+    def look_at(self, data: bytes) -> Image:
         """Read the header, and decide."""
         options, header = self.options, read_header(data)
         check_end(data, header.format)
@@ -103,7 +103,7 @@ class PictureSteps:
             writable, other = _WRITABLE[self.raw]
             format = header.format if header.format in writable else other
         if not self.pixels:
-            return Picture(data, header, placed, format, None, [])
+            return Image(data, header, placed, format, None, [])
         reasons = [RESIZED] if placed.changes(*header.upright) else []
         if header.oddity:
             reasons.append(_ODD.get(header.oddity, header.oddity))
@@ -116,7 +116,7 @@ class PictureSteps:
         transform, about_it = self._profile(header)
         if about_it and (options.icc != "keep" or (reasons and header.colour != "RGB")):
             reasons.append(about_it)
-        return Picture(data, header, placed, format, transform, reasons)
+        return Image(data, header, placed, format, transform, reasons)
 
     def _profile(self, header: Header) -> tuple[Any, str]:
         """The transform of a colour profile, and what to say of it if it is not sRGB."""
@@ -128,24 +128,24 @@ class PictureSteps:
             return None, "with an unreadable colour profile, taken as sRGB"
         return transform, "with a colour profile" if transform is not None else ""
 
-    def stored(self, picture: Picture, pixels: Pixels | None = None) -> Stored:
-        """What a picture is stored as. `pixels` are those made of it, if they are there already.
+    def stored(self, image: Image, pixels: Pixels | None = None) -> Stored:
+        """What an image is stored as. `pixels` are those made of it, if they are there already.
 
         Raises ValueError for pixels that the format cannot hold.
         """
-        again = not picture.reasons and self.pixels and self._is_finer(picture.header)
-        if not (picture.reasons or again):
+        again = not image.reasons and self.pixels and self._is_finer(image.header)
+        if not (image.reasons or again):
             if pixels is None:
-                self.check(picture.data, picture.header)
-            return Stored(picture.data, "passed")
-        value = self._value(picture, self.made(picture) if pixels is None else pixels)
+                self.check(image.data, image.header)
+            return Stored(image.data, "passed")
+        value = self._value(image, self.made(image) if pixels is None else pixels)
         if again:
-            smaller = len(value) < len(picture.data)
-            return Stored(value, "recompressed") if smaller else Stored(picture.data, "kept")
-        return Stored(value, "resized" if RESIZED in picture.reasons else "encoded")
+            smaller = len(value) < len(image.data)
+            return Stored(value, "recompressed") if smaller else Stored(image.data, "kept")
+        return Stored(value, "resized" if RESIZED in image.reasons else "encoded")
 
     def check(self, data: bytes, header: Header | None = None) -> None:
-        """Decode a picture or a mask that passes to its end, if that is asked for."""
+        """Decode an image or a mask that passes to its end, if that is asked for."""
         if self.options.check != "decode":
             return
         with _guarded(header or read_header(data), self.options):
@@ -154,7 +154,7 @@ class PictureSteps:
             raise DecodeError(words)
 
     def _is_finer(self, header: Header) -> bool:
-        """Whether a picture that could pass has more quality than was asked for."""
+        """Whether an image that could pass has more quality than was asked for."""
         quality, chroma = self.options.quality, self.options.chroma
         if header.format == "jpeg":
             finer = quality is not None and 0 < header.table < _table(quality)
@@ -162,19 +162,19 @@ class PictureSteps:
             return finer or (known and CHROMA.index(header.chroma) > CHROMA.index(str(chroma)))
         return header.format == "webp" and quality is not None and not header.lossless
 
-    def made(self, picture: Picture) -> Pixels:
+    def made(self, image: Image) -> Pixels:
         """The pixels, (height, width, 3), after all steps."""
-        header, placed = picture.header, picture.geometry
+        header, placed = image.header, image.geometry
         size = placed.turned(header.orientation)
         with _guarded(header, self.options):
             if placed.width * placed.height > MAX_PIXELS:
                 raise TooManyPixelsError(f"{placed.width:,} x {placed.height:,} after resizing")
             pixels, extent, transform = decode(
-                picture.data,
+                image.data,
                 header,
                 least=size if placed.changes(*header.upright) else None,
                 background=self._background,
-                transform=picture.to_srgb,
+                transform=image.to_srgb,
             )
             if (pixels.shape[1], pixels.shape[0]) != size:
                 pixels = resize(pixels, *size, extent)
@@ -183,15 +183,15 @@ class PictureSteps:
                 pixels = converted(pixels, transform)
             return _on_canvas(pixels, placed, self._background)
 
-    def _value(self, picture: Picture, pixels: Pixels) -> Any:
+    def _value(self, image: Image, pixels: Pixels) -> Any:
         """Pixels as they are stored: encoded, or as an array."""
-        options, header = self.options, picture.header
+        options, header = self.options, image.header
         if self.as_array:
             return pixels
         keeps = options.icc == "keep" and header.colour == "RGB"
         return encode(
             pixels,
-            picture.format,
+            image.format,
             quality=options.quality or IMAGE_DEFAULTS["quality"],
             chroma=options.chroma or IMAGE_DEFAULTS["chroma"],
             lossless=options.format == "keep" and header.lossless,

@@ -1,4 +1,4 @@
-"""Pictures, pixels and masks through the transforms: compared with Pillow, step by step."""
+"""Images, pixels and masks through the transforms: compared with Pillow, step by step."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from shardkit.transforms import (
     Transforms,
 )
 from shardkit.transforms.place import Place
-from tests.codecs.pictures import encoded, exif, photo, photo_like, rgb_profile
+from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.transforms.chunks import (
     BOTH,
-    PICTURES,
+    IMAGES,
     Sample,
     applied,
     assert_same,
@@ -48,22 +48,22 @@ FLIP = RandomHorizontalFlip(1.0)
 
 
 def by_pillow(
-    picture: PIL.Image.Image, steps: list[Any], filter: PIL.Image.Resampling = BILINEAR
+    image: PIL.Image.Image, steps: list[Any], filter: PIL.Image.Resampling = BILINEAR
 ) -> npt.NDArray[Any]:
     """What steps without chance do, one after the other."""
     for step in steps:
-        width, height = picture.size
+        width, height = image.size
         place = Place.whole(width, height)
         step.place(place, [0.5] * step.numbers)
         if isinstance(step, RandomHorizontalFlip):
-            picture = picture.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+            image = image.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
         elif isinstance(step, CenterCrop):
             box = place.left, place.top, place.left + place.columns, place.top + place.rows
-            picture = picture.crop(box)  # 0 beyond its edges
+            image = image.crop(box)  # 0 beyond its edges
         else:
             box = place.x, place.y, place.x + place.width, place.y + place.height
-            picture = picture.crop(box).resize((place.columns, place.rows), filter)
-    return np.asarray(picture)
+            image = image.crop(box).resize((place.columns, place.rows), filter)
+    return np.asarray(image)
 
 
 def assert_alike(pixels: npt.NDArray[Any], expected: npt.NDArray[Any], resizes: int = 1) -> None:
@@ -84,20 +84,20 @@ def decoded(data: bytes) -> PIL.Image.Image:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "array"])
 def test_a_random_crop_is_cropped_resized_and_mirrored(format: str) -> None:
     samples = photos(40, "PNG" if format == "array" else format)
-    pictures = [decoded(sample["image"]) for sample in samples]
-    schema = PICTURES
+    images = [decoded(sample["image"]) for sample in samples]
+    schema = IMAGES
     if format == "array":
         schema = ARRAYS
-        for sample, picture in zip(samples, pictures, strict=True):
-            sample["image"] = np.asarray(picture)
+        for sample, image in zip(samples, images, strict=True):
+            sample["image"] = np.asarray(image)
     step = RandomResizedCrop((32, 40))
     found = applied({"image": [step, RandomHorizontalFlip()]}, samples, schema)
     numbers = draws_of(40).uniform(0, step.numbers + 1)
-    for picture, sample, row in zip(pictures, found, numbers.tolist(), strict=True):
-        place = Place.whole(*picture.size)
+    for image, sample, row in zip(images, found, numbers.tolist(), strict=True):
+        place = Place.whole(*image.size)
         step.place(place, row[:-1])
         box = place.x, place.y, place.x + place.width, place.y + place.height
-        expected = np.asarray(picture.crop(box).resize((40, 32), BILINEAR))
+        expected = np.asarray(image.crop(box).resize((40, 32), BILINEAR))
         assert_alike(sample["image"], expected[:, :: -1 if row[-1] < 0.5 else 1])
     assert 10 < (numbers[:, -1] < 0.5).sum() < 30
 
@@ -128,11 +128,11 @@ def test_steps_that_are_done_at_once_are_those_done_one_by_one(
 ) -> None:
     pixels = photo_like(width, width, height)
     value: Any = pixels if format == "array" else file_of(pixels, format)
-    picture = PIL.Image.fromarray(pixels) if format == "array" else decoded(value)
-    expected = by_pillow(picture, [step for step in steps if not isinstance(step, Decode)])
+    image = PIL.Image.fromarray(pixels) if format == "array" else decoded(value)
+    expected = by_pillow(image, [step for step in steps if not isinstance(step, Decode)])
     one_by_one = [one for step in steps for one in (step, unchanged)]
     sample = {"__key__": "a", "image": value}
-    schema = ARRAYS if format == "array" else PICTURES
+    schema = ARRAYS if format == "array" else IMAGES
     normalize = Normalize((0.4, 0.5, 0.6), (0.1, 0.2, 0.3), "float16")
     for more in ([], [normalize]):
         together = applied({"image": [*steps, *more]}, [sample], schema)
@@ -148,7 +148,7 @@ def test_the_extension_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(applied(steps, photos(20)), before)
 
 
-def test_margins_are_black_and_lie_around_the_picture() -> None:
+def test_margins_are_black_and_lie_around_the_image() -> None:
     pixels = np.full((10, 20, 3), 200, np.uint8)
     for format in ("PNG", "JPEG"):
         sample = {"__key__": "a", "image": file_of(pixels, format)}
@@ -157,12 +157,12 @@ def test_margins_are_black_and_lie_around_the_picture() -> None:
         assert found.sum() == 200 * pixels.size
 
 
-# --- pictures that are not plain -----------------------------------------------------------------
+# --- images that are not plain -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_pictures_are_upright(format: str, orientation: int) -> None:
+def test_images_are_upright(format: str, orientation: int) -> None:
     options = {"lossless": True} if format == "WEBP" else {}
     data = encoded(scene(), format, exif=exif(orientation), **options)
     upright = to_rgb(data)
@@ -203,7 +203,7 @@ def test_pictures_are_upright(format: str, orientation: int) -> None:
         "ppm",
     ],
 )
-def test_every_picture_is_seen_as_the_codecs_see_it(data: bytes) -> None:
+def test_every_image_is_seen_as_the_codecs_see_it(data: bytes) -> None:
     sample = {"__key__": "a", "image": data}
     expected = to_rgb(data)
     np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], expected)
@@ -233,11 +233,11 @@ MIDDLE = {format: len(data) // 2 for format, data in WHOLE.items()}
     ],
     ids=["empty", "text", "start", "int", "none", "jpeg", "png", "webp", "jpeg-end", "png-byte"],
 )
-def test_a_damaged_picture_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -> None:
+def test_a_damaged_image_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -> None:
     samples: list[Any] = photos(7)
     samples[3] = None
     samples[4]["image"] = bad
-    transforms = Transforms({"image": steps}, PICTURES)
+    transforms = Transforms({"image": steps}, IMAGES)
     out = begun(transforms, 7)
     errors = transforms.apply(samples, draws_of(7), out)
     assert list(errors) == [4]
@@ -260,7 +260,7 @@ def test_a_damaged_picture_is_an_error_of_its_sample_alone(bad: Any, steps: Any)
     ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
 )  # fmt: skip
 def test_arrays_that_are_no_pixels_are_errors(pixels: Any) -> None:
-    with pytest.raises(SampleError, match="no picture") as error:
+    with pytest.raises(SampleError, match="no image") as error:
         applied({"image": CROP}, [{"__key__": "a", "image": pixels}], Schema({"image": Array()}))
     assert str(pixels.shape) in str(error.value.found)
     assert "uint8 (height, width, 3)" in str(error.value.expected)
@@ -287,7 +287,7 @@ def test_pixels_of_another_size_than_their_field_says_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("step", [Resize(1 << 15), [Resize(1 << 15), CenterCrop(8)]])
-def test_no_picture_may_take_all_memory(step: Any) -> None:
+def test_no_image_may_take_all_memory(step: Any) -> None:
     sample = {"__key__": "a", "image": file_of(np.zeros((1, 5000, 3), np.uint8))}
     with pytest.raises(SampleError, match="too many pixels") as error:
         applied({"image": step}, [sample])
@@ -299,8 +299,8 @@ def test_no_picture_may_take_all_memory(step: Any) -> None:
 
 def pair(format: str = "PNG", orientation: int = 1, mode: str = "L") -> Sample:
     options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
-    picture = encoded(scene(), format, exif=exif(orientation), **options)
-    return {"__key__": "a", "image": picture, "mask": encoded(drawn(mode), "PNG")}
+    image = encoded(scene(), format, exif=exif(orientation), **options)
+    return {"__key__": "a", "image": image, "mask": encoded(drawn(mode), "PNG")}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -315,7 +315,7 @@ def pair(format: str = "PNG", orientation: int = 1, mode: str = "L") -> Sample:
         [Decode()],
     ],
 )  # fmt: skip
-def test_a_mask_lies_on_its_picture(steps: list[Any], format: str, orientation: int) -> None:
+def test_a_mask_lies_on_its_image(steps: list[Any], format: str, orientation: int) -> None:
     for turn in range(6):
         found = applied({("image", "mask"): steps}, [pair(format, orientation)], BOTH, turn=turn)[0]
         pixels, mask = found["image"], found["mask"]
@@ -342,7 +342,7 @@ def test_a_mask_has_the_nearest_of_its_own_values(mode: str) -> None:
         np.testing.assert_array_equal(found, np.asarray(expected)[:, ::-1])
 
 
-def test_masks_may_be_arrays_and_pictures_in_colour_that_is_grey() -> None:
+def test_masks_may_be_arrays_and_images_in_colour_that_is_grey() -> None:
     steps = {("image", "mask"): [RandomResizedCrop(33), RandomHorizontalFlip()]}
     expected = applied(steps, [pair()], BOTH)
     values = np.asarray(drawn())
@@ -358,17 +358,17 @@ def test_masks_may_be_arrays_and_pictures_in_colour_that_is_grey() -> None:
 @pytest.mark.parametrize(
     ("mask", "words", "found"),
     [
-        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not fit its picture", "80 x 120"),
-        (np.zeros((120, 80), np.uint8), "does not fit its picture", "80 x 120"),
+        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not fit its image", "80 x 120"),
+        (np.zeros((120, 80), np.uint8), "does not fit its image", "80 x 120"),
         (encoded(scene(), "PNG"), "no mask", "uint8 (80, 120, 3)"),
         (np.zeros((80, 120), np.float32), "no mask", "float32"),
         (np.zeros(3, np.int64), "no mask", "(3,)"),
         ("text", "no mask", "str"),
         (encoded(drawn(), "PNG")[:-20], "is cut", "png"),
-        (b"", "no picture", "empty"),
+        (b"", "no image", "empty"),
     ],
 )
-def test_what_cannot_lie_on_the_picture_is_an_error_of_its_sample(
+def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(
     mask: Any, words: str, found: str
 ) -> None:
     samples = [pair(), {**pair(), "mask": mask}, pair()]

@@ -1,4 +1,4 @@
-"""Pictures and colour profiles that the tests of codecs share."""
+"""Images and colour profiles that the tests of codecs share."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def photo_like(seed: int, width: int = 480, height: int = 360) -> Pixels:
     return pixels.clip(0, 255).round().astype(np.uint8)
 
 
-def encoded(picture: PIL.Image.Image, format: str, **options: Any) -> bytes:
+def encoded(image: PIL.Image.Image, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    image.save(file, format, **options)
     return file.getvalue()
 
 
@@ -120,11 +120,11 @@ def cmyk_profile() -> bytes:
 
 
 def by_littlecms(
-    picture: PIL.Image.Image, profile: bytes, flags: ImageCms.Flags = ImageCms.Flags.NONE
+    image: PIL.Image.Image, profile: bytes, flags: ImageCms.Flags = ImageCms.Flags.NONE
 ) -> Pixels:
-    """A picture's pixels in sRGB, as Pillow's users get them."""
+    """An image's pixels in sRGB, as Pillow's users get them."""
     made = ImageCms.profileToProfile(
-        picture,
+        image,
         ImageCms.ImageCmsProfile(io.BytesIO(profile)),
         ImageCms.createProfile("sRGB"),
         outputMode="RGB",

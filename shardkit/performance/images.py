@@ -1,4 +1,4 @@
-"""Pictures of a stream, and what their decoding would cost if they were stored otherwise.
+"""Images of a stream, and what their decoding would cost if they were stored otherwise.
 
 A few are converted in memory, as `convert` would do it, and decoded both ways.
 """
@@ -23,7 +23,7 @@ from shardkit.options import ImageOptions
 from shardkit.order import permutation
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
-from shardkit.preprocess.pictures import PictureSteps
+from shardkit.preprocess.single_image import ImageProcessor
 from shardkit.preprocess.steps import steps_for
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 Decoding: TypeAlias = "Mapping[str | tuple[str, ...], Sequence[Transform]]"
 
 _LOOK = 48  # samples, spread over the dataset
-_LOOK_BYTES = 64_000_000  # of their pictures at most
+_LOOK_BYTES = 64_000_000  # of their images at most
 _TOGETHER = 8  # samples that are transformed by one call, as by a loader's threads
 _ROUNDS = 5
-# What a JPEG must keep of a picture, as PSNR: of its brightness, which the eye goes by, and of all
+# What a JPEG must keep of an image, as PSNR: of its brightness, which the eye goes by, and of all
 # channels. The worst of 320 photos has 36.6 and 26.6 dB at quality 90, coloured text 32 and 23.
 _LUMA_DB, _ALL_DB = 36, 25
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
@@ -61,17 +61,17 @@ _COUNTED = 1 << 16  # pixels whose colours are counted
 
 
 class Tried(NamedTuple):
-    """What a conversion of some pictures gave."""
+    """What a conversion of some images gave."""
 
     samples: tuple[list[Sample], list[Sample]]  # as they are, and as they would be
     share: float  # of the time that decoding took
-    before: float  # bytes of a picture, on average
+    before: float  # bytes of an image, on average
     after: float
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Some samples of a stream that decodes all of their pictures, spread over its datasets."""
+class StoredImages:
+    """Some samples of a stream that decodes all of their images, spread over its datasets."""
 
     decoding: Decoding  # the transforms that decode, as a stream is given them
     steps: ImageSteps  # what a conversion does to the samples
@@ -80,8 +80,8 @@ class Pictures:
     numbers: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, stream: Stream) -> Pictures | None:
-        """None where a conversion could harm pictures, or masks on them, that are not looked at."""
+    def of(cls, stream: Stream) -> StoredImages | None:
+        """None where a conversion could harm images, or masks on them, that are not looked at."""
         decoding = _decoding(stream)
         schema = Schema({n: kind for d in stream.datasets for n, kind in d.schema.items()})
         images = {name for name, kind in schema.items() if isinstance(kind, Image)}
@@ -90,7 +90,7 @@ class Pictures:
         steps = steps_for(schema, ImageOptions(format="jpeg"), None, "array")
         if steps is None or not _are_all(decoding, steps):
             return None
-        samples, numbers = _read(stream, steps.pictures)
+        samples, numbers = _read(stream, steps.images)
         if not samples:
             return None
         return cls(decoding, steps, stream.samples.schema, samples, numbers)
@@ -116,7 +116,7 @@ class Pictures:
 
         What is a JPEG already does not count.
         """
-        steps = PictureSteps(options, "array", pixels=True)
+        steps = ImageProcessor(options, "array", pixels=True)
         worst = math.inf
         for data in self._values(self.samples):
             header = read_header(data)
@@ -146,12 +146,12 @@ class Pictures:
         return Tried((before, after), then / now if now else 1.0, *sizes)
 
     def _values(self, samples: list[Sample]) -> list[bytes]:
-        """The encoded pictures of some samples."""
-        return [s[name] for s in samples for name in self.steps.pictures if name in s]
+        """The encoded images of some samples."""
+        return [s[name] for s in samples for name in self.steps.images if name in s]
 
 
 def _decoding(stream: Stream) -> Decoding:
-    """Of the transforms of each picture those that decode it and say where its pixels go."""
+    """Of the transforms of each image those that decode it and say where its pixels go."""
     found: dict[str | tuple[str, ...], list[Transform]] = {}
     for given, steps in (stream.options.transforms or {}).items():
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
@@ -163,22 +163,22 @@ def _decoding(stream: Stream) -> Decoding:
 
 
 def _are_all(decoding: Decoding, steps: ImageSteps) -> bool:
-    """Whether all pictures of samples are decoded, and what lies on them is known to convert."""
+    """Whether all images of samples are decoded, and what lies on them is known to convert."""
     fields = [(given if isinstance(given, tuple) else (given,)) for given in decoding]
-    masks = {mask: picture for picture, *others in fields for mask in others}
-    return {picture for picture, *_ in fields} == set(steps.pictures) and all(
-        steps.masks.get(mask) == picture for mask, picture in masks.items()
+    masks = {mask: image for image, *others in fields for mask in others}
+    return {image for image, *_ in fields} == set(steps.images) and all(
+        steps.masks.get(mask) == image for mask, image in masks.items()
     )
 
 
-def _read(stream: Stream, pictures: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
+def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
     """Samples, without those that whoever makes batches will meet and tell; and their numbers."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     samples, numbers, size = [], [], 0
     for number in spread[permutation(len(spread), 0)].tolist():
         try:
             sample = stream.samples.read(number)
-            values = [sample[name] for name in pictures if name in sample]
+            values = [sample[name] for name in images if name in sample]
             for data in values:
                 read_header(data)
         except (ShardkitError, NotAnImageError):
@@ -200,7 +200,7 @@ def _sizing(steps: Sequence[Transform]) -> Transform | None:
 def _needed(step: Transform | None) -> int | None:
     """Pixels on the shorter side: of random crops a little more than their size, 256 for 224.
 
-    What cuts its part out of a picture of any size would see another part of a smaller one.
+    What cuts its part out of an image of any size would see another part of a smaller one.
     """
     if not isinstance(step, RandomResizedCrop | Resize):
         return None
@@ -231,19 +231,19 @@ def _seconds(
     return time.thread_time() - began
 
 
-# --- what JPEG does to a picture -----------------------------------------------------------------
+# --- what JPEG does to an image -----------------------------------------------------------------
 
 
-def _loss(data: bytes, header: Header, steps: PictureSteps) -> float | None:
-    """The PSNR in brightness of a picture as JPEG; None where that could be seen."""
+def _loss(data: bytes, header: Header, steps: ImageProcessor) -> float | None:
+    """The PSNR in brightness of an image as JPEG; None where that could be seen."""
     if not header.lossless or header.oddity or _has_palette(data):
         return None
     try:
         if _is_flat(to_rgb(data)):
             return None
-        picture = steps.look_at(data)
-        pixels = steps.made(picture)
-        stored = to_rgb(steps.stored(picture, pixels).value)
+        image = steps.look_at(data)
+        pixels = steps.made(image)
+        stored = to_rgb(steps.stored(image, pixels).value)
     except NotAnImageError:
         return math.inf  # whoever makes batches will tell
     luma = _psnr(pixels @ _LUMA, stored @ _LUMA)
@@ -251,12 +251,12 @@ def _loss(data: bytes, header: Header, steps: PictureSteps) -> float | None:
 
 
 def _has_palette(data: bytes) -> bool:
-    with opened(data) as picture:
-        return picture.mode in ("1", "P", "PA")
+    with opened(data) as image:
+        return image.mode in ("1", "P", "PA")
 
 
 def _is_flat(pixels: Pixels) -> bool:
-    """Whether a picture has few colours, so that noise of JPEG shows beside its edges."""
+    """Whether an image has few colours, so that noise of JPEG shows beside its edges."""
     step = max(math.isqrt(pixels.shape[0] * pixels.shape[1] // _COUNTED), 1)
     red, green, blue = np.moveaxis(pixels[::step, ::step].astype(np.int32), 2, 0)
     _, counts = np.unique(red << 16 | green << 8 | blue, return_counts=True)
