@@ -154,8 +154,8 @@ def test_rename(images: Path, tmp_path: Path) -> None:
     with shardkit.open(tmp_path / "out") as ds:
         assert list(ds.schema) == ["jpg", "cls"]
         assert ds[0] == {"__key__": "class0/000", "jpg": make_image(), "cls": 0}
-    with pytest.raises(UsageError, match="no field 'image'"):
-        shardkit.convert(images, "wds", tmp_path / "x", rename={"image": "jpg"}, workers=0)
+    with pytest.raises(UsageError, match="no field 'photo'"):
+        shardkit.convert(images, "wds", tmp_path / "x", rename={"photo": "jpg"}, workers=0)
 
 
 def test_c3_a_bad_sample_stops_the_run_and_is_named(images: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_c3_a_bad_sample_stops_the_run_and_is_named(images: Path, tmp_path: Path
         with pytest.raises(SampleError, match="no image") as error:
             shardkit.convert(images, "wds", tmp_path / "out", workers=workers)
         assert error.value.where["path"] == "class1/002.jpg"
-        assert error.value.found == "text: 'this is text, not a pict'"
+        assert error.value.found == "text: 'this is text, not an ima'"
     assert not (tmp_path / "out").exists()
 
 
