@@ -6,6 +6,7 @@ import click
 
 from shardkit.cli import print_json
 from shardkit.cli.tables import print_table
+from shardkit.errors import UsageError
 from shardkit.formats import FORMATS, get_format
 
 
@@ -17,7 +18,7 @@ def command(as_json: bool) -> None:
         name: {
             "suffixes": list(row.suffixes),
             "summary": row.summary,
-            "abilities": list(get_format(name).abilities),
+            **_abilities(name),
         }
         for name, row in FORMATS.items()
     }
@@ -25,6 +26,15 @@ def command(as_json: bool) -> None:
         print_json(about)
         return
     for name, row in FORMATS.items():
-        abilities = get_format(name).abilities
-        rows = [("files", ", ".join(row.suffixes)), *(("can", ability) for ability in abilities)]
+        rows = [("files", ", ".join(row.suffixes))]
+        for word, found in _abilities(name).items():
+            rows += [("can" if word == "abilities" else word, line) for line in found]
         print_table(f"{name}: {row.summary}", rows)
+
+
+def _abilities(name: str) -> dict[str, list[str]]:
+    """What a format can do; or what it `needs`, where a library is missing."""
+    try:
+        return {"abilities": list(get_format(name).abilities)}
+    except UsageError as error:
+        return {"abilities": [], "needs": [error.fix or error.what]}

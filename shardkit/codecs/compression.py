@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
+from shardkit.extras import extra
 from shardkit.storage import check_expansion
 
 # Bytes to give at a time: of zstandard, which has no other bound, no more than half a gigabyte.
@@ -33,18 +34,21 @@ def _pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
         yield decoder.decompress(b"", _PIECE)
 
 
-def _zstd() -> _Decoder:
-    import zstandard
+def _zstandard() -> Any:
+    with extra("zstd", "reading Zstandard"):
+        import zstandard
 
-    return zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
+    return zstandard
+
+
+def _zstd() -> _Decoder:
+    return _zstandard().ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
 
 
 def _zstd_pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
-    import zstandard
-
     try:
         yield decoder.decompress(data)
-    except zstandard.ZstdError as error:
+    except _zstandard().ZstdError as error:
         raise ValueError(str(error)) from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.errors import FormatError, UsageError
+from shardkit.extras import extra
 from shardkit.formats.foreign import kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
 
@@ -25,6 +26,7 @@ class Row:
     inside: str = ""  # where the file is in a shard that is a folder
     one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
     single: bool = True  # a shard by itself, with its manifest, can be a dataset
+    extra: str = ""  # of shardkit, that brings the library it needs
 
 
 FORMATS: dict[str, Row] = {
@@ -44,17 +46,20 @@ FORMATS: dict[str, Row] = {
         "shardkit.formats.arrow",
         (".arrow", ".feather"),
         "Arrow IPC files, for pyarrow, pandas and Hugging Face datasets",
+        extra="arrow",
     ),
     "parquet": Row(
         "shardkit.formats.arrow.parquet",
         (".parquet",),
         "Parquet files of the same columns, read by row groups",
+        extra="arrow",
     ),
     "hf": Row(
         "shardkit.formats.arrow.hf",
         (".arrow",),
         "a folder as Hugging Face datasets saves it, for load_from_disk",
         single=False,
+        extra="arrow",
     ),
     "beton": Row(
         "shardkit.formats.beton",
@@ -78,14 +83,15 @@ def file_name(stem: str, format: str) -> str:
 
 
 def get_format(name: str) -> Format:
-    """The format called `name`; raises UsageError that lists the known ones."""
+    """The format called `name`; raises UsageError for an unknown one, and without its library."""
     row = FORMATS.get(name)
     if row is None:
         raise UsageError(
             f"there is no format {name!r}",
             expected="one of " + ", ".join(sorted(FORMATS)),
         )
-    format: Format = importlib.import_module(row.module).FORMAT
+    with extra(row.extra, f"the format {name!r}"):
+        format: Format = importlib.import_module(row.module).FORMAT
     return format
 
 

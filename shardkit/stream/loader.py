@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
+from shardkit.extras import extra
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Take
@@ -225,7 +226,8 @@ class Loader:
     def _convert(self, batch: Batch) -> Batch:
         """A batch as it is delivered; called by the thread that has finished it."""
         for name in self.dataset.stream.transforms.halves:
-            import ml_dtypes
+            with extra("bfloat16", "bfloat16 without torch"):
+                import ml_dtypes
 
             batch[name] = batch[name].view(ml_dtypes.bfloat16)
         return batch

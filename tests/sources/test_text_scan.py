@@ -311,7 +311,7 @@ def test_finding_out_encodings_needs_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
-    with pytest.raises(UsageError, match="needs charset-normalizer") as caught:
+    with pytest.raises(UsageError, match="needs charset_normalizer") as caught:
         encodings.load_detector()
     assert "shardkit[encodings]" in str(caught.value.fix)
     assert values(stream(put(tmp_path / "a.txt", "one"))) == ["one"]

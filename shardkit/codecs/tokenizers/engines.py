@@ -16,6 +16,7 @@ from shardkit.codecs.tokenizers import bytelevel, patterns
 from shardkit.codecs.tokenizers.cuts import Cutter, Ids, encoded, make_encoding
 from shardkit.codecs.tokenizers.patterns import CODES
 from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.extras import extra
 
 if TYPE_CHECKING:
     import tiktoken
@@ -212,14 +213,8 @@ class SentencePiece:
 
 
 def open_sentencepiece(data: bytes, path: str) -> Any:
-    try:
+    with extra("sentencepiece", "a SentencePiece model"):
         from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise UsageError(
-            "reading a SentencePiece model needs a library that is not installed",
-            path=path,
-            fix="pip install shardkit[sentencepiece]",
-        ) from None
     try:
         return SentencePieceProcessor(model_proto=data)
     except RuntimeError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import SampleError, UsageError
+from shardkit.extras import extra
 from shardkit.sources.text.lines import find
 
 if TYPE_CHECKING:
@@ -135,13 +136,8 @@ def load_detector() -> Callable[[Iterable[bytes]], str]:
 
     Raises UsageError if the library for it is missing.
     """
-    try:
+    with extra("encodings", "finding out encodings", ", or say --encoding NAME"):
         from charset_normalizer import from_bytes
-    except ImportError:
-        raise UsageError(
-            "finding out encodings needs charset-normalizer",
-            fix="pip install shardkit[encodings], or say --encoding NAME",
-        ) from None
 
     return lambda blocks: _detect(blocks, from_bytes)
 

@@ -1,0 +1,31 @@
+"""Optional libraries: the sentence that says which extra of shardkit brings a missing one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardkit.errors import UsageError
+
+
+@contextmanager
+def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
+    """Imports inside of it are of libraries that `pip install "shardkit[name]"` brings.
+
+    Raises UsageError where one is missing: `what` needs it, and `instead` is another way out.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in ("", "shardkit"):
+            raise
+        raise missing(name, what, library, instead) from None
+
+
+def missing(name: str, what: str, library: str, instead: str = "") -> UsageError:
+    """The error for a library that is not installed, and that the extra `name` brings."""
+    return UsageError(
+        f"{what} needs {library}, which is not installed",
+        fix=f'pip install "shardkit[{name}]"{instead}',
+    )

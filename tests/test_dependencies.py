@@ -1,0 +1,166 @@
+"""What shardkit imports is declared: as a dependency, or as an extra that errors name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkit.errors import UsageError
+from shardkit.extras import extra
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+# Modules that are not called like what installs them.
+INSTALLED_BY = {"PIL": "pillow", "cv2": "opencv-python-headless", "pynvml": "nvidia-ml-py"}
+# Files that import an extra's library without a guard, and what stands before them.
+WHOLLY = {
+    "formats/arrow/": "arrow",  # `get_format`
+    "torch.py": "torch",  # its user has torch
+    "testing.py": "test",  # pytest runs it
+    "performance/peer.py": "bench",  # scripts that run in any environment and say what is missing
+    "verification/client_reader.py": "clients",
+    "performance/": "torch",  # each looks for it with `find_spec` before
+    "codecs/_build.py": "test",  # setuptools builds with it
+}
+
+
+def distribution(requirement: str) -> str:
+    match = re.match(r"[\w.-]+", requirement)
+    assert match
+    return match[0].lower().replace("_", "-")
+
+
+CORE = {distribution(text) for text in PROJECT["dependencies"]}
+EXTRAS = {
+    name: {distribution(text) for text in texts}
+    for name, texts in PROJECT["optional-dependencies"].items()
+}
+
+
+def guarded(parents: list[ast.AST]) -> bool:
+    """Whether an import is only for types, or what surrounds it says what to do without it."""
+    for node in parents:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return True
+        if isinstance(node, ast.With) and ast.unparse(node.items[0]).startswith("extra("):
+            return True
+        if isinstance(node, ast.Try) and any(
+            "ImportError" in ast.unparse(handler.type or node) for handler in node.handlers
+        ):
+            return True
+    return False
+
+
+def imports(node: ast.AST, parents: list[ast.AST]) -> Iterator[tuple[str, bool]]:
+    """The modules that others made, and whether their imports are guarded."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [node.module or ""]
+    for name in {name.partition(".")[0] for name in names}:
+        if name not in {*sys.stdlib_module_names, "shardkit"}:
+            yield name, guarded(parents)
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child, [*parents, node])
+
+
+def every_import() -> Iterator[tuple[str, str, bool]]:
+    for path in sorted((ROOT / "shardkit").rglob("*.py")):
+        for module, is_guarded in imports(ast.parse(path.read_text("utf-8")), []):
+            yield path.relative_to(ROOT / "shardkit").as_posix(), module, is_guarded
+
+
+def by(module: str) -> str:
+    return INSTALLED_BY.get(module, module).lower().replace("_", "-")
+
+
+def test_every_import_is_declared_and_guarded_where_it_is_an_extra() -> None:
+    wrong = []
+    for file, module, is_guarded in every_import():
+        extras = {name for name, libraries in EXTRAS.items() if by(module) in libraries}
+        whole = any(file.startswith(start) for start in WHOLLY)
+        if by(module) in CORE or (extras and (is_guarded or whole)):
+            continue
+        if is_guarded and module == "typing_extensions":  # of the type checker alone
+            continue
+        wrong.append(f"{file}: {module}, {'an extra' if extras else 'not declared'}")
+    assert not wrong
+
+
+def test_every_library_that_is_installed_at_once_is_imported() -> None:
+    assert {by(module) for _, module, _ in every_import()} >= CORE
+
+
+def test_extras_that_errors_name_exist() -> None:
+    """In messages, docs and calls of `extra`."""
+    named = set()
+    for path in [*(ROOT / "shardkit").rglob("*.py"), *(ROOT / "docs").glob("*.md")]:
+        named |= set(
+            re.findall(r'(?:shardkit\[|\bextra\("|\bextra=")(\w+)', path.read_text("utf-8"))
+        )
+    assert named - {"name"} <= EXTRAS.keys()
+    assert {"arrow", "zstd", "sentencepiece", "encodings"} <= named
+
+
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    with (
+        pytest.raises(UsageError, match="reading it needs no_such_library") as error,
+        extra("zstd", "reading it", ", or do without"),
+    ):
+        import no_such_library  # noqa: F401
+    assert error.value.fix == 'pip install "shardkit[zstd]", or do without'
+    with pytest.raises(ModuleNotFoundError), extra("zstd", "reading it"):
+        import shardkit.no_such_module  # noqa: F401
+
+
+# Runs the command as if nothing but the dependencies were installed.
+BARE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from shardkit.cli import main
+main()
+"""
+
+
+def bare(*words: object) -> subprocess.CompletedProcess[str]:
+    modules = {"webdataset", "lmdb", "pyarrow", "datasets", "ffcv", "megatron", "torch", "pandas"}
+    script = BARE.format(absent=modules | {"zstandard", "sentencepiece", "ml_dtypes", "psutil"})
+    command = [sys.executable, "-c", script, *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_path: Path) -> None:
+    images, text = ROOT / "sample_data/images", tmp_path / "a.txt.zst"
+    text.write_bytes(b"\x28\xb5\x2f\xfd")
+    for to in ("wds", "lmdb", "beton"):
+        done = bare("convert", images, "--to", to, "-o", tmp_path / to, "--workers", 1)
+        assert done.returncode == 0, done.stderr
+        assert bare("verify", tmp_path / to, "--against", images).returncode == 0
+    for words, name in (
+        (("convert", images, "--to", "parquet"), "arrow"),
+        (("convert", text, "--to", "wds"), "zstd"),
+    ):
+        done = bare(*words, "-o", tmp_path / "out", "--workers", 0)
+        assert done.returncode == 2, done.stderr
+        assert f'pip install "shardkit[{name}]"' in done.stderr
+    done = bare("formats")
+    assert done.returncode == 0
+    assert done.stdout.count('pip install "shardkit[arrow]"') == 3
