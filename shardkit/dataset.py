@@ -46,9 +46,11 @@ from shardkit.schema import (
     length_fields,
     lengths_dtype,
 )
+from shardkit.sequence_reader import SampleSequence, SequenceReader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from typing_extensions import Self
 
     from shardkit.transforms.transforms import Transforms
 
@@ -98,10 +100,13 @@ class Dataset:
         shards: list[tuple[str, int | None, int | None]],
         manifest: Manifest | None,
         manifest_path: Path | None = None,
+        *,
+        reader: ShardReader | None = None,
     ) -> None:
         """`shards` has name, samples and bytes of each; None where only opening it can tell.
 
-        `path` is the folder that the names are relative to.
+        `path` is the folder that the names are relative to; `reader` reads the only shard where
+        that is no file (`from_sequence`).
         """
         self.path = path
         self.format = format
@@ -117,7 +122,9 @@ class Dataset:
                 found=f"{format!r:.60}",
                 fix="use the shardkit that wrote it, or a newer one",
             )
-        self._format = get_format(format)
+        self._only = reader
+        if reader is None:
+            self._format = get_format(format)
         self._mapped = True
         self.transforms: Transforms | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
@@ -146,6 +153,28 @@ class Dataset:
             counts = [samples or 0 for _, samples, _ in shards]
             self.schema = manifest.schema
         *self._starts, self._length = accumulate(counts, initial=0)
+
+    @classmethod
+    def from_sequence(
+        cls,
+        samples: SampleSequence,
+        schema: Schema | None = None,
+        *,
+        class_names: Mapping[str, Sequence[str]] | None = None,
+        path: Path = Path(),
+        format: str = "sequence",
+        size: int = 0,
+    ) -> Self:
+        """A dataset of samples that are not in shards, for a Loader: a list of dicts, say.
+
+        samples: any sequence; `samples[i]` is a dict with `__key__` and the fields of the schema,
+        whose values nobody checks. Threads call it side by side.
+        schema: None is the sequence's own, `samples.schema`.
+        path, format, size: what messages call it, and its bytes as far as they are known.
+        """
+        schema = schema or samples.schema  # type: ignore[attr-defined]
+        reader = SequenceReader(samples, schema, class_names or {})
+        return cls(path, format, [(".", len(samples), size)], None, reader=reader)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -369,7 +398,7 @@ class Dataset:
         There is no lock that a fork in another thread could leave held: two threads may open the
         same shard at once, and one of the two readers is dropped.
         """
-        reader = self._readers.get(shard)
+        reader = self._readers.get(shard) if self._only is None else self._only
         if reader is not None:
             return reader
         with self.explained(shard):
@@ -456,7 +485,8 @@ class Dataset:
         reader = self.reader(shard)
         self._layouts[shard] = reader.layout
         self.key_hashes[shard] = reader.key_hashes
-        self._bytes[shard] = self.shard_path(shard).stat().st_size
+        if self._only is None:
+            self._bytes[shard] = self.shard_path(shard).stat().st_size
         return len(reader)
 
 

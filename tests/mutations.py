@@ -313,8 +313,8 @@ MUTATIONS = [
     Mutation("verification/keys.py", "if first != number:", "if False:", "test_verify.py"),
     # --- performance ---
     Mutation(
-        "performance/probes.py",
-        "[ROUNDS // 2]",
+        "performance/runs.py",
+        "[len(runs) // 2]",
         "[0]",
         "performance/test_doctor.py",
     ),

@@ -51,9 +51,8 @@ def command(
     **options: Any,
 ) -> None:
     """Find out what holds loading of PATH back: a dataset, or a folder of images."""
+    from shardkit.performance.defaults import open_any, usual_options
     from shardkit.performance.doctor import doctor
-    from shardkit.performance.folder import open_any
-    from shardkit.performance.recipe import usual_options
     from shardkit.stream import Loader
 
     if ":" in transform:
@@ -65,7 +64,7 @@ def command(
     loader = Loader(dataset, **usual, **given)
     source: Any = loader
     if workers is not None:
-        from shardkit.performance.workers import dataloader_like
+        from shardkit.performance.runs import dataloader_like
 
         source = dataloader_like(loader, workers)
     found = doctor(source, seconds=seconds, **about)

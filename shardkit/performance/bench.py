@@ -20,10 +20,9 @@ from shardkit.errors import UsageError
 from shardkit.options import check_names, check_numbers
 from shardkit.performance.cold import drop
 from shardkit.performance.contender import START
-from shardkit.performance.folder import open_any
+from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, file_system, versions
 from shardkit.performance.process import Process
-from shardkit.performance.recipe import image_field, usual_options
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 

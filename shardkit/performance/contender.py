@@ -26,8 +26,7 @@ from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning
-from shardkit.performance.folder import open_any
-from shardkit.performance.recipe import image_field, usual_options
+from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.stream.batches import Batch
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader

@@ -5,43 +5,55 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError, printable
-from shardkit.performance import advice
-from shardkit.performance.advice import Case
+from shardkit.performance import findings as looks
 from shardkit.performance.checks import checks
-from shardkit.performance.findings import LEAST, Finding
-from shardkit.performance.folder import open_any
-from shardkit.performance.kept import first_samples, kept
+from shardkit.performance.defaults import open_any, usual_options
+from shardkit.performance.findings import LEAST, SHARE, Case, Finding
 from shardkit.performance.machine import memory
-from shardkit.performance.probes import ROUNDS, compare
-from shardkit.performance.recipe import usual_options
-from shardkit.performance.tune import Tuned
-from shardkit.performance.tune import tune as tune_settings
-from shardkit.performance.workers import examine, is_dataloader, loader_like
+from shardkit.performance.runs import (
+    ROUNDS,
+    Run,
+    compare,
+    dataloader_like,
+    first_numbers,
+    in_memory,
+    is_dataloader,
+    loader_like,
+)
 from shardkit.stream.loader import Loader
+from shardkit.stream.options import StreamOptions
 from shardkit.stream.profile import Times
 from shardkit.stream.world import default_threads
+from shardkit.transforms.calls import name_of
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from shardkit.stream.batches import Batch
 
 BATCH = 64
-_KEPT = 256  # samples, for a run that reads nothing
+_IN_MEMORY = 256  # samples, for a run that reads nothing
 _ENOUGH = 1.2  # times what the model takes: then loading does not hold it back
+_TUNED = 3  # settings at most that are tried beside the present ones
+_SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that leave batches as they are
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What `doctor` found. Printed, it is for people; `to_dict` is for programs.
 
-    `rate` is what the loader gives, in samples a second, to a loop that does nothing else; `need`
-    what the model takes, where that is known. `findings` are sorted by what they give.
+    rate: samples a second that the loader gives to a loop that does nothing else.
+    need: samples a second that the model takes, where that is known.
+    times: where the time of loading went.
+    findings: what gives most first.
+    tuned: samples a second by line of code, the present settings first, if that was asked for.
     """
 
     source: str
@@ -49,14 +61,13 @@ class Diagnosis:
     need: float | None
     times: Times
     findings: tuple[Finding, ...]
-    tuned: Tuned | None = None
+    tuned: Mapping[str, float] | None = None
 
     @property
     def verdict(self) -> str:
         """In a sentence, whether loading holds training back."""
-        stages = {stage: self.times.share(stage) for stage in STAGES}
-        name = max(stages, key=lambda stage: stages[stage])
-        most = f"{name} is {stages[name]:.0%} of making batches"
+        name = max(STAGES, key=self.times.share)
+        most = f"{name} is {self.times.share(name):.0%} of making batches"
         if self.need is None:
             return f"Loading gives {self.rate:,.0f} samples/s; {most}"
         if self.rate >= _ENOUGH * self.need:
@@ -69,6 +80,11 @@ class Diagnosis:
             f"could take {self.need:,.0f}; {most}"
         )
 
+    @property
+    def best(self) -> str | None:
+        """The line of code that was fastest, if several were tried."""
+        return None if self.tuned is None else max(self.tuned, key=self.tuned.__getitem__)
+
     def to_dict(self) -> dict[str, Any]:
         """All of it, as JSON."""
         return {
@@ -78,17 +94,18 @@ class Diagnosis:
             "need": self.need,
             "times": self.times.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
-            "tuned": None if self.tuned is None else self.tuned.to_dict(),
+            "tuned": None if self.tuned is None else {"best": self.best, "rates": self.tuned},
         }
 
     def __str__(self) -> str:
         lines = [printable(self.source), str(self.times), "", f"{self.verdict}."]
-        for number, finding in enumerate(self.findings, 1):
-            lines.append(f"{number}. {finding}")
+        lines += [f"{number}. {finding}" for number, finding in enumerate(self.findings, 1)]
         if not self.findings:
             lines.append("Nothing was found that would make it a tenth faster, or batches better.")
         if self.tuned is not None:
-            lines += ["", str(self.tuned)]
+            rates = [f"  {rate:>10,.0f}  {line}" for line, rate in self.tuned.items()]
+            tried = ["Tried side by side, samples/s:", *rates, "Use", f"  {self.best}"]
+            lines += ["", *map(printable, tried)]
         return "\n".join(lines)
 
 
@@ -106,7 +123,7 @@ def doctor(
 
     source: a Loader as it is trained with, a torch DataLoader of a StreamingDataset, or anything
     that a Loader takes, or a folder of images, with the Loader's `options`. What was measured of
-    a loader with `profile=True` while it was trained with is used; its own place stays.
+    a loader with `profile=True` while it was trained with is used; its own position stays.
     step: what the training loop does with a batch. It is called with one batch again and again, so
     that it never waits: what it could take. It must wait for a GPU itself.
     need: that number, samples a second, if it is known.
@@ -125,30 +142,40 @@ def doctor(
     trained = _trained(source)
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
     case = _case(loader, processors, seconds)
-    stream = loader.dataset.stream
-    ranks = ranks or loader.dataset.world().size
     if is_dataloader(source):
-        workers = examine(source, loader, processors, seconds)
-        rate, found, processes = workers.now.rate, workers.findings, source.num_workers
+        rate, found = _of_workers(source, loader, processors, seconds)
     else:
-        rate, found, processes = case.now.rate, _of_settings(case, trained), 0
-    for one in checks(stream, world_size=ranks, workers=processes):
-        if one.samples is not None:
-            before, after = (kept(loader, some) for some in one.samples)
-            tried = compare({"before": before, "after": after}, seconds)
-            finding = advice.of_samples(case, one, tried["before"], tried["after"])
-        else:
-            finding = advice.of_data(case, one)
-        if finding is not None:
-            then = None if finding.rate is None else finding.gain * rate
-            found.append(replace(finding, rate=then))
+        rate = case.now.rate
+        found = [finding for look in looks.OF_RUNS if (finding := look(case))]
+        if trained is not None and (finding := looks.prefetch(case, trained)):
+            found.append(finding)
+    ranks = ranks or loader.dataset.world().size
+    found += _of_data(
+        case, rate, ranks, source.num_workers if is_dataloader(source) else 0, seconds
+    )
     findings = ranked(found, rate, need)
-    slow = advice.extension(case)
-    if slow is not None:  # it is of everything that is measured: first, however little it gives
+    slow = looks.extension(case)
+    if slow is not None:  # it changes all that is measured: first, however little it gives
         slow = replace(slow, rate=slow.gain * rate)
         findings = (ranked([slow], rate, need) or [replace(slow, rate=None, gain=1.0)]) + findings
-    tuned = tune_settings(loader, findings, seconds) if tune else None
+    tuned = _tuned(loader, findings, seconds) if tune else None
     return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
+
+
+def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list[Finding]:
+    """By what they give to training: no more than the model takes. Then those not about speed."""
+    most = need or float("inf")
+    useful = []
+    for finding in findings:
+        gain = finding.gain
+        if finding.rate is not None:
+            gain = min(finding.rate, most) / min(rate, most)
+        if gain >= LEAST or (finding.rate is None and finding.gain == 1):
+            useful.append(replace(finding, gain=gain))
+    return sorted(useful, key=lambda finding: -finding.gain)
+
+
+# --- what is measured ----------------------------------------------------------------------------
 
 
 def _loader(source: Any, options: dict[str, Any]) -> Loader:
@@ -157,30 +184,31 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
     if isinstance(source, str | os.PathLike):
         source = open_any(source)
     if isinstance(source, Dataset):
-        usual = usual_options(source, batch_size=options.get("batch_size") or _batch(source))
+        batch = options.get("batch_size") or min(BATCH, max(len(source), 1))
+        usual = usual_options(source, batch_size=batch)
         if options.get("batching") or options.get("global_batch_size"):
             usual = {name: usual[name] for name in usual if name not in ("batch_size", "collate")}
         options = {**usual, **options}
     return Loader(source, **options)
 
 
-def _batch(dataset: Dataset) -> int:
-    return min(BATCH, max(len(dataset), 1))
-
-
 def _check_size(loader: Loader) -> None:
-    """Raise UsageError for a dataset that has no whole batch."""
-    samples = len(loader.dataset.stream.samples)
-    world = loader.dataset.world()
-    if loader.dataset.options.batching is None:
-        batch = loader.dataset.options.per_rank(world.size) * world.size
-        if samples < batch:
-            raise UsageError(
-                "the dataset is smaller than one batch, so that no rate can be measured",
-                path=_name(loader),
-                found=f"{samples:,} samples, {batch:,} for a batch of all ranks together",
-                fix="make batches smaller: --batch-size, or batch_size=",
-            )
+    """Raise UsageError for a dataset without a whole batch."""
+    if loader.dataset.options.batching is not None:
+        return
+    samples, ranks = len(loader.dataset.stream.samples), loader.dataset.world().size
+    batch = loader.dataset.options.per_rank(ranks) * ranks
+    if samples < batch:
+        raise UsageError(
+            "the dataset is smaller than one batch, so that no rate can be measured",
+            path=_name(loader),
+            found=f"{samples:,} samples, {batch:,} for a batch of all ranks together",
+            fix="make batches smaller: --batch-size, or batch_size=",
+        )
+
+
+def _name(loader: Loader) -> str:
+    return ", ".join(str(dataset.place) for dataset in loader.dataset.stream.datasets)
 
 
 def _trained(source: Any) -> Times | None:
@@ -213,38 +241,134 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
     used = case.now.times.threads
     numbers = {processors} if used else set()  # none: what is that quick needs no threads
     others = {}
-    if case.waits >= advice.SHARE:
+    if case.waits >= SHARE:
         numbers |= {4 * processors, 16 * processors}
-        others["kept"] = kept(loader, first_samples(loader, _KEPT))
+        numbered = first_numbers(loader, _IN_MEMORY)
+        others["in memory"] = in_memory(
+            loader, list(map(loader.dataset.stream.samples.read, numbered))
+        )
     numbers -= {used}
-    if not numbers and not others:
+    others |= {str(n): loader.with_options(**looks.with_threads(loader, n)) for n in numbers}
+    if not others:
         return case
-    for number in numbers:
-        others[str(number)] = loader.with_options(**advice.with_threads(loader, number))
     runs = compare({"now": loader, **others}, seconds)
     tried = {number: runs[str(number)] for number in numbers}
-    return replace(case, now=runs["now"], tried=tried, kept=runs.get("kept"))
+    return replace(case, now=runs["now"], tried=tried, in_memory=runs.get("in memory"))
 
 
-def _of_settings(case: Case, trained: Times | None) -> list[Finding]:
-    found = [look(case) for look in advice.SETTINGS]
-    if trained is not None:
-        found.append(advice.prefetch(case, trained))
-    return [finding for finding in found if finding is not None]
+def _of_data(case: Case, rate: float, ranks: int, workers: int, seconds: float) -> list[Finding]:
+    """Findings on the data, with what they give at this rate."""
+    findings = []
+    for one in checks(case.loader.dataset.stream, world_size=ranks, workers=workers):
+        if one.samples is None:
+            finding = looks.of_data(case, one)
+        else:
+            before, after = (in_memory(case.loader, some) for some in one.samples)
+            tried = compare({"before": before, "after": after}, seconds)
+            finding = looks.tried_on_samples(case, one, tried["before"], tried["after"])
+        if finding is not None:
+            rated = None if finding.rate is None else finding.gain * rate
+            findings.append(replace(finding, rate=rated))
+    return findings
 
 
-def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list[Finding]:
-    """By what they give to training: no more than the model takes. Then those not about speed."""
-    most = need or float("inf")
-    useful = []
-    for finding in findings:
-        gain = finding.gain
-        if finding.rate is not None:
-            gain = min(finding.rate, most) / min(rate, most)
-        if gain >= LEAST or (finding.rate is None and finding.gain == 1):
-            useful.append(replace(finding, gain=gain))
-    return sorted(useful, key=lambda finding: -finding.gain)
+def _of_workers(
+    dataloader: DataLoader[Any], loader: Loader, processors: int, seconds: float
+) -> tuple[float, list[Finding]]:
+    """The rate of a DataLoader, and what would be faster; `loader` makes the same batches."""
+    number, persistent = dataloader.num_workers, dataloader.persistent_workers
+    single = dataloader if dataloader.batch_size else None
+    runs = compare(
+        {
+            "now": dataloader_like(loader, number, persistent=persistent, single=single),
+            "threads": loader,
+            "workers": dataloader_like(loader, processors),
+        },
+        seconds,
+    )
+    now, threads, more = runs["now"], runs["threads"], runs["workers"]
+    processes = "1 worker" if number == 1 else f"{number} workers"
+    is_now = f"a DataLoader with {processes} gives {now.rate:,.0f} samples/s"
+    findings = [
+        Finding(
+            "workers",
+            f"{is_now}; a Loader, whose threads write into the batch, gives {threads.rate:,.0f}",
+            "use shardkit.torch.Loader in its place",
+            rate=threads.rate,
+            gain=threads.rate / now.rate,
+        ),
+        Finding(
+            "workers",
+            f"{is_now}; with batches made inside, and {processors} workers, {more.rate:,.0f}",
+            f"StreamingDataset(..., batch_size=) in DataLoader(batch_size=None, "
+            f"num_workers={processors}, persistent_workers=True)",
+            rate=more.rate,
+            gain=more.rate / now.rate,
+            settings={"workers": processors},
+        ),
+    ]
+    if number and not persistent:
+        findings.append(_persistent(loader, now, more))
+    return now.rate, [finding for finding in findings if finding.gain >= LEAST]
 
 
-def _name(loader: Loader) -> str:
-    return ", ".join(str(dataset.place) for dataset in loader.dataset.stream.datasets)
+def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
+    """Workers that are started for each epoch."""
+    epoch = len(loader.dataset.stream.samples) / loader.dataset.world().size / now.rate
+    lost = max(now.start - persistent.start, 0.0)
+    return Finding(
+        "workers",
+        f"workers start anew for each epoch: {lost:.1f} s before {epoch:.1f} s of loading",
+        "DataLoader(..., persistent_workers=True)",
+        gain=(epoch + lost) / epoch,
+    )
+
+
+# --- the best settings side by side --------------------------------------------------------------
+
+
+def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[str, float]:
+    """Samples a second by line of code: as the loader is, and with the settings that were found."""
+    useful = [one.settings for one in findings if one.settings and one.settings.keys() <= _SPEED]
+    made: dict[str, Loader | DataLoader[Any]] = {}
+    for settings in [{}, *useful[:_TUNED]]:
+        line = code_line(loader, settings)
+        if "workers" in settings:
+            made[line] = dataloader_like(loader, settings["workers"])
+        else:
+            made[line] = other = loader.with_options(profile=True, **settings)
+            for _ in other if settings.get("cache") else ():  # it is measured once it is full
+                pass
+    return {line: run.rate for line, run in compare(made, seconds).items()}
+
+
+def code_line(loader: Loader, settings: Mapping[str, Any]) -> str:
+    """How to make such a loader."""
+    source = getattr(loader.dataset.source, "place", loader.dataset.source)  # of an open dataset
+    paths = repr([str(one) for one in source] if isinstance(source, list) else str(source))
+    options = {
+        field.name: value
+        for field in fields(StreamOptions)
+        if (value := getattr(loader.dataset.options, field.name)) != field.default
+    }
+    if "workers" in settings:
+        dataset = f"StreamingDataset({', '.join([paths, *_typed_options(options)])})"
+        workers = f"num_workers={settings['workers']}, persistent_workers=True"
+        return f"DataLoader({dataset}, batch_size=None, {workers})"
+    options |= {"threads": loader.threads, **settings}
+    return f"Loader({', '.join([paths, *_typed_options(options)])})"
+
+
+def _typed_options(options: Mapping[str, Any]) -> list[str]:
+    return [f"{option}={_typed(value)}" for option, value in options.items() if value is not None]
+
+
+def _typed(value: Any) -> str:
+    """A value as it is typed, as far as it has a name."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_typed(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_typed, value)) + "]"
+    if type(value).__module__.startswith("shardkit."):
+        return f"shardkit.{value!r}"
+    return name_of(value).removeprefix("__main__.") if callable(value) else repr(value)

@@ -1,16 +1,32 @@
-"""`Finding`: one thing that holds training back, or will, and what to do about it."""
+"""`Finding`: what holds loading back, and what to do; and those that follow from short runs.
+
+Each function looks for one cause in a `Case`: runs of a loader as it is and with one thing changed.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from shardkit.clock import IDLE, Spent
+from shardkit.codecs.extension import FIX, MISSING, SLOWER
+from shardkit.codecs.image import format_of
 from shardkit.errors import printable
+from shardkit.performance.runs import Run
 from shardkit.sample import Sample
+from shardkit.stream.loader import Loader
+from shardkit.stream.profile import Times
+from shardkit.transforms.calls import Call, name_of
+from shardkit.transforms.chain import Job
 
 LEAST = 1.1  # times as fast: less is not worth a change, and may be chance
+SHARE = 0.25  # of the time that a batch takes: smaller stages are not looked at
+_WAITS = 0.05  # of the training loop's time, for batches
+_ENOUGH = 20  # batches, of which the first ones are always waited for
+_SCALES = 1.25  # times as fast as one thread: with less, threads do not help
 
 
 @dataclass(frozen=True)
@@ -18,16 +34,16 @@ class Finding:
     """What was seen, what to do, and what that gives.
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
-    "workers", "padding", "format", "shards", "order". `stage` is the stage of loading
-    (`shardkit.clock.STAGES`) that it makes cheaper, to `share` of what it costs now, from 0 to 1;
-    where there is none, `rate` alone says what is expected.
+    "prefetch", "workers", "padding", "format", "shards", "order". `stage` is the stage of loading
+    (`shardkit.clock.STAGES`) that becomes cheaper, to `share` of its time, from 0 to 1; without
+    one, `rate` alone says what is expected.
     """
 
     cause: str
     seen: str  # with numbers, a sentence without its full stop
     do: str  # what to do about it, likewise
-    rate: float | None = None  # samples/s (tokens/s for padding) after that; None: not about speed
-    gain: float = 1.0  # how many times as fast that is as now
+    rate: float | None = None  # samples/s after that; None: not about the speed of loading
+    gain: float = 1.0  # how many times as fast; for padding in tokens/s
     stage: str | None = None
     share: float = 1.0
     command: str | None = None  # to type
@@ -52,3 +68,253 @@ class Finding:
         settings = {name: repr(value) for name, value in self.settings.items()}
         shown = {name: value for name, value in vars(self).items() if name != "samples"}
         return {**shown, "settings": settings}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs say about a loader.
+
+    `now` is the loader as it is, `alone` with the calling thread for everything, so that no thread
+    waits for another; `tried` has runs with other numbers of threads. `in_memory` is the loader
+    with samples in memory; `memory` is the machine's, in bytes.
+    """
+
+    loader: Loader
+    processors: int
+    now: Run
+    alone: Run
+    tried: Mapping[int, Run] = field(default_factory=dict)
+    in_memory: Run | None = None
+    memory: int = 0
+
+    @property
+    def waits(self) -> float:
+        """The share of a thread's time in which it waits for storage."""
+        read, making = self.alone.times.spent.get("read", Spent()), self.alone.times.making
+        return max(read.wall - read.busy - self.alone.delayed, 0.0) / making if making else 0.0
+
+    @property
+    def scales(self) -> bool:
+        """Whether several threads are faster than one; True where no run tells."""
+        several = {**self.tried, self.now.times.threads: self.now}
+        rates = [run.rate for number, run in several.items() if number > 1]
+        return not rates or self.processors == 1 or max(rates) > _SCALES * self.alone.rate
+
+    def share(self, *stages: str) -> float:
+        """The stages' part of what it takes to make a batch."""
+        return sum(map(self.alone.times.share, stages))
+
+    def without(self, *stages: str) -> dict[str, Any]:
+        """What a finding says that makes these stages take no time."""
+        rate = self.now.rate / max(1 - self.share(*stages), 1e-9)
+        return {"rate": rate, "stage": stages[0], "share": 0.0}
+
+    def calls(self) -> list[str]:
+        """The user's own functions among the transforms."""
+        chains = self.loader.dataset.stream.transforms.chains
+        return [str(stage) for chain in chains for stage in chain.stages if isinstance(stage, Call)]
+
+    def found(self, finding: Finding) -> Finding | None:
+        """A finding with its gain, if that is worth the change."""
+        if finding.rate is not None:
+            finding = replace(finding, gain=finding.rate / max(self.now.rate, 1e-9))
+        return finding if finding.gain >= LEAST else None
+
+
+def with_threads(loader: Loader, number: int) -> dict[str, int]:
+    """Settings for so many threads: each needs a batch to work on."""
+    return {"threads": number, **({"prefetch": number} if number > loader.prefetch else {})}
+
+
+def threads(case: Case) -> Finding | None:
+    """Too few threads for the processors or for storage that answers late; or too many."""
+    used, now = case.now.times.threads, case.now.rate
+    best = max(case.tried, key=lambda number: case.tried[number].rate, default=0)
+    if not best:
+        return None
+    rate, settings = case.tried[best].rate, with_threads(case.loader, best)
+    if case.waits >= SHARE:
+        return case.found(
+            Finding(
+                "storage",
+                f"{_waits(case)}; {best} threads, which wait at the same time, made "
+                f"{rate:,.0f} samples/s",
+                f"use {best} threads: those that wait need no processor",
+                rate=rate,
+                stage="read",
+                settings=settings,
+            )
+        )
+    many = "one thread makes" if used == 1 else f"{used} threads make"
+    seen = f"{many} {now:,.0f} samples/s with {case.processors} processors; {best} made {rate:,.0f}"
+    return case.found(Finding("threads", seen, f"use {best} threads", rate=rate, settings=settings))
+
+
+def storage(case: Case) -> Finding | None:
+    """Storage that is slow, and a dataset that fits into memory."""
+    stored = stored_bytes(case.loader)
+    cached = case.loader.dataset.options.cache
+    if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
+        return None
+    return case.found(
+        Finding(
+            "storage",
+            f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
+            "keep them there, from the second epoch on",
+            rate=case.in_memory.rate,
+            stage="read",
+            share=0.0,
+            settings={"cache": "memory"},
+        )
+    )
+
+
+def _waits(case: Case) -> str:
+    return f"{case.waits:.0%} of a thread's time is waiting for the storage"
+
+
+def stored_bytes(loader: Loader) -> int:
+    """Of all shards."""
+    datasets = loader.dataset.stream.datasets
+    return sum(d.extent(shard)[1] for d in datasets for shard in range(d.shards))
+
+
+def transform(case: Case) -> Finding | None:
+    """Slow functions of a user; those that hold the interpreter lock need processes.
+
+    Without any it is `Normalize`, which makes floats of images.
+    """
+    share, functions, processors = case.share("transform"), case.calls(), case.processors
+    if share < SHARE:
+        return None
+    if not functions:
+        return case.found(
+            Finding(
+                "copy",
+                f"Normalize takes {share:.0%} of a thread's time and makes batches four times as "
+                "large",
+                "leave it out, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
+                **case.without("transform"),
+            )
+        )
+    cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
+    seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms a sample"
+    if case.scales:
+        return case.found(
+            Finding(
+                "transform",
+                seen,
+                "make it cheaper, or do it once: `shardkit convert --transform` (without it "
+                "loading would be as fast as said)",
+                **case.without("transform"),
+            )
+        )
+    return case.found(
+        Finding(
+            "transform",
+            f"{seen}, and threads do not share it, as it holds the interpreter lock",
+            f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader"
+            f" with batch_size=None, num_workers={processors}; or write it with functions of"
+            " NumPy or OpenCV, which let other threads work",
+            rate=case.alone.rate * processors,
+            stage="transform",
+            settings={"workers": processors},
+        )
+    )
+
+
+def collating(case: Case) -> Finding | None:
+    """A `collate` of a user, which copies what is in the batch already."""
+    collate, share = case.loader.dataset.stream.own_collate, case.share("collate", "copy")
+    if collate is None or share < SHARE:
+        return None
+    return case.found(
+        Finding(
+            "copy",
+            f"{name_of(collate)} and what follows it take {share:.0%} of a thread's time",
+            "leave collate= out: rows are written where the batch is, without a copy",
+            **case.without("collate", "copy"),
+            settings={"collate": None},
+        )
+    )
+
+
+def pinned(case: Case) -> Finding | None:
+    """A GPU, and batches in memory from which copies to it are slow."""
+    torch, given = sys.modules.get("torch"), case.loader.settings
+    if torch is None or given.get("to") != "torch" or not torch.cuda.is_available():
+        return None
+    if given["pin_memory"] or given["device"] is not None:
+        return None
+    return Finding(
+        "copy",
+        "there is a GPU, and batches are made in memory that it cannot read by itself",
+        'give device="cuda": batches are copied from page-locked memory while earlier ones are '
+        "used; leave batch.to(...) out",
+        settings={"device": "cuda"},
+    )
+
+
+OF_RUNS = (threads, storage, transform, collating, pinned)
+
+
+def prefetch(case: Case, trained: Times) -> Finding | None:
+    """Steps of different length: the loop waits at times, and threads wait for it at others."""
+    threads_time = max(trained.threads, 1) * trained.seconds
+    idle = trained.spent[IDLE].wall / threads_time if threads_time else 0.0
+    if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
+        return None
+    more = 4 * case.loader.prefetch
+    return case.found(
+        Finding(
+            "prefetch",
+            f"the training loop waits {trained.waiting:.0%} of its time for batches, and threads "
+            f"wait {idle:.0%} of theirs for it",
+            f"make up to {more} batches ahead, for the steps that take less time than others",
+            gain=1 / (1 - trained.waiting),
+            settings={"prefetch": more},
+        )
+    )
+
+
+def extension(case: Case) -> Finding | None:
+    """Crops of JPEGs without the extension that makes them fast; however little that gives."""
+    stream = case.loader.dataset.stream
+    cropped = {
+        chain.fields[0]
+        for chain in stream.transforms.chains
+        if any(isinstance(stage, Job) and stage.steps for stage in chain.stages)
+    }
+    if MISSING is None or not cropped:
+        return None
+    values = (value for name, value in stream.samples.read(0).items() if name in cropped)
+    if not any(isinstance(value, bytes) and format_of(value) == "jpeg" for value in values):
+        return None
+    gain = 1 / (1 - case.share("decode") * (1 - 1 / SLOWER))
+    return Finding(
+        "extension",
+        f"JPEGs are loaded without the extension that crops them about {SLOWER} times as fast: "
+        f"{MISSING}",
+        FIX,
+        rate=case.now.rate * gain,
+        gain=gain,
+        stage="decode",
+        share=1 / SLOWER,
+    )
+
+
+def tried_on_samples(case: Case, finding: Finding, before: Run, after: Run) -> Finding | None:
+    """A finding on stored samples, with runs of these as they are, and as they would be.
+
+    The runs read nothing, so that what reading takes now is added.
+    """
+    reading = max(1 / case.now.rate - 1 / before.rate, 0.0)
+    return case.found(replace(finding, rate=1 / (1 / after.rate + reading)))
+
+
+def of_data(case: Case, finding: Finding) -> Finding | None:
+    """A finding on the data, with the rate that follows for this loader."""
+    if finding.stage is None:
+        return finding if finding.rate is None and finding.gain == 1 else case.found(finding)
+    saved = case.share(finding.stage) * (1 - finding.share)
+    return case.found(replace(finding, rate=case.now.rate / max(1 - saved, 1e-9)))

@@ -25,7 +25,7 @@ from shardkit.codecs.pixels import ppm_header, to_ppm
 from shardkit.conversion.convert import convert
 from shardkit.dataset import Dataset, open_dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
-from shardkit.performance.recipe import image_field
+from shardkit.performance.defaults import image_field
 from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Int

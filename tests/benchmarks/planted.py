@@ -26,8 +26,7 @@ import shardkit
 from shardkit import storage
 from shardkit.performance.doctor import Diagnosis, doctor
 from shardkit.performance.findings import Finding
-from shardkit.performance.probes import run
-from shardkit.performance.workers import dataloader_like
+from shardkit.performance.runs import dataloader_like, run
 from shardkit.stream import Loader
 from shardkit.torch import Loader as TorchLoader
 

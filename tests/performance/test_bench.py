@@ -25,7 +25,7 @@ from shardkit.performance import bench as benching
 from shardkit.performance import peers, plot
 from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender
-from shardkit.performance.folder import open_any
+from shardkit.performance.defaults import open_any
 from shardkit.performance.process import Process
 from shardkit.testing import make_image
 from tests.conftest import write_images

@@ -27,7 +27,7 @@ from shardkit.performance.checks import (
     sorted_order,
     stored_size,
 )
-from shardkit.performance.folder import open_any
+from shardkit.performance.defaults import open_any
 from shardkit.schema import Array, Bytes, Image, Int, Text
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions

@@ -20,11 +20,11 @@ from shardkit.cli import group
 from shardkit.cli.doctor import command
 from shardkit.clock import Spent
 from shardkit.errors import SampleError, UsageError
-from shardkit.performance import advice, probes, workers
 from shardkit.performance import doctor as doctoring
+from shardkit.performance import findings, runs
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
-from shardkit.performance.kept import first_samples, kept
+from shardkit.performance.runs import Run
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from shardkit.transforms import images
@@ -47,9 +47,8 @@ class Machine:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.spent: dict[str, Spent] = {}
         patch.setattr(doctoring, "default_threads", lambda: PROCESSORS)
-        patch.setattr(probes, "ROUNDS", 1)
-        patch.setattr(probes, "run", self.run)
-        patch.setattr(workers, "rate_of", self.rate_of)
+        patch.setattr(runs, "ROUNDS", 1)
+        patch.setattr(runs, "run", self.run)
         decode = images.crop_jpegs
 
         def counted(encoded: Any, *rest: Any) -> Any:
@@ -62,8 +61,12 @@ class Machine:
         before = self.spent.get(stage, Spent())
         self.spent[stage] = before.more(seconds, 0.0 if waiting else seconds)
 
-    def run(self, loader: Loader, seconds: float) -> probes.Run:
-        """As `probes.run`: threads wait side by side, and share the processors."""
+    def run(self, loader: Any, seconds: float) -> Run:
+        """As `runs.run`: threads wait side by side, and share the processors."""
+        if isinstance(loader, DataLoader):  # which is slow, and takes a second to start workers
+            samples = sum(len(batch["valid"]) for batch in loader)
+            anew = loader.num_workers and not loader.persistent_workers
+            return Run(float(samples), start=1.0 if anew else 0.0)
         self.spent = {}
         some = itertools.islice(loader.with_options(threads=0), BATCHES)
         batches = [len(batch["valid"]) for batch in some]
@@ -73,15 +76,7 @@ class Machine:
         wall, busy = map(sum, zip(*self.spent.values(), strict=True))
         taken = max(wall / max(threads, 1), busy / PROCESSORS)
         times = Times(taken, threads, sum(batches), len(batches), taken, 0.0, self.spent)
-        return probes.Run(times.rate, times)
-
-    def rate_of(self, loader: Any, seconds: float) -> probes.Rate:
-        """As `probes.rate_of`: a Loader is the fastest, and workers take a second to start."""
-        samples = sum(len(batch["valid"]) for batch in loader)
-        if not isinstance(loader, DataLoader):
-            return probes.Rate(10.0 * samples, 0.0)
-        anew = loader.num_workers and not loader.persistent_workers
-        return probes.Rate(float(samples), 1.0 if anew else 0.0)
+        return Run(times.rate, times)
 
 
 @pytest.fixture
@@ -97,12 +92,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"now": iter([1.0, 100.0, 110.0]), "alone": iter([90.0, 900.0, 80.0])}
 
-    def measured(loader: Any, seconds: float) -> probes.Run:
-        return probes.Run(next(rates[loader]), Times())
+    def measured(loader: Any, seconds: float) -> Run:
+        return Run(next(rates[loader]))
 
-    monkeypatch.setattr(probes, "run", measured)
+    monkeypatch.setattr(runs, "run", measured)
     loaders: Any = {name: name for name in rates}
-    found = probes.compare(loaders, seconds=1)
+    found = runs.compare(loaders, seconds=1)
     assert {name: run.rate for name, run in found.items()} == {"now": 100.0, "alone": 90.0}
 
 
@@ -132,7 +127,7 @@ def test_late_storage_is_named_first(
 def test_a_missing_extension_is_named_first(
     photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "MISSING", "it was not built")
+    monkeypatch.setattr(findings, "MISSING", "it was not built")
     for need in (None, 1.0):  # however little training needs
         found = doctor(photos, batch_size=8, transforms=CROP, need=need, seconds=0.02).findings[0]
         assert found.cause == "extension"
@@ -214,26 +209,24 @@ def test_settings_are_tried_side_by_side(photos: Path) -> None:
     loader = Loader(photos, batch_size=8, transforms=steps, threads=1)
     found = doctor(loader, seconds=SECONDS, tune=True)
     assert found.tuned is not None
-    first, *others = found.tuned.rates
+    first, *others = found.tuned
     assert first.startswith(f"Loader('{photos}', transforms={{'image': [shardkit.RandomResizedCrop")
     assert len(others) <= 3
-    assert found.tuned.best in found.tuned.rates
-    assert all(rate > 0 for rate in found.tuned.rates.values())
+    assert found.best in found.tuned
+    assert all(rate > 0 for rate in found.tuned.values())
 
 
 def test_processes_and_memory_can_be_tried(photos: Path) -> None:
-    from shardkit.performance.tune import tune
-
     loader = shardkit.torch.Loader(photos, batch_size=8, transforms=CROP)
-    findings = [
+    some = [
         Finding("transform", "", "", settings={"workers": 1}),
         Finding("storage", "", "", settings={"cache": "memory"}),
         Finding("padding", "", "", settings={"batching": None}),  # changes the batches
     ]
-    found = tune(loader, findings, SECONDS)
-    kinds = [line.partition("(")[0] for line in found.rates]
+    found = doctoring._tuned(loader, some, SECONDS)
+    kinds = [line.partition("(")[0] for line in found]
     assert kinds == ["Loader", "DataLoader", "Loader"]
-    assert "cache='memory'" in list(found.rates)[2]
+    assert "cache='memory'" in list(found)[2]
 
 
 def test_a_dataloader_is_compared_with_threads(photos: Path, machine: Machine) -> None:
@@ -282,7 +275,8 @@ def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(
 
 def test_samples_in_memory_give_the_same_batches(photos: Path) -> None:
     loader = Loader(photos, batch_size=8, transforms=CROP, profile=True, threads=1)
-    other = kept(loader, first_samples(loader, 64))
+    samples = [loader.dataset.stream.samples.read(n) for n in runs.first_numbers(loader, 64)]
+    other = runs.in_memory(loader, samples)
     assert len(other) == 64
     for one, another in zip(loader, other, strict=False):
         assert one["__key__"] == another["__key__"]

@@ -12,7 +12,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, NotFoundError, SampleError, SourceError, UsageError
-from shardkit.performance.folder import open_any
+from shardkit.performance.defaults import open_any
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import write_images

@@ -11,8 +11,7 @@ import pytest
 import shardkit
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
-from shardkit.performance.folder import open_any
-from shardkit.performance.recipe import TRANSFORMS, image_field, usual_options
+from shardkit.performance.defaults import TRANSFORMS, image_field, open_any, usual_options
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 

@@ -11,12 +11,10 @@ import pytest
 
 import shardkit
 from shardkit.clock import IDLE, Spent
-from shardkit.performance import advice
-from shardkit.performance.advice import Case
-from shardkit.performance.doctor import Diagnosis, ranked
-from shardkit.performance.findings import Finding
-from shardkit.performance.probes import Run
-from shardkit.performance.tune import Tuned, code_line
+from shardkit.performance import findings
+from shardkit.performance.doctor import Diagnosis, code_line, ranked
+from shardkit.performance.findings import Case, Finding
+from shardkit.performance.runs import Run
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from tests.codecs.sample_images import encoded, photo
@@ -51,17 +49,17 @@ def case(path: Path, now: Run, alone: Run, loader: dict[str, Any] | None = None,
 
 
 def test_more_threads_are_advised_where_they_gave_more(path: Path) -> None:
-    found = advice.threads(case(path, run(100), run(100, 0), tried={4: run(350, 4)}))
+    found = findings.threads(case(path, run(100), run(100, 0), tried={4: run(350, 4)}))
     assert found is not None
     assert (found.cause, found.rate, found.gain) == ("threads", 350, 3.5)
     assert found.settings == {"threads": 4}
     assert "one thread makes 100 samples/s with 4 processors; 4 made 350" in found.seen
-    assert advice.threads(case(path, run(100), run(100, 0), tried={4: run(105, 4)})) is None
-    assert advice.threads(case(path, run(100), run(100, 0))) is None
+    assert findings.threads(case(path, run(100), run(100, 0), tried={4: run(105, 4)})) is None
+    assert findings.threads(case(path, run(100), run(100, 0))) is None
 
 
 def test_fewer_threads_are_advised_where_they_gave_more(path: Path) -> None:
-    found = advice.threads(case(path, run(100, 16), run(90, 0), tried={4: run(150, 4)}))
+    found = findings.threads(case(path, run(100, 16), run(90, 0), tried={4: run(150, 4)}))
     assert found is not None
     assert found.settings == {"threads": 4}
 
@@ -69,29 +67,30 @@ def test_fewer_threads_are_advised_where_they_gave_more(path: Path) -> None:
 def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(path: Path) -> None:
     late = {"read": (0.9, 0.01), "decode": (0.1, 0.1)}
     tried = {16: run(800, 16, late), 64: run(900, 64, late)}
-    made = case(path, run(100, 4, late), run(25, 0, late), tried=tried, kept=run(1000, 4))
+    made = case(path, run(100, 4, late), run(25, 0, late), tried=tried, in_memory=run(1000, 4))
     assert made.waits == pytest.approx(0.89)
-    threads, memory = advice.storage_threads(made), advice.storage_memory(made)
+    threads, memory = findings.threads(made), findings.storage(made)
     assert threads is not None
     assert memory is not None
     assert (threads.cause, threads.rate) == ("storage", 900)
     assert threads.settings == {"threads": 64, "prefetch": 64}
     assert (memory.cause, memory.rate, memory.settings) == ("storage", 1000, {"cache": "memory"})
     assert "89% of a thread's time" in memory.seen
-    assert advice.threads(made) is None  # the same, told once
 
 
 def test_storage_that_does_not_wait_is_not_blamed(path: Path) -> None:
-    made = case(path, run(100, 4), run(25, 0), tried={16: run(300, 16)}, kept=None)
-    assert advice.storage_threads(made) is None
-    assert advice.storage_memory(made) is None
+    made = case(path, run(100, 4), run(25, 0), tried={16: run(300, 16)})
+    found = findings.threads(made)
+    assert found is not None
+    assert found.cause == "threads"
+    assert findings.storage(made) is None
 
 
 def test_what_does_not_fit_into_memory_is_not_kept_there(path: Path) -> None:
     late = {"read": (0.9, 0.01), "decode": (0.1, 0.1)}
-    made = case(path, run(100, 4, late), run(25, 0, late), kept=run(1000, 4), memory=1000)
-    assert advice.stored_bytes(made.loader) > 500
-    assert advice.storage_memory(made) is None
+    made = case(path, run(100, 4, late), run(25, 0, late), in_memory=run(1000, 4), memory=1000)
+    assert findings.stored_bytes(made.loader) > 500
+    assert findings.storage(made) is None
 
 
 SLOW = {"read": (0.1, 0.1), "decode": (0.1, 0.1), "transform": (0.8, 0.8)}
@@ -99,30 +98,30 @@ STEPS = {"transforms": {"image": [shardkit.CenterCrop(16), slow]}}
 
 
 def test_a_transform_that_keeps_the_interpreter_needs_processes(path: Path) -> None:
-    found = advice.transform(case(path, run(110, 4, SLOW), run(100, 0, SLOW), STEPS))
+    found = findings.transform(case(path, run(110, 4, SLOW), run(100, 0, SLOW), STEPS))
     assert found is not None
     assert (found.cause, found.rate, found.settings) == ("transform", 400, {"workers": 4})
-    assert "tests.performance.test_advice.slow takes 80% of a thread's time, 8 ms" in found.seen
-    assert "keeps the interpreter to itself" in found.seen
+    assert "tests.performance.test_findings.slow takes 80% of a thread's time, 8 ms" in found.seen
+    assert "holds the interpreter lock" in found.seen
 
 
 def test_a_transform_that_threads_share_can_only_become_cheaper(path: Path) -> None:
-    found = advice.transform(case(path, run(390, 4, SLOW), run(100, 0, SLOW), STEPS))
+    found = findings.transform(case(path, run(390, 4, SLOW), run(100, 0, SLOW), STEPS))
     assert found is not None
     assert found.rate == pytest.approx(390 / 0.2)
     assert not found.settings
     cheap = {"read": (0.5, 0.5), "decode": (0.4, 0.4), "transform": (0.1, 0.1)}
-    assert advice.transform(case(path, run(390, 4, cheap), run(100, 0, cheap), STEPS)) is None
+    assert findings.transform(case(path, run(390, 4, cheap), run(100, 0, cheap), STEPS)) is None
 
 
 def test_a_collate_that_copies_is_left_out(path: Path) -> None:
     stages = {"read": (0.1, 0.1), "decode": (0.2, 0.2), "collate": (0.7, 0.7)}
     made = case(path, run(100, 2, stages), run(60, 0, stages), {"collate": collated})
-    found = advice.collating(made)
+    found = findings.collating(made)
     assert found is not None
     assert (found.cause, found.settings) == ("copy", {"collate": None})
     assert found.gain == pytest.approx(1 / 0.3)
-    assert advice.collating(case(path, run(100, 2, stages), run(60, 0, stages))) is None
+    assert findings.collating(case(path, run(100, 2, stages), run(60, 0, stages))) is None
     assert made.loader.with_options(**found.settings).dataset.options.collate is None
 
 
@@ -130,23 +129,25 @@ def test_floats_are_left_to_the_gpu(path: Path) -> None:
     stages = {"decode": (0.5, 0.5), "transform": (0.5, 0.5)}
     floats = [shardkit.CenterCrop(16), shardkit.Normalize((0.5,) * 3, (0.5,) * 3)]
     options = {"transforms": {"image": floats}}
-    found = advice.normalizing(case(path, run(100, 2, stages), run(60, 0, stages), options))
+    found = findings.transform(case(path, run(100, 2, stages), run(60, 0, stages), options))
     assert found is not None
     assert (found.cause, found.rate) == ("copy", 200)
-    assert advice.normalizing(case(path, run(100, 2, SLOW), run(60, 0, SLOW), STEPS)) is None
+    own = findings.transform(case(path, run(100, 2, SLOW), run(60, 0, SLOW), STEPS))
+    assert own is not None
+    assert own.cause == "transform"
 
 
 def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
     made = case(path, run(100, 2), run(60, 0))
     spent = {"decode": Spent(1.0, 1.0), IDLE: Spent(1.0, 0.0)}
     uneven = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent=spent)
-    found = advice.prefetch(made, uneven)
+    found = findings.prefetch(made, uneven)
     assert found is not None
     assert found.settings == {"prefetch": 16}
     assert found.gain == pytest.approx(1.25)
     even = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent={"decode": Spent(2.0, 2.0)})
     assert (
-        advice.prefetch(made, Times(**{**vars(even), "spent": {**even.spent, IDLE: Spent()}}))
+        findings.prefetch(made, Times(**{**vars(even), "spent": {**even.spent, IDLE: Spent()}}))
         is None
     )
 
@@ -154,26 +155,27 @@ def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
 def test_what_data_cost_becomes_a_rate(path: Path) -> None:
     made = case(path, run(100, 2), run(60, 0))
     smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
-    found = advice.of_data(made, smaller)
+    found = findings.of_data(made, smaller)
     assert found is not None
     assert found.rate == pytest.approx(100 / (1 - 0.8 * 0.75))
     assert (
-        advice.of_data(made, Finding("format", "files", "shards", stage="read", share=0.9)) is None
+        findings.of_data(made, Finding("format", "files", "shards", stage="read", share=0.9))
+        is None
     )
     order = Finding("order", "sorted", "shuffle")
-    assert advice.of_data(made, order) is order
+    assert findings.of_data(made, order) is order
 
 
 def test_what_was_tried_on_samples_becomes_a_rate(path: Path) -> None:
     made = case(path, run(100, 2), run(60, 0))
     smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
-    found = advice.of_samples(made, smaller, run(200, 2), run(1000, 2))  # half is reading
+    found = findings.tried_on_samples(made, smaller, run(200, 2), run(1000, 2))  # half is reading
     assert found is not None
     assert found.rate == pytest.approx(1 / (1 / 1000 + 1 / 200))
-    found = advice.of_samples(made, smaller, run(90, 2), run(500, 2))
+    found = findings.tried_on_samples(made, smaller, run(90, 2), run(500, 2))
     assert found is not None
     assert found.rate == 500
-    assert advice.of_samples(made, smaller, run(90, 2), run(101, 2)) is None
+    assert findings.tried_on_samples(made, smaller, run(90, 2), run(101, 2)) is None
 
 
 def test_findings_are_sorted_by_what_they_give_to_training() -> None:
@@ -208,7 +210,7 @@ def test_the_verdict_says_whether_loading_holds_training_back() -> None:
 
 def test_a_diagnosis_is_json_and_text() -> None:
     finding = Finding("decode", "large", "smaller", rate=200, gain=2, command="shardkit convert")
-    found = Diagnosis("shards", 100, 400.0, run(100).times, (finding,), Tuned({"a": 1, "b": 2}))
+    found = Diagnosis("shards", 100, 400.0, run(100).times, (finding,), {"a": 1, "b": 2})
     data = json.loads(json.dumps(found.to_dict()))
     assert data["findings"][0]["cause"] == "decode"
     assert data["tuned"]["best"] == "b"
@@ -241,16 +243,16 @@ def test_crops_of_jpegs_without_the_extension_are_told_what_it_gives(
 ) -> None:
     stages = {"read": (0.4, 0.4), "decode": (0.6, 0.6)}
     made = case(path, run(100, 1, stages), run(100, 0, stages))
-    assert advice.extension(made) is None
-    monkeypatch.setattr(advice, "MISSING", "it was not built")
-    found = advice.extension(made)
+    assert findings.extension(made) is None
+    monkeypatch.setattr(findings, "MISSING", "it was not built")
+    found = findings.extension(made)
     assert found is not None
     assert found.rate == pytest.approx(100 / 0.6)  # a third of the time for what took 0.6
     assert "it was not built" in found.seen
     assert "gcc" in found.do
     plain = {"transforms": None}
-    assert advice.extension(case(path, run(100), run(100, 0), plain)) is None
+    assert findings.extension(case(path, run(100), run(100, 0), plain)) is None
     with shardkit.create(tmp_path / "png", "wds", {"image": shardkit.Image()}) as writer:
         for _ in range(8):
             writer.write({"image": encoded(photo(size=(24, 24)), "PNG")})
-    assert advice.extension(case(tmp_path / "png", run(100), run(100, 0))) is None
+    assert findings.extension(case(tmp_path / "png", run(100), run(100, 0))) is None

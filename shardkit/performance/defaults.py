@@ -1,0 +1,166 @@
+"""What `bench` and `doctor` load: any dataset or folder of images, with usual options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit.dataset import Dataset, open_dataset
+from shardkit.errors import FormatError, UsageError
+from shardkit.preprocess.mask_fields import is_mask_name
+from shardkit.preprocess.transform import load_transform
+from shardkit.schema import Array, FieldType, Image
+from shardkit.sequence_reader import SequenceReader
+from shardkit.sources import open_sources
+from shardkit.sources.image_folder import ImageFolder
+from shardkit.stream.collate import pad_collate
+from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Resize
+
+FOLDER = "folder"  # the format of loose images
+TRANSFORMS = ("crop", "resize", "center", "decode", "none")
+_ADDED = ("attention_mask", "lengths")  # by padding, which stored fields of these names prevent
+
+
+def open_any(path: str | os.PathLike[str]) -> Dataset:
+    """Open what `shardkit.open` opens, or a folder of images as `shardkit convert` reads it.
+
+    Raises what those raise, UsageError for a folder of splits, and FormatError for text.
+    """
+    try:
+        return open_dataset(path)
+    except FormatError as error:
+        refused = error
+    found = open_sources(path)
+    first = next(iter(found.values()))
+    if first.reads_text:
+        raise FormatError(
+            "text cannot be loaded as it is: where its documents begin is not known",
+            path=path,
+            fix="convert it first: shardkit convert",
+        )
+    if not isinstance(first, ImageFolder):  # a dataset, of which something is wrong
+        raise refused
+    if len(found) > 1:
+        raise UsageError(
+            "the folder holds splits, each of which is a dataset of its own",
+            path=path,
+            found=", ".join(found),
+            fix=f"give one of them: {Path(path) / next(iter(found))}",
+        )
+    if first.problems:
+        raise first.problems[0]
+    return LooseImages(Path(path), first)
+
+
+class LooseImages(Dataset):
+    """A folder of images as a dataset of one shard: each sample opens and reads its files."""
+
+    def __init__(self, path: Path, images: ImageFolder) -> None:
+        shard = (".", len(images), int(images.sizes().sum()))
+        reader = SequenceReader(images, images.schema, images.class_names)
+        super().__init__(path, FOLDER, [shard], None, reader=reader)
+        self._images = images
+
+    def sample_path(self, shard: int, position: int) -> Path:
+        return self.path / self._images.name(position)
+
+
+def usual_options(
+    dataset: Dataset, *, batch_size: int, transform: str = "crop", size: int = 224
+) -> dict[str, Any]:
+    """Options of a `Loader` that trains on the dataset, in shuffled batches.
+
+    transform: for the first field of images. "crop": a random part, resized to `size` pixels a
+    side; "resize": the middle of the resized image; "center": the middle of the image; "decode":
+    the whole image; "none": encoded, as stored; "module:function": what that makes of the pixels.
+
+    Arrays of different lengths are padded to the longest of a batch. Raises UsageError for a
+    transform that does not fit, and for a batch that is larger than the dataset.
+    """
+    if batch_size > len(dataset):
+        raise UsageError(
+            "the dataset is smaller than one batch",
+            path=dataset.place,
+            found=f"{len(dataset):,} samples, batches of {batch_size:,}",
+            fix=f"make batches of {len(dataset):,} or less, or give a larger dataset",
+        )
+    options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
+    field = image_field(dataset)
+    steps = _steps(transform, size)
+    if field is not None and steps:
+        options["transforms"] = {field: steps}
+    elif field is None and ":" in transform:
+        raise UsageError(
+            "the transform is for images, of which the dataset has none",
+            path=dataset.place,
+            found=", ".join(f"{name}: {kind}" for name, kind in dataset.schema.items()),
+        )
+    return options | _padding(dataset)
+
+
+def image_field(dataset: Dataset) -> str | None:
+    """The first field of encoded images, else of pixels; a mask only if there is nothing else."""
+    for kinds in (_encoded, _pixels):
+        found = [name for name, kind in dataset.schema.items() if kinds(kind)]
+        if found:
+            return min(found, key=is_mask_name)
+    return None
+
+
+def _encoded(kind: FieldType) -> bool:
+    return isinstance(kind, Image)
+
+
+def _pixels(kind: FieldType) -> bool:
+    if not isinstance(kind, Array) or kind.dtype != np.dtype(np.uint8).str or kind.shape is None:
+        return False
+    return len(kind.shape) == 3 and kind.shape[2] == 3
+
+
+def _steps(transform: str, size: int) -> list[Any]:
+    known: dict[str, list[Any]] = {
+        "crop": [RandomResizedCrop(size)],
+        "resize": [Resize(size), CenterCrop(size)],
+        "center": [CenterCrop(size)],
+        "decode": [Decode()],
+        "none": [],
+    }
+    if transform in known:
+        return known[transform]
+    if ":" not in transform:
+        raise UsageError(
+            "there is no such transform",
+            found=repr(transform),
+            expected=", ".join(TRANSFORMS) + ", or module:function",
+        )
+    return [Decode(), load_transform(transform, None).function]
+
+
+def _padding(dataset: Dataset) -> dict[str, Any]:
+    """Options that pad arrays of one dimension and different lengths, if there are any.
+
+    None where a batch cannot be padded as a whole: its arrays then come in lists.
+    """
+    schema = {name: kind for name, kind in dataset.schema.items() if name not in _ADDED}
+    arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
+    varying = {name for name, kind in arrays.items() if _length_varies(dataset, name, kind)}
+    fixed = all(
+        kind.shape is not None and None not in kind.shape
+        for name, kind in arrays.items()
+        if name not in varying
+    )
+    optional = any(kind.optional for kind in schema.values())
+    if not varying or not fixed or optional or image_field(dataset):
+        return {}
+    fields = {"fields": list(schema)} if len(schema) < len(dataset.schema) else {}
+    return {"collate": pad_collate(), **fields}
+
+
+def _length_varies(dataset: Dataset, name: str, kind: Array) -> bool:
+    if kind.shape is None:  # foreign data may tell only where a value is read
+        first = dataset[0].get(name)
+        return isinstance(first, np.ndarray) and first.ndim == 1
+    return kind.shape == (None,)

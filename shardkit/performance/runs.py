@@ -1,0 +1,176 @@
+"""Short runs of loaders, in turn, so that what is compared was measured side by side."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.dataset import Dataset
+from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.sample import Sample
+from shardkit.stream.dataset import StreamingDataset
+from shardkit.stream.loader import Loader
+from shardkit.stream.profile import Times
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+ROUNDS = 3
+_BATCHES = 4  # at least, in a run: fewer say little about a rate
+_PATIENCE = 4  # times the seconds that a run should take, where batches take that long
+_BATCH, _EPOCH = 64, 8  # samples and batches at least of an epoch in memory, to keep threads busy
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a loader gave.
+
+    rate: samples a second once loading is under way.
+    times: where the time went, of a Loader that measures itself.
+    start: seconds until the first batch of an epoch, at best.
+    delayed: seconds in which the calling thread could have run, but had no processor.
+    """
+
+    rate: float
+    times: Times = field(default_factory=Times)
+    start: float = 0.0
+    delayed: float = 0.0
+
+
+def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> dict[str, Run]:
+    """The median run of each loader, of ROUNDS that together take about `seconds` for each."""
+    found: dict[str, list[Run]] = {name: [] for name in loaders}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardkitWarning)  # the doctor reports it as a finding
+        for _ in range(ROUNDS):
+            for name, loader in loaders.items():
+                found[name].append(run(loader, seconds / ROUNDS))
+    medians = {name: sorted(runs, key=lambda one: one.rate) for name, runs in found.items()}
+    return {
+        # The first start is left out where it is slow: it starts workers that may stay.
+        name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
+        for name, runs in medians.items()
+    }
+
+
+def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
+    """Load for some seconds, epoch after epoch; longer if batches are slow.
+
+    Samples count from when as many batches have come as are made ahead, so that as many are in the
+    making then as at the end; or from the second epoch, or when the seconds are over.
+    """
+    if isinstance(loader, Loader):
+        ahead = loader.prefetch
+    else:
+        ahead = loader.num_workers * (loader.prefetch_factor or 1)
+    began, delayed, times, starts = time.perf_counter(), _delayed(), Times(), []
+    first = last = 0.0  # when counting began, and when the last batch came
+    samples = batches = 0
+
+    def enough() -> bool:
+        passed = last - first
+        slow = batches < _BATCHES and passed < _PATIENCE * seconds
+        return bool(first) and passed > seconds and not slow
+
+    while not enough():
+        asked = time.perf_counter()
+        iteration: Any = iter(loader)
+        for number, batch in enumerate(iteration, 1):
+            last = time.perf_counter()
+            if number == 1:
+                starts.append(last - asked)
+            if first:
+                samples, batches = samples + len(batch["valid"]), batches + 1
+                if enough():
+                    break
+            elif number > ahead or last - began > seconds:
+                first = last
+        first = first or last
+        if isinstance(loader, Loader):
+            iteration.close()
+            times += loader.profile
+        del iteration  # with its workers, before others start
+    return Run(samples / (last - first), times, min(starts), _delayed() - delayed)
+
+
+def _delayed() -> float:
+    """Seconds that this thread has waited for a processor; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def first_numbers(loader: Loader, most: int) -> list[int]:
+    """The numbers of up to `most` samples that an epoch begins with."""
+    order = loader.dataset.stream.order
+    numbers: list[int] = order.draw(0, np.arange(min(most, order.samples))).number.tolist()
+    return numbers
+
+
+def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
+    """The same loader of some samples in memory: how fast it is if reading takes no time."""
+    stream, options = loader.dataset.stream, loader.dataset.options
+    length = max(len(samples), _EPOCH * max(options.per_rank(1), _BATCH))
+    repeated = list(islice(cycle(samples), length))
+    path = stream.datasets[0].place
+    dataset = Dataset.from_sequence(repeated, stream.samples.schema, path=path)
+    changed = {**vars(options), "weights": None, "fields": None}
+    return type(loader)(dataset, **loader.settings, **changed)
+
+
+def is_dataloader(source: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(source, torch.utils.data.DataLoader)
+
+
+def loader_like(dataloader: DataLoader[Any]) -> Loader:
+    """A Loader that makes the same batches with threads.
+
+    Raises UsageError for a DataLoader of something else than a StreamingDataset.
+    """
+    from shardkit.torch import Loader as ForTorch
+
+    dataset: Any = dataloader.dataset
+    if not isinstance(dataset, StreamingDataset):
+        raise UsageError(
+            "the DataLoader does not load a dataset of shardkit",
+            expected="a shardkit.torch.StreamingDataset in it",
+            found=type(dataset).__name__,
+            fix="`shardkit bench PATH --peers` compares with other ways to load",
+        )
+    if not dataset.options.batched:
+        dataset = dataset.with_options(batch_size=dataloader.batch_size)
+    return ForTorch(dataset)
+
+
+def dataloader_like(
+    loader: Loader, workers: int, *, persistent: bool = True, single: DataLoader[Any] | None = None
+) -> DataLoader[Any]:
+    """A DataLoader that makes the same batches with processes.
+
+    single: one that makes batches of single samples itself; the new one does it the same way.
+    """
+    from torch.utils.data import DataLoader
+
+    from shardkit.torch import StreamingDataset as ForTorch
+
+    options = dict(vars(loader.dataset.options))
+    batching: dict[str, Any] = {"batch_size": None}
+    if single is not None:
+        options["batch_size"] = None
+        batching = {"batch_size": single.batch_size, "collate_fn": single.collate_fn}
+    return DataLoader(
+        ForTorch(loader.dataset.source, **options),
+        **batching,
+        num_workers=workers,
+        persistent_workers=persistent and workers > 0,
+    )

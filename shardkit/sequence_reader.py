@@ -1,0 +1,48 @@
+"""`SequenceReader`: any Python sequence of samples, read like a shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from shardkit.formats.base import ShardReader
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Json, Schema
+
+
+class SampleSequence(Protocol):
+    """A list of samples, or what is read like one: dicts with `__key__` and fields of a schema."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Sample: ...
+
+
+class SequenceReader(ShardReader):
+    """Gives the samples of a sequence. What is not JSON is not copied."""
+
+    def __init__(
+        self,
+        sequence: SampleSequence,
+        schema: Schema,
+        class_names: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.schema = schema
+        classes = {field: list(names) for field, names in class_names.items()}
+        self.layout: dict[str, Any] = {"schema": schema.to_json(), "classes": classes}
+        self._sequence = sequence
+        self._json = [name for name, kind in schema.items() if isinstance(kind, Json)]
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def __getitem__(self, position: int) -> Sample:
+        sample = dict(self._sequence[position])
+        for name in self._json:
+            if name in sample:  # text that is not parsed yet, or a value that samples share
+                sample[name] = json.loads(JsonText.of(sample[name]))
+        return sample
+
+    def close(self) -> None:
+        """Does nothing: the sequence is the caller's."""

@@ -1,0 +1,56 @@
+"""Any sequence of samples as a dataset: for loaders, and for what has no shards."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.stream import Loader
+
+SCHEMA = shardkit.Schema({"label": shardkit.Int(), "json": shardkit.Json()})
+SAMPLES = [{"__key__": f"{n}", "label": n % 2, "json": [n]} for n in range(10)]
+
+
+def test_a_list_of_samples_is_a_dataset() -> None:
+    names = {"label": ["even", "odd"]}
+    dataset = shardkit.Dataset.from_sequence(SAMPLES, SCHEMA, class_names=names, size=99)
+    assert list(dataset) == SAMPLES
+    assert (dataset.schema, dataset.classes) == (SCHEMA, ("even", "odd"))
+    assert (dataset.shards, dataset.extent(0)) == (1, (10, 99))
+    assert pickle.loads(pickle.dumps(dataset))[3] == SAMPLES[3]
+    dataset[3]["json"].append(4)
+    assert SAMPLES[3]["json"] == [3]
+    with pytest.raises(IndexError):
+        dataset[10]
+
+
+def test_a_loader_reads_it_as_it_reads_shards(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "shards", to="wds", schema=SCHEMA) as writer:
+        for sample in SAMPLES:
+            writer.write(sample)
+    sequence = shardkit.Dataset.from_sequence(SAMPLES, SCHEMA)
+    for shuffle in (True, False):
+        one, other = (
+            list(Loader(source, batch_size=4, shuffle=shuffle, seed=3))
+            for source in (sequence, tmp_path / "shards")
+        )
+        for batch, stored in zip(one, other, strict=True):
+            assert batch["__key__"] == stored["__key__"]
+            assert np.array_equal(batch["label"], stored["label"])
+
+
+def test_errors_of_the_sequence_say_which_sample() -> None:
+    class Broken(list):  # type: ignore[type-arg]
+        schema = SCHEMA
+
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            raise OSError("gone")
+
+    dataset = shardkit.Dataset.from_sequence(Broken(SAMPLES))
+    with pytest.raises(shardkit.ShardkitError, match="gone") as caught:
+        dataset[4]
+    assert caught.value.where["position"] == 4
