@@ -89,7 +89,7 @@ MUTATIONS = [
         "codecs/array.py", '"F" if header.fortran', '"C" if header.fortran', "codecs/test_array.py"
     ),
     Mutation("codecs/color.py", "_SAME = 2 ", "_SAME = 60 ", "codecs/test_color.py"),
-    Mutation("codecs/resize.py", "_EDGES = 2.5", "_EDGES = 250", "codecs/test_resize.py"),
+    Mutation("codecs/crop.py", "of or (pixels", "(pixels", "codecs/test_resize.py"),
     Mutation(
         "codecs/damage.py",
         "image.verify()",

@@ -97,7 +97,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
     warnings.showwarning = _show_warning
-    # Nothing here multiplies matrices. The threads that OpenBLAS, a part of OpenCV, starts for it
+    # Nothing here multiplies matrices. The threads that OpenBLAS, a part of NumPy, starts for it
     # take memory, and end the process where that is short.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

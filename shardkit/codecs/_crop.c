@@ -1,4 +1,5 @@
-/* What crop.py does, without the interpreter's lock: JPEGs decoded where a crop needs it, resized.
+/* What crop.py does, without the interpreter's lock: JPEGs decoded where a crop needs it, resized;
+   and pixels looked up in tables.
 
    Resampling is Pillow's antialiased BILINEAR of 8-bit pixels, bit for bit: a triangle filter as
    wide as the scale, its weights in fixed point of 22 bits, rows first, each pass rounded to 8
@@ -36,7 +37,7 @@ static int use_avx2;
 #define SLACK 64
 /* Rows are to begin beside such an address: what is decoded to one goes around the caches. */
 #define ALIGNED 64
-/* The same as in crop.py. */
+/* The same as in jpeg.py. */
 #define LEFT 3
 #define SHORTEST 8
 /* A side of pixels; so that positions and bytes of a row fit into an int. */
@@ -401,7 +402,7 @@ static int is_inside(const Job *job, long long width, long long height)
     return (long long)job->x + job->width <= width && (long long)job->y + job->height <= height;
 }
 
-/* By what a JPEG is made smaller while it is decoded: as crop.py says. */
+/* By what a JPEG is made smaller while it is decoded: as jpeg.py says. */
 static int reduction(const Job *job)
 {
     int longest = job->width > job->height ? job->width : job->height, reduced = 1;
@@ -460,10 +461,11 @@ static void finish(const Work *work, const Image *out)
     }
 }
 
-static int crop_pixels(Work *work, const Image *image, const Job *job, const Image *out)
+static int crop_pixels(Work *work, const Image *image, const Job *job, int reduced,
+                       const Image *out)
 {
     int x, y;
-    if (!make_axes(work, job, 1, out, &x, &y)) {
+    if (!make_axes(work, job, reduced, out, &x, &y)) {
         return 0;
     }
     size_t bytes = (size_t)(work->x.stop - work->x.first) * CHANNELS;
@@ -883,13 +885,13 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
 }
 
 /* Whether there was memory for all. */
-static int crop_all_pixels(const Call *call, const Job *jobs)
+static int crop_all_pixels(const Call *call, const Job *jobs, int reduced)
 {
     Work work;
     int done = 1;
     start_work(&work);
     for (Py_ssize_t n = 0; n < call->count && done; n++) {
-        done = crop_pixels(&work, &call->images[n], &jobs[n], &call->rows[n]);
+        done = crop_pixels(&work, &call->images[n], &jobs[n], reduced, &call->rows[n]);
     }
     release(&work);
     return done;
@@ -899,9 +901,13 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
 {
     PyObject *images, *jobs_array, *rows;
     Call call;
-    int done = 1;
+    int reduced, done = 1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &images, &jobs_array, &rows)) {
+    if (!PyArg_ParseTuple(args, "OOOi", &images, &jobs_array, &rows, &reduced)) {
+        return NULL;
+    }
+    if (reduced < 1 || reduced > 8) {
+        PyErr_SetString(PyExc_ValueError, "images are reduced by 1 to 8");
         return NULL;
     }
     if (!begin_call(&call, images, rows, 1)) {
@@ -912,14 +918,15 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
         const Image *image = &call.images[n];
         if (!image_of(&call, PySequence_Fast_GET_ITEM(call.inputs, n), 0, &call.images[n])) {
             jobs = NULL;
-        } else if (!is_inside(&jobs[n], image->width, image->height)) {
+        } else if (!is_inside(&jobs[n], (long long)image->width * reduced,
+                              (long long)image->height * reduced)) {
             PyErr_SetString(PyExc_ValueError, OUTSIDE);
             jobs = NULL;
         }
     }
     if (jobs != NULL) {
         Py_BEGIN_ALLOW_THREADS
-        done = crop_all_pixels(&call, jobs);
+        done = crop_all_pixels(&call, jobs, reduced);
         Py_END_ALLOW_THREADS
     }
     if (!done) {
@@ -967,6 +974,49 @@ static PyObject *py_headers(PyObject *module, PyObject *args)
     return ended(&call);
 }
 
+#define LEVELS (256 * CHANNELS)
+
+#define LOOK_UP(name, type)                                                                        \
+    static void name(const uint8_t *pixels, Py_ssize_t count, const type *table, type *out)        \
+    {                                                                                              \
+        for (Py_ssize_t n = 0; n < count; n += CHANNELS) {                                         \
+            for (int c = 0; c < CHANNELS; c++) {                                                   \
+                out[n + c] = table[pixels[n + c] * CHANNELS + c];                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+LOOK_UP(look_up_2, uint16_t)
+LOOK_UP(look_up_4, uint32_t)
+
+/* Each value of `pixels` in `table`, 256 rows of one value of 2 or 4 bytes for each channel. */
+static PyObject *py_look_up(PyObject *module, PyObject *args)
+{
+    Py_buffer pixels, table, out;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*y*w*", &pixels, &table, &out)) {
+        return NULL;
+    }
+    Py_ssize_t size = table.len / LEVELS, count = pixels.len;
+    int fits = (size == 2 || size == 4) && table.len == size * LEVELS && out.len == size * count &&
+               count % CHANNELS == 0;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        if (size == 2) {
+            look_up_2(pixels.buf, count, table.buf, out.buf);
+        } else {
+            look_up_4(pixels.buf, count, table.buf, out.buf);
+        }
+        Py_END_ALLOW_THREADS
+    } else {
+        PyErr_SetString(PyExc_ValueError, "the sizes of pixels, table and output do not fit");
+    }
+    PyBuffer_Release(&pixels);
+    PyBuffer_Release(&table);
+    PyBuffer_Release(&out);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
 /* For tests: use AVX2 or not; returns whether it is used. */
 static PyObject *py_use_avx2(PyObject *module, PyObject *wanted)
 {
@@ -984,6 +1034,7 @@ static PyMethodDef methods[] = {
     {"headers", py_headers, METH_VARARGS, NULL},
     {"crop_jpegs", py_crop_jpegs, METH_VARARGS, NULL},
     {"crop_pixels", py_crop_pixels, METH_VARARGS, NULL},
+    {"look_up", py_look_up, METH_VARARGS, NULL},
     {"use_avx2", py_use_avx2, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,10 @@ def crop_pixels(
     images: Sequence[npt.NDArray[np.uint8]],
     jobs: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]],
+    reduced: int,
     /,
+) -> None: ...
+def look_up(
+    pixels: npt.NDArray[np.uint8], table: npt.NDArray[Any], out: npt.NDArray[Any], /
 ) -> None: ...
 def use_avx2(wanted: bool, /) -> bool: ...

@@ -1,14 +1,14 @@
 """Cropped, resized and mirrored images, written into rows of a batch: many in one call.
 
-What it gives is Pillow's antialiased BILINEAR, bit for bit, of the crop alone. An extension in C
-(`_crop.c`) decodes only what the crop needs, and needs the interpreter's lock once for all
-images; where it was not built, simplejpeg and Pillow give the same bits.
+Resizing is Pillow's antialiased BILINEAR, bit for bit, along the rows first, as Pillow did before
+13. An extension in C (`_crop.c`) decodes only what a crop needs, and needs the interpreter's lock
+once for all images; where it was not built, simplejpeg and Pillow give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from shardkit.codecs.color import ProfileError, to_srgb
 from shardkit.codecs.extension import _crop
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError
-from shardkit.codecs.pixels import LEFT
+from shardkit.codecs.jpeg import reduction
 from shardkit.options import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ _T = TypeVar("_T")
 # top left corner of the window of that which is wanted (as large as the row that it is written
 # to), and whether that is mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
-
-# Crops of fewer pixels are not worth it, and other fractions would give as many.
-_SHORTEST = 8
 
 _PROFILE = 2  # an image that may be taken if its profile changes nothing
 _CHROMA = ("444", "422", "420", "440", "411")
@@ -79,17 +76,49 @@ def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np
     return done
 
 
-def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows) -> None:
-    """The same of pixels, C-contiguous arrays (height, width, 3) of RGB."""
+def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows, reduced: int = 1) -> None:
+    """The same of pixels, C-contiguous arrays (height, width, 3) of RGB.
+
+    Jobs are of images `reduced` times as large: 2, 4 or 8 where they were decoded so, and may then
+    end in the middle of a pixel.
+    """
     jobs = np.ascontiguousarray(jobs, np.int32)
     if _crop is not None:
-        _crop.crop_pixels(images, jobs, out)
+        _crop.crop_pixels(images, jobs, out, reduced)
         return
     each = _each(images, jobs, out)
-    if not all(_is_inside(job, *pixels.shape[1::-1]) for pixels, job, _ in each):
-        raise ValueError("a crop that is not inside of its image")
+    for pixels, job, _ in each:
+        if not _is_inside(job, pixels.shape[1] * reduced, pixels.shape[0] * reduced):
+            raise ValueError("a crop that is not inside of its image")
     for pixels, job, row in each:
-        _resample(pixels, job, 1, row)
+        _resample(pixels, job, reduced, row)
+
+
+def resize(
+    pixels: Pixels, width: int, height: int, of: tuple[int, int] | None = None, reduced: int = 1
+) -> Pixels:
+    """Pixels, (height, width, 3), in another size.
+
+    `of` is the width and height of the image if it was decoded at 1/`reduced` of its size.
+    """
+    old = of or (pixels.shape[1], pixels.shape[0])
+    smaller = min(width, old[0]), min(height, old[1])
+    if smaller not in (old, (width, height)):
+        # One side shrinks, the other grows: in this order the pixels between the passes are few.
+        pixels, old, reduced = resize(pixels, *smaller, old, reduced), smaller, 1
+    out = np.empty((height, width, 3), np.uint8)
+    job = np.array([(0, 0, *old, width, height, 0, 0, 0)], np.int32)
+    crop_pixels([np.ascontiguousarray(pixels)], job, [out], reduced)
+    return out
+
+
+def look_up(pixels: Pixels, table: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Values of pixels, (height, width, 3), in `table`, (256, 3), of a type of 2 or 4 bytes."""
+    if _crop is not None:
+        _crop.look_up(np.ascontiguousarray(pixels), table, out)
+        return
+    for channel in range(3):
+        out[:, :, channel] = table[:, channel][pixels[:, :, channel]]
 
 
 # --- without the extension -----------------------------------------------------------------------
@@ -128,19 +157,10 @@ def _is_inside(job: list[int], width: int, height: int) -> bool:
     return job[0] + job[2] <= width and job[1] + job[3] <= height
 
 
-def _reduction(job: list[int]) -> int:
-    """1, 2, 4 or 8: by what the image is made smaller while it is decoded."""
-    width, height, full_width, full_height = job[2:6]
-    if max(width, height) < _SHORTEST:
-        return 1
-    scale = min(width // full_width, height // full_height)
-    return next((part for part in (8, 4, 2) if scale >= part * LEFT), 1)
-
-
 def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:
     import simplejpeg
 
-    reduced = _reduction(job)
+    reduced = reduction(*job[2:6])
     try:
         rows, columns, space, _ = simplejpeg.decode_jpeg_header(data)
         if space in _INK or rows * columns > MAX_PIXELS or not _is_inside(job, columns, rows):

@@ -1,8 +1,8 @@
 """Whether an encoded image decodes to its end, strictly: what a decoder forgives is damage here.
 
 JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
-OpenCV fills up what is missing without a word, so all else goes through Pillow, which does so too
-where the compressed rows of a PNG end too soon in good order.
+All else goes through Pillow, which fills up what is missing without a word where the compressed
+rows of a PNG end too soon in good order.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import re
 import struct
 import zlib
@@ -24,7 +23,7 @@ import numpy as np
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
 from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, read_header
 from shardkit.codecs.image import CutError, DecodeError, NotAnImageError, check_end, opened
-from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg
+from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,11 +32,8 @@ if TYPE_CHECKING:
     Colour = tuple[int, int, int]
 
 WHITE = (255, 255, 255)
-# JPEGs are decoded at 1/2, 1/4 or 1/8 where so many times the size that is asked for is left: then
-# the result is within 40 dB of Pillow's (tests/benchmarks/quality.py).
-LEFT = 3
 _SIDES = {"jpeg": 65500, "webp": 16383}  # the longest that a format takes
-_PNG_START = 33  # bytes before a profile: the mark of the file, and IHDR
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 # --- PPM -----------------------------------------------------------------------------------------
@@ -89,12 +85,12 @@ def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
 class Decoded(NamedTuple):
     """Pixels, (height, width, 3) RGB, not turned yet.
 
-    `extent` is the width and height of the image in these pixels, which may end in a part of one
-    where it was decoded at a smaller size. `to_srgb` is what is left to be done with `converted`.
+    `reduced` is 2, 4 or 8 where the image was decoded at such a part of its size, and may end in
+    the middle of a pixel. `to_srgb` is what is left to be done with `converted`.
     """
 
     pixels: Pixels
-    extent: tuple[float, float]
+    reduced: int = 1
     to_srgb: Any = None
 
 
@@ -132,7 +128,8 @@ def decode(
     """
     check_end(data, header.format)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
-        decoded = _by_turbo(data, header, _reduction(header, least), transform)
+        reduced = reduction(header.width, header.height, *least) if least else 1
+        decoded = _by_turbo(data, header, reduced, transform)
         if decoded is not None:
             return decoded
     ppm = ppm_header(data)
@@ -142,7 +139,7 @@ def decode(
     else:
         with loaded(data, header) as image:
             pixels = _as_rgb(image, header.colour, background, transform)
-    return Decoded(pixels, (header.width, header.height))
+    return Decoded(pixels)
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
@@ -172,27 +169,18 @@ def turned(image: Any, orientation: int) -> Any:
     return image.transpose(turns[orientation]) if orientation in turns else image
 
 
-def _reduction(header: Header, least: tuple[int, int] | None) -> int:
-    """8, 4, 2 or 1: by what a JPEG is made smaller while it is decoded."""
-    if least is None:
-        return 1
-    scale = min(header.width / least[0], header.height / least[1])
-    return next((part for part in (8, 4, 2) if scale >= part * LEFT), 1)
-
-
 def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Decoded | None:
     """By libjpeg-turbo; None for a kind of JPEG that it leaves to others."""
     colour = header.colour
     kind = colour if colour == "CMYK" or (colour == "GRAY" and transform is not None) else "RGB"
-    extent = (header.width / reduced, header.height / reduced)
-    pixels = decode_jpeg(data, kind, math.ceil(extent[0]), math.ceil(extent[1]))
+    pixels = decode_jpeg(data, kind, -(-header.width // reduced), -(-header.height // reduced))
     if pixels is None:
         return None
     if kind == "GRAY":
-        return Decoded(converted(pixels[:, :, 0], transform), extent)
+        return Decoded(converted(pixels[:, :, 0], transform), reduced)
     if kind == "CMYK":  # Adobe stores ink inverted, and so do all others since
-        return Decoded(_from_cmyk(255 - pixels, transform), extent)
-    return Decoded(pixels, extent, transform)
+        return Decoded(_from_cmyk(255 - pixels, transform), reduced)
+    return Decoded(pixels, reduced, transform)
 
 
 def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
@@ -280,14 +268,24 @@ def encode(
 
 
 def _to_png(pixels: Pixels, profile: bytes | None) -> bytes:
-    import cv2
-
-    data: bytes = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))[1].tobytes()
-    if profile is None:
-        return data
-    content = b"iCCP" + b"icc\0\0" + zlib.compress(profile)
-    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
-    return data[:_PNG_START] + chunk + data[_PNG_START:]
+    """Each row less its pixels shifted by one (filter 1, Sub), and only runs compressed: of photos
+    it is 3 % larger than what Pillow makes in twice the time."""
+    height, width, _ = pixels.shape
+    values = pixels.reshape(height, -1)
+    rows = np.empty((height, 1 + 3 * width), np.uint8)
+    rows[:, 0] = 1
+    rows[:, 1:4] = values[:, :3]
+    np.subtract(values[:, 3:], values[:, :-3], out=rows[:, 4:])
+    compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
+    if profile is not None:
+        chunks.append((b"iCCP", b"icc\0\0" + zlib.compress(profile)))
+    chunks += [(b"IDAT", compressor.compress(rows.data) + compressor.flush()), (b"IEND", b"")]
+    return _PNG_SIGNATURE + b"".join(
+        struct.pack(">I", len(content)) + name + content
+        + struct.pack(">I", zlib.crc32(content, zlib.crc32(name)))
+        for name, content in chunks
+    )  # fmt: skip
 
 
 def _to_webp(pixels: Pixels, quality: int, lossless: bool, profile: bytes | None) -> bytes:

@@ -281,8 +281,6 @@ def serve(tasks: BinaryIO) -> None:
     for module in preload:
         with contextlib.suppress(ImportError, MemoryError):  # the task that needs it says so
             importlib.import_module(module)
-    if "cv2" in sys.modules:  # workers share the cores: threads of its own would be in the way
-        sys.modules["cv2"].setNumThreads(1)
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the user's code prints must not run into the channel
     warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning

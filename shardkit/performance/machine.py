@@ -15,7 +15,6 @@ from shardkit.version import __version__
 _LIBRARIES = (
     "numpy",
     "simplejpeg",
-    "opencv-python-headless",
     "Pillow",
     "pyarrow",
     "xxhash",

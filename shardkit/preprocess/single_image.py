@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cv2
 import numpy as np
 import PIL
 import simplejpeg
 
 from shardkit.codecs.color import ProfileError, converted, to_srgb
+from shardkit.codecs.crop import resize
 from shardkit.codecs.damage import damage
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
 from shardkit.codecs.pixels import decode, encode, upright
-from shardkit.codecs.resize import resize
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
 from shardkit.preprocess.geometry import Geometry, geometry
 
@@ -169,7 +169,7 @@ class ImageProcessor:
         with _guarded(header, self.options):
             if placed.width * placed.height > MAX_PIXELS:
                 raise TooManyPixelsError(f"{placed.width:,} x {placed.height:,} after resizing")
-            pixels, extent, transform = decode(
+            pixels, reduced, transform = decode(
                 image.data,
                 header,
                 least=size if placed.changes(*header.upright) else None,
@@ -177,7 +177,7 @@ class ImageProcessor:
                 transform=image.to_srgb,
             )
             if (pixels.shape[1], pixels.shape[0]) != size:
-                pixels = resize(pixels, *size, extent)
+                pixels = resize(pixels, *size, (header.width, header.height), reduced)
             pixels = upright(pixels, header.orientation)
             if transform is not None:
                 pixels = converted(pixels, transform)
@@ -209,9 +209,9 @@ def codec_versions() -> dict[str, str]:
     """Of the libraries that decide the bytes."""
     return {
         "simplejpeg": simplejpeg.__version__,
-        "opencv": cv2.__version__,
         "pillow": PIL.__version__,
         "numpy": np.__version__,
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,  # of PNG
     }
 
 

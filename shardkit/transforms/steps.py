@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from shardkit.codecs.crop import look_up
 from shardkit.errors import UsageError
 from shardkit.options import check_choice
 from shardkit.transforms.place import Place
@@ -30,8 +31,6 @@ BFLOAT16 = "bfloat16"  # numpy has no such type: arrays of it hold its bits as u
 _FLOATS = ("float32", "float16", BFLOAT16)
 _TRIES = 10
 _MAX_SIDE = 1 << 15
-# Pixels at a time: from 2^18 on, OpenCV starts threads of its own, which do not survive a fork.
-_ALONE = 1 << 17
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,13 +197,7 @@ class Normalize(Transform):
 
     def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
         """Pixels, (height, width, 3), to an array of the same shape and of type `stored`."""
-        import cv2
-
-        table, wanted = self._table, out.view(self._table.dtype)
-        rows = max(_ALONE // pixels.shape[1], 1)
-        for first in range(0, len(pixels), rows):
-            part = np.s_[first : first + rows]
-            cv2.LUT(pixels[part], table, dst=wanted[part])
+        look_up(pixels, self._table, out)
 
     @property
     def is_bfloat16(self) -> bool:
@@ -217,16 +210,12 @@ class Normalize(Transform):
 
     @functools.cached_property
     def _table(self) -> npt.NDArray[Any]:
-        """What each of the 256 values of a channel becomes: (1, 256, 3).
-
-        Floats of 16 bits are given as whole numbers, as OpenCV only copies them.
-        """
+        """What each of the 256 values of a channel becomes: (256, 3)."""
         exact = (np.arange(256)[:, None] / 255 - np.array(self.mean)) / np.array(self.std)
         if self.is_bfloat16:
-            table: npt.NDArray[Any] = to_bfloat16(exact.astype(np.float32))
-        else:
-            table = exact.astype(self.dtype)
-        return (table.view(np.uint16) if table.itemsize == 2 else table)[None]
+            return to_bfloat16(exact.astype(np.float32))
+        table: npt.NDArray[Any] = exact.astype(self.dtype)
+        return table
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

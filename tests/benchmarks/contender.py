@@ -169,7 +169,7 @@ def resize_ffcv(photos: Path, store: Path) -> None:
 def codecs_alone(items: list[bytes], ready: Any, go: Any) -> None:
     import simplejpeg
 
-    from shardkit.codecs.resize import resize
+    from shardkit.codecs.crop import resize
 
     ready.put(None)
     go.wait()

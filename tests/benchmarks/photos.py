@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import cv2
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
 
 SHORT_SIDE = 256
 QUALITY = 90
@@ -32,7 +35,7 @@ def make_photos(photos: Path, out: Path, samples: int) -> int:
         folder = out / f"{photo:04d}"
         folder.mkdir(parents=True, exist_ok=True)
         cut = images[photo][repeat % STEP :, repeat // STEP :]
-        data = cv2.imencode(".jpg", cut, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(cut), QUALITY, "RGB", "420")
         (folder / f"{repeat:03d}.jpg").write_bytes(data)
         written += len(data)
     return written
@@ -49,16 +52,11 @@ def copy_photos(photos: Path, out: Path, samples: int) -> int:
     return sum(len(images[n % len(images)]) for n in range(samples))
 
 
-def _load(path: Path) -> cv2.typing.MatLike:
-    image = cv2.imread(str(path), cv2.IMREAD_COLOR)
-    if image is None:
-        raise SystemExit(f"{path} is no image")
-    height, width = image.shape[:2]
-    scale = SHORT_SIDE / min(height, width)
-    if scale >= 1:
-        return image
-    size = (round(width * scale), round(height * scale))
-    return cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+def _load(path: Path) -> npt.NDArray[np.uint8]:
+    with Image.open(path) as image:
+        scale = min(SHORT_SIDE / min(image.size), 1)
+        size = (round(image.width * scale), round(image.height * scale))
+        return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 
+from shardkit.codecs.crop import resize
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.pixels import decode
-from shardkit.codecs.resize import resize
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,8 +47,8 @@ def by_pillow(pixels: Pixels, width: int, height: int, filter: str = "BILINEAR")
 
 
 def by_us(data: bytes, header: Header, width: int, height: int) -> Pixels:
-    pixels, extent, _ = decode(data, header, least=(width, height))
-    return resize(pixels, width, height, extent)
+    pixels, reduced, _ = decode(data, header, least=(width, height))
+    return resize(pixels, width, height, (header.width, header.height), reduced)
 
 
 def compare(data: bytes, header: Header, scale: float) -> tuple[float, float, float]:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from shardkit.codecs import crop
 from shardkit.codecs.crop import JOB, crop_jpegs, crop_pixels, headers
 from shardkit.codecs.image import jpeg_segments
+from shardkit.codecs.jpeg import LEFT
 from tests.benchmarks.quality import psnr
 from tests.codecs.sample_images import (
     Pixels,
@@ -179,7 +180,7 @@ def test_any_job_gives_pillows_bits(way: str, data: st.DataObject) -> None:
     _, jpeg = data.draw(st.sampled_from(IMAGES))
     pixels = simplejpeg.decode_jpeg(jpeg)
     height, width, _ = pixels.shape
-    wanted = data.draw(st.lists(jobs(width, height, most=2 * crop.LEFT), min_size=1, max_size=4))
+    wanted = data.draw(st.lists(jobs(width, height, most=2 * LEFT), min_size=1, max_size=4))
     with by(way):
         for job, row in zip(wanted, made(jpeg, *wanted), strict=True):
             same(row, expected(pixels, job))
@@ -301,7 +302,7 @@ def test_tiny_images_are_decoded_as_they_are(way: str) -> None:
     for size in [(6, 6), (7, 6), (6, 8), (8, 8), (1, 9)]:
         jpeg = save(PHOTO[: size[1], : size[0]])
         (row,) = made(jpeg, whole(*size, full_width=1, full_height=1))
-        if max(size) < crop._SHORTEST:
+        if max(size) < 8:
             same(
                 row,
                 expected(simplejpeg.decode_jpeg(jpeg), whole(*size, full_width=1, full_height=1)),

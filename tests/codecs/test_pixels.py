@@ -11,10 +11,10 @@ import pytest
 import simplejpeg
 
 from shardkit.codecs.color import to_srgb
+from shardkit.codecs.crop import resize
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import CutError, NotAnImageError
 from shardkit.codecs.pixels import PpmHeader, decode, encode, ppm_header, to_ppm, to_rgb
-from shardkit.codecs.resize import resize
 from tests.codecs.sample_images import (
     Pixels,
     by_littlecms,
@@ -169,15 +169,13 @@ def test_a_profile_of_cmyk_is_applied(format: str) -> None:
     ],
     ids=lambda value: "profile" if isinstance(value, bytes) else str(value),
 )
-def test_what_was_decoded_can_be_resized_in_place(
-    mode: str, format: str, profile: bytes | None
-) -> None:
+def test_what_was_decoded_can_be_resized(mode: str, format: str, profile: bytes | None) -> None:
     image = PIL.Image.fromarray(PHOTO).convert(mode)
     data = encoded(image, format, **({"icc_profile": profile} if profile else {}))
     header = read_header(data)
     transform = None if profile is None else to_srgb(profile, header.colour)
-    pixels, extent, _ = decode(data, header, least=(30, 20), transform=transform)
-    assert resize(pixels, 30, 20, extent).shape == (20, 30, 3)
+    pixels, reduced, _ = decode(data, header, least=(30, 20), transform=transform)
+    assert resize(pixels, 30, 20, (header.width, header.height), reduced).shape == (20, 30, 3)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import PIL.Image
 import pytest
+import simplejpeg
 
 from shardkit.codecs.pixels import ppm_header, to_ppm, to_rgb
 from shardkit.formats import get_format
@@ -87,12 +87,6 @@ def encoded(image: PIL.Image.Image, format: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def sampled(factor: int) -> bytes:
-    pixels = np.array(photo(11))[:, :, ::-1]
-    options = [cv2.IMWRITE_JPEG_QUALITY, 95, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
-    return bytes(cv2.imencode(".jpg", pixels, options)[1])
-
-
 def jpegs() -> list[bytes]:
     """Plain JPEGs of many kinds: FFCV must see what its own decoder makes of these very bytes."""
     found = [
@@ -102,10 +96,8 @@ def jpegs() -> list[bytes]:
         for options in ({}, {"progressive": True}, {"optimize": True}, {"restart_marker_rows": 1})
     ]
     found += [encoded(photo(n).convert("L"), "JPEG", progressive=n % 2 == 0) for n in range(4)]
-    found += [
-        sampled(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
-        sampled(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
-    ]
+    pixels = np.array(photo(11))
+    found += [simplejpeg.encode_jpeg(pixels, 95, "RGB", chroma) for chroma in ("411", "440")]
     found.append(encoded(photo(9), "JPEG", keep_rgb=True))
     found.append(encoded(photo(10), "JPEG") + b"\0\0garbage")
     return found

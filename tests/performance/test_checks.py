@@ -6,7 +6,6 @@ import io
 import re
 import shlex
 
-import cv2
 import numpy as np
 import PIL.Image
 import PIL.ImageDraw
@@ -44,8 +43,8 @@ def stream(source, **options):
 def photo(number, size=PHOTO):
     """Pixels that are smooth as those of a photo, with a little noise."""
     random = np.random.default_rng(number)
-    coarse = random.integers(0, 255, (6, 8, 3)).astype(np.float32)
-    smooth = cv2.resize(coarse, size, interpolation=cv2.INTER_CUBIC)
+    coarse = PIL.Image.fromarray(random.integers(0, 255, (6, 8, 3), np.uint8))
+    smooth = np.asarray(coarse.resize(size, PIL.Image.Resampling.BICUBIC))
     return np.clip(smooth + random.normal(0, 2, smooth.shape), 0, 255).astype(np.uint8)
 
 

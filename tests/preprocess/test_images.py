@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import cv2
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
@@ -193,7 +192,27 @@ def deep(suffix: str) -> bytes:
     """16 bits a channel, of which the low ones are noise."""
     noise = np.random.default_rng(2).integers(0, 256, (80, 120, 3), np.uint16)
     pixels = (np.asarray(photo(), np.uint16) << 8) + noise
-    return bytes(cv2.imencode(suffix, pixels[:, :, ::-1])[1].tobytes())
+    height, width, _ = pixels.shape
+    if suffix == ".ppm":
+        return b"P6 %d %d 65535\n" % (width, height) + pixels.astype(">u2").tobytes()
+    if suffix == ".png":
+        rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+        chunks = {
+            b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+            b"IDAT": zlib.compress(rows),
+            b"IEND": b"",
+        }
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(content)) + name + content
+            + struct.pack(">I", zlib.crc32(name + content))
+            for name, content in chunks.items()
+        )  # fmt: skip
+    tags = {256: width, 257: height, 258: 122, 259: 1, 262: 2, 273: 128, 277: 3, 278: height}
+    tags[279] = pixels.nbytes
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    entries[2] = struct.pack("<HHII", 258, 3, 3, 122)  # where three numbers of bits stand
+    start = b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + b"".join(entries) + bytes(4)
+    return start.ljust(122, b"\0") + struct.pack("<3H", 16, 16, 16) + pixels.tobytes()
 
 
 def deep_grey(format: str) -> bytes:

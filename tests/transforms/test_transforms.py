@@ -353,7 +353,7 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
     ("steps", "words"),
     [
         ([CROP], "given by field"),
-        ({"image": CROP}, "no field 'image' to transform"),
+        ({"photo": CROP}, "no field 'photo' to transform"),
         ({("image", "none"): CROP}, "no field 'none' to transform"),
         ({(): CROP}, "for one field or several"),
         ({("image", "image"): CROP}, "for one field or several"),
