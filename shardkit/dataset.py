@@ -33,7 +33,7 @@ from shardkit.folders import (
     way_to,
 )
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
-from shardkit.formats.base import ReadsUnmapped, ShardReader
+from shardkit.formats.base import ShardReader
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import File, Manifest
 from shardkit.names import checked_name
@@ -125,7 +125,6 @@ class Dataset:
         self._only = reader
         if reader is None:
             self._format = get_format(format)
-        self._mapped = True
         self.transforms: Transforms | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self._beside: Mapping[str, int] = {}  # other files in its folder, by kind
@@ -270,15 +269,6 @@ class Dataset:
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
         return part
 
-    def unmapped(self) -> Dataset:
-        """The same dataset, whose shards are read without mapping them where their format can.
-
-        A shard that is cut while it is read then gives an error. Nothing that is open is shared.
-        """
-        found = copy.copy(self)  # without what is open, like a pickle
-        found._mapped = False
-        return found
-
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""
         stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
@@ -412,16 +402,14 @@ class Dataset:
     def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
         self.stat(shard)
-        layout, opener = self._layouts[shard], self._format.open
-        if not self._mapped and isinstance(self._format, ReadsUnmapped):
-            opener = self._format.open_unmapped
+        layout = self._layouts[shard]
         try:
-            opened = opener(path, layout)
+            opened = self._format.open(path, layout)
         except Exception as error:
             if not storage.too_many_open(error):
                 raise
             open_shards.close_all()  # somebody else needs more files than we left for them
-            opened = opener(path, layout)
+            opened = self._format.open(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
                 "the shard or its index does not have the samples that it should",

@@ -16,7 +16,6 @@ from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset, open_splits
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.folders import without_manifest
-from shardkit.formats.base import KnowsSizes, ReadsFields
 from shardkit.manifest import FieldStats
 from shardkit.preprocess.text import TOKENS
 from shardkit.schema import Array, Bytes, Image, Images, Int, images_in
@@ -100,9 +99,10 @@ def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
         parts = []
         for shard in range(dataset.shards):
             reader = dataset.reader(shard)
-            if isinstance(reader, KnowsSizes) and name in reader.schema:
+            if name in reader.schema:
                 with dataset.explained(shard):
-                    parts.append(reader.sizes(name))
+                    known = reader.sizes(name)
+                parts += [] if known is None else [known]
         sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(sizes):
             middle = int(np.sort(sizes)[(len(sizes) - 1) // 2])
@@ -134,10 +134,7 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
         for position in range(len(reader)):
             try:
                 with dataset.explained(shard, position):
-                    if isinstance(reader, ReadsFields):
-                        value = reader.read_fields(position, (field,)).get(field)
-                    else:
-                        value = reader[position].get(field)
+                    value = reader.sample(position, (field,)).get(field)
                 yield value
             except SampleError:  # a value that is not of its type counts for nothing
                 yield None

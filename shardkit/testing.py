@@ -33,12 +33,6 @@ from shardkit.formats import file_name, get_format
 from shardkit.formats.base import (
     Format,
     Joins,
-    KeepsJsonText,
-    KnowsKeys,
-    KnowsSizes,
-    ReadsFields,
-    ReadsRows,
-    ReadsUnmapped,
     ShardReader,
 )
 from shardkit.sample import JsonText, Sample
@@ -163,17 +157,10 @@ HARMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def open_unmapped(format: Format, path: Path, layout: dict[str, Any] | None) -> ShardReader:
-    """A reader that maps nothing; the ordinary one for a format without such."""
-    if isinstance(format, ReadsUnmapped):
-        return format.open_unmapped(path, layout)
-    return format.open(path, layout)
-
-
 def _read_harmed(name: str, paths: dict[str, Path], layout: dict[str, Any], answers: Any) -> None:
     """Read shards that are harmed after they were opened, and after their first sample was read."""
     for harm, path in paths.items():
-        reader = open_unmapped(get_format(name), path, layout)
+        reader = get_format(name).open(path, layout)
         found: list[Any] = [reader[0]]
         HARMS[harm](path)
         for position in range(1, len(reader)):
@@ -247,18 +234,12 @@ class FormatContract:
         """Ten samples with every type of field."""
         return [self.sample(n) for n in range(10)]
 
-    @pytest.fixture(params=["mapped", "unmapped"])
-    def reader(
-        self, format: Format, path: Path, samples: list[Sample], request: pytest.FixtureRequest
-    ) -> Iterator[ShardReader]:
+    @pytest.fixture
+    def reader(self, format: Format, path: Path, samples: list[Sample]) -> Iterator[ShardReader]:
         """A reader of those samples."""
-        with_reader = write_shard(format, path, self.schema, samples)
-        if request.param == "unmapped":
-            layout = with_reader.layout
-            with_reader.close()
-            with_reader = open_unmapped(format, path, layout)
-        yield with_reader
-        with_reader.close()
+        reader = write_shard(format, path, self.schema, samples)
+        yield reader
+        reader.close()
 
     def test_every_type_comes_back_equal(self, reader: ShardReader, samples: list[Sample]) -> None:
         assert len(reader) == 10
@@ -342,10 +323,8 @@ class FormatContract:
             },
         ]
         reader = write_shard(format, path, schema, samples)
-        readers = [reader, open_unmapped(format, path, format.layout(schema))]
         for number, sample in enumerate(samples):
-            for found in readers if isinstance(format, ReadsUnmapped) else [reader]:
-                assert_same(found[number], schema.check(sample))
+            assert_same(reader[number], schema.check(sample))
         other = format.create(path.with_name("other"), schema)
         with pytest.raises(SampleError) as raised:
             other.write({"__key__": "x", "images": [make_image(1), b"no image"], "n": 1})
@@ -395,8 +374,7 @@ class FormatContract:
     def test_keys_are_those_of_the_samples(
         self, reader: ShardReader, samples: list[Sample]
     ) -> None:
-        if isinstance(reader, KnowsKeys):
-            assert reader.keys() == _keys_of(samples)
+        assert reader.keys() == _keys_of(samples)
 
     def test_joined_shards_read_like_one(self, format: Format, tmp_path: Path) -> None:
         if not isinstance(format, Joins):
@@ -530,29 +508,27 @@ class FormatContract:
             format, path, Schema({"about": Json()}), [{"__key__": "a", "about": text}]
         )
         assert reader[0]["about"] == {"b": 1.5, "a": []}
-        if isinstance(reader, KeepsJsonText):
-            assert reader.stored(0)["about"] == text
-            assert isinstance(reader.stored(0)["about"], JsonText)
+        found = reader.sample(0, json_text=True)["about"]
+        assert found == (text if isinstance(found, JsonText) else reader[0]["about"])
 
     def test_some_fields_can_be_read_alone(
         self, reader: ShardReader, samples: list[Sample]
     ) -> None:
-        if isinstance(reader, ReadsFields):
-            names = list(self.schema)
-            for fields in (set(), {names[0]}, set(names[1::2]), set(names)):
-                expected = {n: v for n, v in samples[3].items() if n in {"__key__", *fields}}
-                assert_same(reader.read_fields(3, fields), expected)
+        names = list(self.schema)
+        for fields in (set(), {names[0]}, set(names[1::2]), set(names)):
+            expected = {n: v for n, v in samples[3].items() if n in {"__key__", *fields}}
+            assert_same(reader.sample(3, fields), expected)
 
     def test_sizes_are_those_of_the_values(
         self, reader: ShardReader, samples: list[Sample]
     ) -> None:
-        if isinstance(reader, KnowsSizes):
-            for name, kind in self.schema.items():
-                values = [sample[name] for sample in samples if name in sample]
-                sizes = reader.sizes(name).tolist()
+        for name, kind in self.schema.items():
+            values = [sample[name] for sample in samples if name in sample]
+            sizes = reader.sizes(name)
+            if sizes is not None:
                 assert len(sizes) == len(values)
                 if isinstance(kind, Bytes):
-                    assert sizes == [len(value) for value in values]
+                    assert sizes.tolist() == [len(value) for value in values]
 
     def test_the_bound_holds(self, format: Format, path: Path) -> None:
         (field,) = self.large
@@ -576,24 +552,14 @@ class FormatContract:
         least = max(4096, self.least_bytes)
         assert format.bound(payload, len(schema)).sum() + least >= path.stat().st_size
 
-    def test_a_foreign_shard_reads_the_same_unmapped(
-        self, format: Format, path: Path, samples: list[Sample]
-    ) -> None:
-        write_shard(format, path, self.schema, samples).close()
-        mapped, unmapped = format.open(path, None), open_unmapped(format, path, None)
-        assert unmapped.layout.keys() == mapped.layout.keys()
-        assert dict(unmapped.schema) == dict(mapped.schema)
-        for number in range(len(samples)):
-            assert_same(unmapped[number], mapped[number])
-
     def test_rows_are_the_arrays_of_the_samples(self, format: Format, path: Path) -> None:
         schema = Schema({"x": Array("<u2", (5,))})
         samples: list[Sample] = [
             {"__key__": f"{n}", "x": np.arange(n, n + 5, dtype="<u2") * 13_000} for n in range(40)
         ]
         write_shard(format, path, schema, samples).close()
-        reader = open_unmapped(format, path, format.layout(schema))
-        if not isinstance(reader, ReadsRows):
+        reader = format.open(path, format.layout(schema))
+        if type(reader).read_rows is ShardReader.read_rows:
             return
         asked: list[list[int]] = [[], [7], [39, 0, 0, 13], list(range(40))[::-1]]
         for positions in asked:
@@ -614,8 +580,6 @@ class FormatContract:
         self, format: Format, tmp_path: Path
     ) -> None:
         """In another process, as a harm may end it: the answer to the next one is missing then."""
-        if not isinstance(format, ReadsUnmapped):
-            return
         (field,) = self.large
         samples = [{"__key__": f"{n:02d}", field: self.large_value(19_998)} for n in range(40)]
         paths: dict[str, Path] = {}
@@ -642,17 +606,15 @@ class FormatContract:
         process.join()
         assert process.exitcode == 0
 
-    def test_what_is_not_mapped_is_closed_when_nobody_refers_to_it(
+    def test_a_shard_is_closed_when_nobody_refers_to_it(
         self, format: Format, path: Path, samples: list[Sample]
     ) -> None:
-        if not isinstance(format, ReadsUnmapped):
-            return
         layout = write_shard(format, path, self.schema, samples).layout
         gc.collect()
         gc.disable()  # a shard is closed at once, not when the collector comes round
         try:
             before = _open_files()
-            reader = format.open_unmapped(path, layout)
+            reader = format.open(path, layout)
             kept = reader[3]
             maps = Path("/proc/self/maps")
             if maps.exists():
@@ -660,33 +622,12 @@ class FormatContract:
             assert _open_files() > before
             reader.close()
             assert _open_files() == before
-            reader = format.open_unmapped(path, layout)
+            reader = format.open(path, layout)
             assert_same(reader[3], kept)
             del reader
             assert _open_files() == before
         finally:
             gc.enable()
-
-    @_GENERATED
-    @given(data=st.data())
-    def test_a_damaged_file_gives_no_other_samples_unmapped(
-        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-    ) -> None:
-        format = get_format(self.name)
-        path = tmp_path_factory.mktemp("bad") / file_name("shard-000000", self.name)
-        samples = [self.sample(n) for n in range(4)]
-        layout = write_shard(format, path, self.schema, samples).layout
-        harmed = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(harmed) - 1))
-            harmed[at] = data.draw(st.integers(0, 255))
-        path.write_bytes(harmed)
-        mapped = _outcomes(lambda: format.open(path, layout))
-        unmapped = _outcomes(lambda: open_unmapped(format, path, layout))
-        for one, other in zip(mapped, unmapped, strict=True):
-            if one is not None:  # where it is damaged, one may see more of it than the other
-                assert other is not None
-                assert_same(other, one)
 
     @_GENERATED
     @given(data=st.data())
@@ -700,21 +641,6 @@ class FormatContract:
         assert len(reader) == len(samples)
         for number, sample in enumerate(samples):
             assert_same(reader[number], sample)
-
-
-def _outcomes(open_shard: Callable[[], ShardReader]) -> list[Sample | None]:
-    """The first four samples of a shard; None for each that gives one of our errors."""
-    try:
-        reader = open_shard()
-    except ShardkitError:
-        return [None] * 4
-    found: list[Sample | None] = []
-    for position in range(4):
-        try:
-            found.append(reader[position])
-        except (ShardkitError, IndexError):
-            found.append(None)
-    return found
 
 
 def _keys_of(samples: list[Sample]) -> list[str]:

@@ -74,7 +74,7 @@ MUTATIONS = [
         "storage.py",
         "size - len(data), start + len(data)",
         "size - len(data), start",
-        "formats/test_unmapped.py",
+        "formats/test_reading.py",
     ),
     # --- codecs ---
     Mutation(

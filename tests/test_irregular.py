@@ -67,9 +67,8 @@ IRREGULAR = [_pipe, _socket, _device]
 def uses(path: Path, out: Path) -> list[Callable[[], Any]]:
     def read() -> None:
         for dataset in open_splits(path).values():
-            for source in (dataset, dataset.unmapped()):
-                for n in range(len(source)):
-                    source[n]
+            for n in range(len(dataset)):
+                dataset[n]
             dataset.original_paths()
             dataset.lengths("ids")
 

@@ -3,12 +3,14 @@
 To add a format, write one module with these three classes, export `FORMAT`, add a row to the table
 in `shardkit.formats`, and run `shardkit.testing.FormatContract` on it (docs/adding-a-format.md).
 
-Reader. `len(reader)` samples; `reader[i]` for 0 <= i < len gives a dict with `__key__` and the
-fields of `reader.schema`. The caller owns the values; their Python types are those that
-`shardkit.schema` names, the same in every format. A field that a sample does not have is absent,
-not None. Readers are thread-safe and deterministic, may be pickled (a pickle carries the path,
-never an open file) and used after a fork. `close()` may be called twice and drops our references
-only: a value that was given out stays good. Reading a closed reader raises ValueError.
+Reader. To write: `__len__`, and `read(position, fields, json_text)`, which gives a dict with
+`__key__` and those fields of `reader.schema` that are asked for and that the sample has: a field
+that it does not have is absent, not None. The caller owns the values; their Python types are those
+that `shardkit.schema` names, the same in every format. Bytes are read through a `ByteSource`.
+Readers are thread-safe and deterministic, and may be used after a fork. The base class does the
+rest: `reader[i]` and `reader.sample(...)` check the position, and turn whatever `read` raises into
+an error of ours that names path, position, key and field; `close()` drops our references only, as
+another thread may be reading; a pickle carries path and layout, never an open file.
 
 Writer. It is given a path that does not exist, in a folder that does (a shard that is a folder
 makes its own), and creates that file and, if it likes, others whose names begin with the path's
@@ -27,6 +29,7 @@ Errors are ours (`shardkit.errors`) and name the key; the engine adds path and s
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +38,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Schema
 
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
 
     from shardkit.manifest import Manifest
 
+KEY = "__key__"  # of every sample
+
 
 class ShardReader(ABC):
     """One shard, open for reading.
@@ -50,19 +57,117 @@ class ShardReader(ABC):
     `layout` is what `Format.open` takes to open the shard again without searching it.
     """
 
-    schema: Schema
-    layout: dict[str, Any]
     temporary_bytes: int = 0  # of files that are there as long as the shard is open
+    in_memory: int = 0  # bytes of tables that are kept as long as the shard is open
     key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
+
+    def __init__(self, path: Path, layout: dict[str, Any]) -> None:
+        self.path = path
+        self.layout = layout
+        self.schema = Schema.from_json(layout["schema"])
+        self.closed = False
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __getitem__(self, position: int) -> Sample: ...
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        """The sample with its key and, of those it has, these fields: all if None.
 
-    @abstractmethod
-    def close(self) -> None: ...
+        With `json_text` JSON values may come as `JsonText`, to be written on unchanged. 0 <=
+        position < len(self). May raise anything where the data are damaged.
+        """
+
+    def offset(self, position: int, field: str) -> int | None:
+        """The byte of the file at which a value begins, for errors; None where that is unknown."""
+        return None
+
+    def __getitem__(self, position: int) -> Sample:
+        return self.sample(position)
+
+    def sample(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        """As `read`, for any position, with errors of ours.
+
+        Raises IndexError, ValueError if the reader is closed, and else SampleError, DamagedError or
+        another ShardkitError that names path, position, key and field.
+        """
+        if not 0 <= position < len(self):
+            raise IndexError(f"{self.path} has {len(self)} samples, not a position {position}")
+        try:
+            return self.read(position, fields, json_text)
+        except Exception as error:
+            found = self._named(error, position, fields, json_text)
+            raise found from found.__cause__
+
+    def _named(
+        self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
+    ) -> Exception:
+        """The error to raise for what `read` raised: fields are read one by one to find which."""
+        if self.closed:
+            return ValueError(f"{self.path} is closed")
+        if isinstance(error, MemoryError | Warning) or storage.too_many_open(error):
+            return storage.unreadable(error, self.path, position)
+        key, culprit = None, None
+        for field in (KEY, *(name for name in self.schema if fields is None or name in fields)):
+            try:
+                key = self.read(position, () if field == KEY else (field,), json_text)[KEY]
+            except Exception as again:
+                error, culprit = again, field
+                break
+        if not isinstance(error, ShardkitError | OSError):
+            kind = self.schema.get(culprit) if culprit is not None else None
+            found = SampleError(
+                f"a value is damaged: {error}",
+                offset=None if culprit is None else self._offset(position, culprit),
+                expected="a key" if kind is None else kind.python,
+            )
+            found.__cause__ = error
+            error = found
+        where = {"position": position, "key": key, "field": culprit}
+        if isinstance(error, ShardkitError):
+            error.located(path=self.path, **where)
+        return storage.unreadable(error, self.path, position)
+
+    def _offset(self, position: int, field: str) -> int | None:
+        with contextlib.suppress(Exception):
+            return self.offset(position, field)
+        return None
+
+    def keys(self) -> list[str]:
+        """The key of every sample, in order."""
+        return self.read_keys(np.arange(len(self)))
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of the samples at these positions."""
+        return [self.sample(position, ())[KEY] for position in positions.tolist()]
+
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        """Write the field's array in each of the samples into `out`, number n into `out[n]`.
+
+        Values are cast to the type of `out`. False, with nothing written, where the shard or one of
+        these samples cannot be read so: one by one they then tell what is wrong, if anything is.
+        """
+        return False
+
+    def sizes(self, field: str) -> npt.NDArray[np.int64] | None:
+        """Stored bytes of the field in each sample that has it, in order, without reading these.
+
+        None where the shard does not tell.
+        """
+        return None
+
+    def close(self) -> None:
+        """Drop what is open; may be called twice. What was given out stays good."""
+        self.closed = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.layout)
 
 
 class ShardWriter(ABC):
@@ -81,55 +186,6 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class KnowsSizes(Protocol):
-    """A reader that knows how long its values are without reading them."""
-
-    def sizes(self, field: str) -> npt.NDArray[np.int64]:
-        """Stored bytes of the field in each sample that has it, in order."""
-
-
-@runtime_checkable
-class ReadsFields(Protocol):
-    """A reader that can leave fields out, and the bytes of those unread."""
-
-    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
-        """The sample with its key and, of those it has, these fields alone."""
-
-
-@runtime_checkable
-class KeepsJsonText(Protocol):
-    """A reader that can give JSON as the text that is stored, to pass through unchanged."""
-
-    def stored(self, position: int) -> Sample:
-        """The sample as `reader[position]` gives it, with JSON values as `JsonText`."""
-
-
-@runtime_checkable
-class KnowsKeys(Protocol):
-    """A reader that has all its keys at hand."""
-
-    def keys(self) -> list[str]:
-        """The key of every sample, in order."""
-
-
-@runtime_checkable
-class ReadsRows(Protocol):
-    """A reader that gives arrays and keys of many samples in one call."""
-
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        """Write the field's array in each of the samples into `out`, number n into `out[n]`.
-
-        Values are cast to the type of `out`. False, with nothing written, where the shard or one of
-        these samples cannot be read so: one by one they then tell what is wrong, if anything is.
-        """
-
-    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
-        """The keys of the samples."""
 
 
 class Format(ABC):
@@ -217,14 +273,30 @@ class Joins(Protocol):
         """Write a shard at `path` with the samples of the shards `parts`, one after the other."""
 
 
-@runtime_checkable
-class ReadsUnmapped(Protocol):
-    """A format whose shards can be read without mapping them, as streaming does."""
+class OldReader(ShardReader):
+    """A reader that has methods of its own for what `read` is asked; to go."""
 
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-        """As `open`, but no file of the shard is mapped: values are read when they are asked for.
+    closed = False
 
-        A shard that is cut while it is open gives one of our errors, where a mapped page would end
-        the process; one that is removed or replaced is read on as it was. What is small (tables,
-        offsets, keys) may be read once and kept; payloads are not.
-        """
+    def __init__(self) -> None:
+        pass
+
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        raise NotImplementedError
+
+    def __getitem__(self, position: int) -> Sample:
+        raise NotImplementedError
+
+    def sample(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        own: Any = self
+        if fields is not None and hasattr(own, "read_fields"):
+            found: Sample = own.read_fields(position, fields)
+            return found
+        found = own.stored(position) if json_text and hasattr(own, "stored") else own[position]
+        if fields is None:
+            return found
+        return {n: value for n, value in found.items() if n == KEY or n in fields}

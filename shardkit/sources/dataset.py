@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from time import time_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -14,10 +13,9 @@ from shardkit import storage
 from shardkit.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS
-from shardkit.formats.base import KeepsJsonText, KnowsKeys, ReadsFields, ShardReader
-from shardkit.options import ALL_FIELDS, Selection
+from shardkit.formats.base import ShardReader
+from shardkit.options import ALL_FIELDS
 from shardkit.sample import Sample
-from shardkit.schema import Json
 from shardkit.sources.base import Source
 from shardkit.sources.files import Planned, refuse_changed
 
@@ -27,11 +25,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.sources.base import Indices
-
-
-@cache  # asking a protocol takes longer than reading a sample
-def _keeps_json_text(reader: type[ShardReader]) -> bool:
-    return issubclass(reader, KeepsJsonText)
 
 
 class DatasetSource(Source):
@@ -82,21 +75,9 @@ class DatasetSource(Source):
         return sample
 
     def _read(self, reader: ShardReader, position: int) -> Sample:
-        if self.selection == ALL_FIELDS:
-            return self._stored(reader, position)
-        if isinstance(reader, ReadsFields) and not (self._has_json or self.guessed):
-            return reader.read_fields(position, self.schema)
-        return self.selected(self._stored(reader, position))
-
-    def narrow(self, selection: Selection) -> None:
-        super().narrow(selection)
-        self._has_json = any(isinstance(kind, Json) for kind in self.schema.values())
-
-    @staticmethod
-    def _stored(reader: ShardReader, position: int) -> Sample:
-        if _keeps_json_text(type(reader)):
-            return cast(KeepsJsonText, reader).stored(position)
-        return reader[position]
+        fields = None if self.selection == ALL_FIELDS or self.guessed else self.schema
+        sample = reader.sample(position, fields, json_text=True)
+        return sample if self.selection == ALL_FIELDS else self.selected(sample)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         per_shard = []
@@ -188,7 +169,7 @@ def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
     reader = dataset.reader(shard)
     try:
         with dataset.explained(shard):
-            keys = set(reader.keys()) if isinstance(reader, KnowsKeys) else set()
+            keys = set(reader.keys())
     except ShardkitError:  # the conversion will meet it again, and say so
         keys = set()
     return np.fromiter(map(hash, keys), np.int64, len(keys))

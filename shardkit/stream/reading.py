@@ -18,7 +18,6 @@ from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
-from shardkit.formats.base import ReadsRows
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
@@ -46,14 +45,13 @@ class Samples:
         cached: bool = False,
     ) -> None:
         """`fields` are the ones to read, None is all of them; `cached`: keep what was read."""
-        self._datasets = [dataset.unmapped() for dataset in datasets]
+        self._datasets = [copy.copy(dataset) for dataset in datasets]  # with open shards of its own
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
         every = np.concatenate([sizes(dataset) for dataset in datasets])
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)
-        self._names = frozenset(self.schema)
-        self._all = fields is None
+        self._fields = None if fields is None else frozenset(self.schema)
         self._kept: dict[int, Sample] | None = {} if cached else None
         self.decoded: Collection[str] = ()  # encoded images whose pixels are kept instead
 
@@ -78,19 +76,10 @@ class Samples:
     def _read(self, number: int) -> Sample:
         dataset, shard, position = self._locate(number)
         try:
-            reader = dataset.reader(shard)
-            # To ask for the protocol (ReadsFields) takes as long as to read.
-            read_fields = None if self._all else getattr(reader, "read_fields", None)
-            if read_fields is not None:
-                sample: Sample = read_fields(position, self._names)
-                return sample
-            sample = reader[position]
+            return dataset.reader(shard).sample(position, self._fields)
         except Exception as error:
             found = storage.unreadable(error, dataset.sample_path(shard, position), position)
             raise found from found.__cause__
-        if self._all:
-            return sample
-        return {k: v for k, v in sample.items() if k == "__key__" or k in self._names}
 
     def _pixels(self, sample: Sample, field: str, number: int) -> Any:
         enter("decode")
@@ -132,7 +121,7 @@ class Samples:
         dataset, number = self._datasets[which], shard - self._first_shards[which]
         reader = dataset.reader(number)
         with dataset.explained(number):
-            if not isinstance(reader, ReadsRows) or not reader.read_rows(field, positions, out):
+            if not reader.read_rows(field, positions, out):
                 return None
             return reader.read_keys(positions)
 

@@ -19,7 +19,6 @@ from shardkit.conversion.plan import TASKS, Task, by_hash, make_plan, shares_of
 from shardkit.conversion.reading import Reading, Share
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError
 from shardkit.formats import get_format
-from shardkit.formats.base import KeepsJsonText
 from shardkit.manifest import ERRORS, FILTERED, TokenizerEntry, has_manifest, load_any
 from shardkit.options import ConvertOptions, ImageOptions, TextOptions, parse_split
 from shardkit.preprocess.filtered import Filtered
@@ -518,9 +517,7 @@ def _read(part: Part, place: Place) -> Sample:
     """A sample, with JSON as its text where the format keeps that."""
     reader = part.dataset.reader(place.shard)
     with part.dataset.explained(place.shard, place.position):
-        if isinstance(reader, KeepsJsonText):
-            return reader.stored(place.position)
-        return reader[place.position]
+        return reader.sample(place.position, json_text=True)
 
 
 class _Dropped:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardkit.errors import ShardkitError
-from shardkit.formats.base import KnowsKeys, ReadsFields, ShardReader
+from shardkit.formats.base import ShardReader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,41 +25,13 @@ class Place(NamedTuple):
     position: int
 
 
-def hashes_of(reader: ShardReader) -> tuple[Hashes, list[tuple[int, ShardkitError]]]:
-    """The hashes of a shard's keys, and the positions whose keys cannot be read, with the error.
+def hashes_of(reader: ShardReader) -> Hashes:
+    """The hashes of a shard's keys.
 
     Python's own hash of a string is the cheapest there is, and nobody can make keys that collide.
     """
-    if isinstance(reader, KnowsKeys):
-        keys = reader.keys()
-        return np.fromiter(map(hash, keys), np.int64, len(keys)), []
-    read = key_reader(reader)
-    hashes = np.empty(len(reader), np.int64)
-    problems: list[tuple[int, ShardkitError]] = []
-    for position in range(len(reader)):
-        try:
-            hashes[position] = hash(read(position))
-        except ShardkitError as error:
-            hashes[position] = hash(error)  # of no key, so that no key is taken for the same
-            problems.append((position, error))
-    return hashes, problems
-
-
-def key_reader(reader: ShardReader) -> Callable[[int], str]:
-    """What reads the key at a position, and as little else as the format allows."""
-    if isinstance(reader, ReadsFields):
-        read_fields = reader.read_fields
-
-        def read(position: int) -> str:
-            key: str = read_fields(position, ())["__key__"]
-            return key
-    else:
-
-        def read(position: int) -> str:
-            key: str = reader[position]["__key__"]
-            return key
-
-    return read
+    keys = reader.keys()
+    return np.fromiter(map(hash, keys), np.int64, len(keys))
 
 
 class Keys:

@@ -18,11 +18,11 @@ from shardkit import storage
 from shardkit.checked import from_lines
 from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.formats.base import KnowsSizes, ShardReader
+from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes
 from shardkit.verification.files import check_file, strangers
-from shardkit.verification.keys import Keys, Place, hashes_of, key_reader
+from shardkit.verification.keys import Keys, Place, hashes_of
 from shardkit.verification.work import LAST, Findings, Meter, counted, in_threads
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class Part:
 
     def key_at(self, place: Place) -> str | None:
         try:
-            return key_reader(self.dataset.reader(place.shard))(place.position)
+            key: str = self.dataset.reader(place.shard).sample(place.position, ())[KEY]
+            return key
         except ShardkitError:  # reported when the keys were read for the first time
             return None
 
@@ -128,7 +129,7 @@ def _look_into(part: Part, number: int, found: _Found) -> None:
     path = part.dataset.shard_path(number)
     try:
         reader = part.dataset.reader(number)
-        hashes, problems = hashes_of(reader)
+        hashes = hashes_of(reader)
         if len(hashes) != len(reader):
             raise DamagedError(
                 "a shard does not have a key for every sample",
@@ -139,9 +140,6 @@ def _look_into(part: Part, number: int, found: _Found) -> None:
     except Exception as error:
         found.problems.append((-1, problem_of(error, path)))
         return
-    found.problems += [
-        (position, problem.located(path=path, position=position)) for position, problem in problems
-    ]
     found.hashes, found.counts = hashes, counts
 
 
@@ -155,13 +153,13 @@ def problem_of(error: Exception, path: Path, position: int | None = None) -> Sha
 
 def _counts(reader: ShardReader) -> dict[str, int]:
     """How many values optional fields have; but for large ones, which some formats would read."""
-    if not isinstance(reader, KnowsSizes):
-        return {}
-    return {
-        name: len(reader.sizes(name))
-        for name, kind in reader.schema.items()
-        if kind.optional and not isinstance(kind, Bytes | Array)
-    }
+    counts = {}
+    for name, kind in reader.schema.items():
+        if kind.optional and not isinstance(kind, Bytes | Array):
+            sizes = reader.sizes(name)
+            if sizes is not None:
+                counts[name] = len(sizes)
+    return counts
 
 
 def keys_of(parts: list[Part]) -> Keys:

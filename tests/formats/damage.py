@@ -33,7 +33,6 @@ import numpy as np
 
 from shardkit.errors import ShardkitError
 from shardkit.formats import file_name, get_format
-from shardkit.formats.base import KeepsJsonText, KnowsKeys, KnowsSizes, ReadsFields, ReadsUnmapped
 from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, everything, write_shard
 
@@ -305,15 +304,10 @@ def _record(rng: random.Random) -> bytes:
 
 def read_all(path: Path, format: str, layout: dict[str, Any] | None, files: Files) -> None:
     """All that can be read of a shard; raises whatever is no error of ours with the file's path."""
-    known = get_format(format)
-    openers = [known.open]
-    if isinstance(known, ReadsUnmapped):
-        openers.append(known.open_unmapped)
-    for opener in openers:
-        with _ours_only(files):
-            reader = opener(path, layout)
-            _read(reader, files)
-            reader.close()
+    with _ours_only(files):
+        reader = get_format(format).open(path, layout)
+        _read(reader, files)
+        reader.close()
 
 
 def _read(reader: Any, files: Files) -> None:
@@ -321,16 +315,14 @@ def _read(reader: Any, files: Files) -> None:
         with _ours_only(files):
             sample = reader[position]
             reader.schema.check(sample)
-        if position < 3 and isinstance(reader, KeepsJsonText):
+        if position < 3:
             with _ours_only(files):
-                reader.stored(position)
-        if position < 3 and isinstance(reader, ReadsFields):
+                reader.sample(position, json_text=True)
             with _ours_only(files):
-                reader.read_fields(position, [*reader.schema][:1])
-    if isinstance(reader, KnowsKeys):
-        with _ours_only(files):
-            reader.keys()
-    for field in reader.schema if isinstance(reader, KnowsSizes) else ():
+                reader.sample(position, [*reader.schema][:1])
+    with _ours_only(files):
+        reader.keys()
+    for field in reader.schema:
         with _ours_only(files):
             reader.sizes(field)
 

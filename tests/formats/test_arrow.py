@@ -266,9 +266,9 @@ def test_json_that_is_stored_passes_through(tmp_path: Path) -> None:
         {"__key__": str(n), "about": JsonText(text)} for n, text in enumerate(texts)
     ]
     reader: Any = write_shard(ARROW, tmp_path / "s.arrow", schema, [*samples, {"__key__": "none"}])
-    assert [reader.stored(n)["about"] for n in range(3)] == texts
+    assert [reader.sample(n, json_text=True)["about"] for n in range(3)] == texts
     assert [reader[n]["about"] for n in range(3)] == [None, [1.0], {"a": 1e5}]
-    assert reader[3] == reader.stored(3) == {"__key__": "none"}
+    assert reader[3] == reader.sample(3, json_text=True) == {"__key__": "none"}
 
 
 def test_optional_arrays_may_be_absent(tmp_path: Path) -> None:

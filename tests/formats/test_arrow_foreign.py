@@ -143,10 +143,9 @@ def test_extension_types_of_arrow_itself_are_what_they_are_stored_as(
     }
     with shardkit.open(write(pa.table(columns), tmp_path, way)) as found:
         assert dict(found.schema) == {"id": Bytes(optional=True), "good": Int(), "about": Json()}
-        for rows in (found, found.unmapped()):
-            assert [rows[n].get("id") for n in range(2)] == [b"x" * 16, None]
-            assert [rows[n]["good"] for n in range(2)] == [1, 0]
-            assert [rows[n]["about"] for n in range(2)] == [{"a": 1}, []]
+        assert [found[n].get("id") for n in range(2)] == [b"x" * 16, None]
+        assert [found[n]["good"] for n in range(2)] == [1, 0]
+        assert [found[n]["about"] for n in range(2)] == [{"a": 1}, []]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -175,9 +174,9 @@ def test_dictionaries_that_grow_or_are_replaced(tmp_path: Path, way: str, deltas
             array = pa.DictionaryArray.from_arrays(indices, pa.array(values))
             writer.write_batch(pa.record_batch([array], schema=schema))
             expected += [values[-1], values[0], None]
-    for reader in (ARROW.open(path), ARROW.open_unmapped(path)):  # type: ignore[attr-defined]
-        for n in (8, 0, 4, 5, 1, 6, 2, 3, 7):
-            assert reader[n].get("x") == expected[n]
+    reader = ARROW.open(path)
+    for n in (8, 0, 4, 5, 1, 6, 2, 3, 7):
+        assert reader[n].get("x") == expected[n]
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
@@ -187,9 +186,8 @@ def test_feather_of_pandas_with_categories(tmp_path: Path, compression: str) -> 
     frame.to_feather(tmp_path / "f.feather", compression=compression)
     with shardkit.open(tmp_path / "f.feather") as found:
         assert dict(found.schema) == {"kind": Text(optional=True), "n": Int(), "when": Json()}
-        for rows in (found, found.unmapped()):
-            assert [rows[n].get("kind") for n in range(4)] == ["p", None, "q", "p"]
-            assert rows[3]["when"] == DAY.isoformat()
+        assert [found[n].get("kind") for n in range(4)] == ["p", None, "q", "p"]
+        assert found[3]["when"] == DAY.isoformat()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -281,12 +279,11 @@ def test_a_column_without_values_is_of_any_type(tmp_path: Path, kind: str, case:
     with shardkit.open(source) as found:
         assert dict(found.schema) == {"x": expected, "n": Int()}
         values = [*one["x"], *other["x"]]
-        for rows in (found, found.unmapped()):
-            read = [rows[n].get("x") for n in range(len(found))]
-            np.testing.assert_equal(
-                [v if v is None else np.asarray(v) for v in read],
-                [v if v is None else np.asarray(v) for v in values],
-            )
+        read = [found[n].get("x") for n in range(len(found))]
+        np.testing.assert_equal(
+            [v if v is None else np.asarray(v) for v in read],
+            [v if v is None else np.asarray(v) for v in values],
+        )
     shardkit.convert(source, "wds", tmp_path / "out", workers=0)
     with shardkit.open(tmp_path / "out") as again:
         assert dict(again.schema) == {"x": expected, "n": Int()}
@@ -304,7 +301,7 @@ def test_a_typed_column_without_values_is_of_any_type(tmp_path: Path, way: str) 
         assert dict(found.schema) == {"x": Text(optional=True), "v": Int()}
         assert [found[n].get("x") for n in range(3)] == ["a", "b", None]
         numbers, out = np.arange(1), np.zeros((1, 2))
-        reader: Any = found.unmapped().reader(1)
+        reader: Any = found.reader(1)
         assert not hasattr(reader, "read_rows") or not reader.read_rows("x", numbers, out)
 
 
@@ -384,12 +381,11 @@ def test_tensors_keep_their_shape(tmp_path: Path, way: str, case: str) -> None:
     with shardkit.open(path) as found:
         kind = Array(values.dtype.str, shape)
         assert dict(found.schema) == {"x": kind, "gap": replace(kind, optional=True)}
-        for rows in (found, found.unmapped()):
-            for n in range(2):
-                np.testing.assert_array_equal(rows[n]["x"], values[n])
-                assert rows[n]["x"].flags.c_contiguous
-            np.testing.assert_array_equal(rows[0]["gap"], values[1])
-            assert "gap" not in rows[1]
+        for n in range(2):
+            np.testing.assert_array_equal(found[n]["x"], values[n])
+            assert found[n]["x"].flags.c_contiguous
+        np.testing.assert_array_equal(found[0]["gap"], values[1])
+        assert "gap" not in found[1]
     (batch,) = shardkit.stream.Loader(path, batch_size=2, shuffle=False)
     np.testing.assert_array_equal(batch["x"], values)
     shardkit.convert(path, "hf", tmp_path / "out", workers=0)

@@ -443,7 +443,7 @@ def test_a_foreign_file_has_types_and_keys(tmp_path: Path) -> None:
     assert_same(reader[0], {"__key__": "v1_0/000000000", **expected})
     assert_same(reader[1], {"__key__": "v1_0/000000001", **expected, "blob": b"xyz"})
     assert reader.keys() == ["v1_0/000000000", "v1_0/000000001"]  # type: ignore[attr-defined] # it has
-    assert reader.stored(0)["about"] == "[1] "  # type: ignore[attr-defined] # it has
+    assert reader.sample(0, json_text=True)["about"] == "[1] "  # type: ignore[attr-defined] # it has
     assert reader.sizes("image").tolist() == [len(JPEG)] * 2  # type: ignore[attr-defined] # it has
     again = BETON.open(path, reader.layout)
     assert_same(again[1], reader[1])

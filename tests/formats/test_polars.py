@@ -96,18 +96,17 @@ def written(folder: Path, way: str, frame: polars.DataFrame = FRAME) -> Path:
 def test_every_type_in_every_way_is_read(tmp_path: Path, way: str) -> None:
     dataset = shardkit.open(written(tmp_path, way))
     assert dict(dataset.schema) == {name: kind for name, (_, kind, _) in COLUMNS.items()}
-    for found in (dataset, dataset.unmapped()):
-        assert len(found) == 5
-        for n in (3, 0, 4, 1, 2):
-            sample = found[n]
-            assert sample.pop("__key__") == f"t/{n:09d}"
-            for name, (series, _, values) in COLUMNS.items():
-                expected = series.to_list()[n] if values is None else values[n]
-                value = sample.pop(name, None)
-                if isinstance(value, np.ndarray):
-                    value = value.tolist()
-                assert value == expected, name
-            assert not sample
+    assert len(dataset) == 5
+    for n in (3, 0, 4, 1, 2):
+        sample = dataset[n]
+        assert sample.pop("__key__") == f"t/{n:09d}"
+        for name, (series, _, values) in COLUMNS.items():
+            expected = series.to_list()[n] if values is None else values[n]
+            value = sample.pop(name, None)
+            if isinstance(value, np.ndarray):
+                value = value.tolist()
+            assert value == expected, name
+        assert not sample
 
 
 @pytest.mark.parametrize("way", ["plain", "zstd", "stream"])
@@ -125,14 +124,14 @@ def test_a_slice_and_a_frame_of_chunks(tmp_path: Path) -> None:
     for way in ("plain", "batches", "stream"):
         dataset = shardkit.open(written(tmp_path, way, frame))
         assert [dataset[n]["text"] for n in range(len(dataset))] == texts
-        assert [dataset.unmapped()[n]["text"] for n in range(6)] == texts
+        assert [dataset[n]["text"] for n in range(6)] == texts
 
 
 def test_values_are_read_where_they_stand(tmp_path: Path) -> None:
     """A view into the file is followed to the value: the column is not copied."""
     frame = polars.DataFrame({"blob": [bytes([n]) * 1_000_000 for n in range(9)]})
     path = written(tmp_path, "plain", frame)
-    reader: Any = get_format("arrow").open_unmapped(path)
+    reader: Any = get_format("arrow").open(path)
     asked: list[int] = []
     reader._file = Counting(reader._file, asked)
     assert reader[7]["blob"] == frame["blob"][7]

@@ -469,7 +469,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
         ({"global_batch_size": 7, "world_size": 2, "rank": 0}, "split evenly"),
         ({"batch_size": 4, "rank": 2, "world_size": 2}, "does not fit the world"),
         ({"batch_size": 38, "last": "drop"}, "smaller than one batch"),
-        ({"batch_size": 4, "fields": ["image"]}, "no field 'image'"),
+        ({"batch_size": 4, "fields": ["photo"]}, "no field 'photo'"),
         ({"batch_size": 4, "weights": [1, 2]}, "as many as datasets"),
         ({"batch_size": 4, "cache": "disk"}, "cache must be one of"),
         ({"batch_size": 4, "lasst": "pad"}, "no option 'lasst'"),

@@ -43,9 +43,6 @@ class Arrow(Format):
     )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
-        return IpcReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
         return UnmappedIpcReader(path, layout)
 
     def create(

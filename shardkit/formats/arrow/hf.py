@@ -34,9 +34,6 @@ class Hf(Format):
     )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
-        return IpcReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
         return UnmappedIpcReader(path, layout)
 
     def create(

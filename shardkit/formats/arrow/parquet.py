@@ -91,7 +91,7 @@ class ParquetReader(BatchReader):
     """A Parquet file. Each thread has it open for itself: pyarrow's reader has a state."""
 
     def __init__(
-        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = True
+        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = False
     ) -> None:
         self._mapped = mapped
         self._token = object()
@@ -241,9 +241,6 @@ class Parquet(Format):
     )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
-        return ParquetReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
         return ParquetReader(path, layout, mapped=False)
 
     def create(

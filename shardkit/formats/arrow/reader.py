@@ -30,7 +30,7 @@ from shardkit.formats.arrow.columns import KEY
 from shardkit.formats.arrow.foreign import Arrays, Known, check_names, layout_of
 from shardkit.formats.arrow.messages import decompressed_size, find_messages, null_counts
 from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, check_fits, getter, sizes
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import OldReader
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Json, Schema, Text
 from shardkit.storage import check_expansion
@@ -107,7 +107,7 @@ def _parsing(get: Getter) -> Getter:
     return parse
 
 
-class BatchReader(ShardReader):
+class BatchReader(OldReader):
     """One shard of any of the formats that hold columns. Values are copies."""
 
     _starts: list[int]  # the number of each batch's first row

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError, ShardkitError
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import OldReader
 from shardkit.formats.beton.contents import Contents, open_contents
 from shardkit.formats.beton.layout import RAW, TypeId, kind_of
 from shardkit.formats.beton.section import Section
@@ -35,7 +35,7 @@ class _Column(NamedTuple):
     presence: npt.NDArray[np.uint8] | None
 
 
-class BetonReader(ShardReader):
+class BetonReader(OldReader):
     """One .beton file. Values are copies; the file is mapped or read in pieces, never whole."""
 
     def __init__(

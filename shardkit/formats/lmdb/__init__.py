@@ -37,9 +37,6 @@ class Lmdb(Format):
     )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
-        return LmdbReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
         return LmdbReader(path, layout, mapped=False)
 
     def create(

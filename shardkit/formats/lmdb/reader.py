@@ -14,7 +14,7 @@ import msgpack
 from shardkit.checked import Count, checked, damaged, parse
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import OldReader
 from shardkit.formats.lmdb import foreign
 from shardkit.formats.lmdb.layout import Tree
 from shardkit.sample import JsonText, Sample
@@ -41,7 +41,7 @@ _Decoder = Callable[[Any], Any]
 _Column = tuple[str, type, _Decoder | None]  # field, what msgpack gives, what makes it a value
 
 
-class LmdbReader(ShardReader):
+class LmdbReader(OldReader):
     """One environment. Values are copies; the file is mapped or read in pieces, never whole."""
 
     def __init__(

@@ -37,9 +37,6 @@ class Megatron(Format):
     layout_types = MappingProxyType({"keys": bool})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
-        return MegatronReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
         return MegatronReader(path, layout, mapped=False)
 
     def create(

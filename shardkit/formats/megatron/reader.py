@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError, ShardkitError
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import OldReader
 from shardkit.formats.megatron.index import Index
 from shardkit.formats.megatron.keys import Keys
 from shardkit.formats.megatron.layout import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-class MegatronReader(ShardReader):
+class MegatronReader(OldReader):
     """A `.bin` with its `.idx`. Values are copies.
 
     All files are mapped; or else the `.bin` is read piece by piece, with the others in memory.

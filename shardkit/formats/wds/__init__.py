@@ -37,9 +37,6 @@ class Wds(Format):
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
-        return WdsReader(path, layout)
-
-    def open_unmapped(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
         return WdsReader(path, layout, mapped=False)
 
     def create(

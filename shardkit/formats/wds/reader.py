@@ -32,7 +32,7 @@ from shardkit.errors import (
     ShardkitWarning,
     StorageError,
 )
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import OldReader
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import Member, column, find_index, index_dtype, members, row_struct
 from shardkit.sample import JsonText, Sample
@@ -63,7 +63,7 @@ _Decoder = Callable[[bytes], Any]
 _Column = tuple[str, int, _Decoder | None]  # field, where its offset is in a row, what decodes it
 
 
-class WdsReader(ShardReader):
+class WdsReader(OldReader):
     """One TAR shard. Values are copies; the file itself is never read whole.
 
     It is mapped, or else read piece by piece, with its index in memory.

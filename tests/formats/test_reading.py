@@ -1,0 +1,229 @@
+"""How much of a shard is read, rows of many samples, and shards that change while they are open.
+
+What holds for all formats alike is in `shardkit.testing.FormatContract`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import byte_source, storage
+from shardkit.byte_source import LocalFile
+from shardkit.errors import DamagedError
+from shardkit.formats import FORMATS, file_name, get_format
+from shardkit.sample import Sample
+from shardkit.schema import Array, Bytes, Schema, Text
+from shardkit.testing import assert_same, write_shard
+
+ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
+
+
+@pytest.fixture(params=["from memory", "by waiting"], autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs with the reads that keep the lock, and without."""
+    if request.param == "by waiting":
+        monkeypatch.setattr(byte_source, "_preadv2", None)
+
+
+@pytest.fixture
+def tmp_path(disk: Path) -> Path:
+    """Memory is no disk: systems read, and drop, its files in other ways."""
+    return Path(tempfile.mkdtemp(dir=disk))
+
+
+# --- formats -------------------------------------------------------------------------------------
+
+
+def shard(folder: Path, name: str, schema: Schema, samples: list[Sample]) -> Any:
+    """A reader of a new shard."""
+    return write_shard(get_format(name), folder / file_name("shard-000000", name), schema, samples)
+
+
+def blobs(count: int, size: int) -> list[Sample]:
+    random = np.random.default_rng(1)
+    return [{"__key__": f"{n:05d}", "blob": random.bytes(size)} for n in range(count)]
+
+
+@pytest.mark.parametrize("name", ["arrow", "beton", "hf", "lmdb", "wds"])
+def test_to_read_a_sample_takes_little_more_than_its_bytes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = blobs(300, 20_000)
+    reader = shard(tmp_path, name, Schema({"blob": Bytes()}), samples)
+    taken: list[int] = []
+    for kind, name_of_read in ((LocalFile, "_read"), (storage.PreadFile, "__getitem__")):
+        plain: Any = getattr(kind, name_of_read)
+
+        def counted(self: Any, *where: Any, plain: Any = plain) -> bytes:
+            data: bytes = plain(self, *where)
+            taken.append(len(data))
+            return data
+
+        monkeypatch.setattr(kind, name_of_read, counted)
+    for number in (150, 151, 3):
+        assert_same(reader[number], samples[number])
+    assert sum(taken) < 3 * 20_000 + 32_768
+    before = sum(taken)
+    assert reader.sample(153, ()) == {"__key__": "00153"}
+    assert name == "lmdb" or sum(taken) - before < 4096  # there key and fields are one value
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_arrays_of_several_lengths_are_rows_where_they_are_alike(tmp_path: Path, name: str) -> None:
+    schema = Schema({"x": Array("<i4", (None,))})
+    lengths = [600 if n % 3 else 10 + n for n in range(60)]
+    samples: list[Sample] = [
+        {"__key__": f"{n}", "x": np.arange(length, dtype="<i4") - n}
+        for n, length in enumerate(lengths)
+    ]
+    reader = shard(tmp_path, name, schema, samples)
+    out = np.full((3, 600), 7, np.float32)
+    if name == "beton":  # FFCV has no type for them
+        assert not reader.read_rows("x", np.array([1, 2, 4]), out)
+        return
+    assert reader.read_rows("x", np.array([4, 1, 58]), out)
+    assert out.tolist() == [samples[n]["x"].tolist() for n in (4, 1, 58)]
+    out[:] = 7
+    assert not reader.read_rows("x", np.array([1, 3, 2]), out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "megatron"])
+def test_rows_of_any_shape_and_type_are_the_arrays_of_the_samples(
+    tmp_path: Path, name: str
+) -> None:
+    schema = Schema(
+        {
+            "a": Array("<f4", (3, 4)),
+            "b": Array("|u1", (2, 3, 2)),
+            "c": Array("<i8", (None, 2)),
+            "d": Array(">i2", (5,)),
+            "e": Array("<u2", (300,), optional=True),
+            "f": Array("<f8", (300,)),
+            "text": Text(),
+        }
+    )
+    random = np.random.default_rng(3)
+    samples = []
+    for number in range(25):
+        sample: Sample = {"__key__": f"{number}"}
+        for field, shape in {"a": (3, 4), "b": (2, 3, 2), "c": (4, 2), "d": (5,)}.items():
+            kind = schema[field]
+            assert isinstance(kind, Array)
+            sample[field] = random.integers(0, 99, shape).astype(kind.dtype)
+        if number != 20:
+            sample["e"] = random.integers(0, 2**16, 300).astype("<u2")
+        samples.append({**sample, "f": random.random(300), "text": "x"})
+    reader = shard(tmp_path, name, schema, samples)
+    positions = np.array([3, 19, 0, 3])
+    seen = set()
+    for field in "abcdef":
+        expected = np.stack([samples[n][field] for n in positions])
+        out = np.full(expected.shape, 7, np.float64)
+        if reader.read_rows(field, positions, out):
+            seen.add(field)
+            np.testing.assert_array_equal(out, expected)
+        else:
+            assert (out == 7).all()
+    assert seen >= {"arrow": set("abcef"), "hf": set("abcef"), "beton": set("abef")}.get(
+        name, set("abcdef")
+    )
+    assert not reader.read_rows("text", positions, np.zeros((4, 1)))
+    assert not reader.read_rows("e", np.array([19, 20]), np.zeros((2, 300)))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(
+    tmp_path: Path, name: str
+) -> None:
+    schema = Schema({"x": Array("<u2", (500,))})
+    samples: list[Sample] = [{"__key__": f"{n}", "x": np.full(500, n, "<u2")} for n in range(40)]
+    reader = shard(tmp_path, name, schema, samples)
+    path = tmp_path / file_name("shard-000000", name)
+    out = np.zeros((2, 500), np.int64)
+    assert reader.read_rows("x", np.array([0, 39]), out)
+    os.truncate(path, path.stat().st_size // 2)
+    out[:] = -1
+    assert not reader.read_rows("x", np.array([0, 39]), out)
+    with pytest.raises(DamagedError, match="cut while it was open") as error:
+        reader[39]
+    assert error.value.where["position"] == 39
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet"])
+def test_a_batch_that_is_first_looked_at_when_it_is_gone_is_named(
+    tmp_path: Path, name: str
+) -> None:
+    samples = blobs(250, 2000)
+    reader = shard(tmp_path, name, Schema({"blob": Bytes()}), samples)
+    assert_same(reader[0], samples[0])
+    path = tmp_path / file_name("shard-000000", name)
+    os.truncate(path, path.stat().st_size // 2)
+    assert_same(reader[90], samples[90])
+    with pytest.raises(DamagedError) as error:
+        reader[249]
+    assert error.value.where["path"] == path
+    assert error.value.where["position"] == 249
+    assert error.value.where["offset"] > 0
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_keys_that_are_longer_than_values_read_the_same(tmp_path: Path, name: str) -> None:
+    schema = Schema({"x": Array("<u2", (2,))})
+    samples: list[Sample] = [
+        {"__key__": f"{n:04d}/" + "ключ" * 30, "x": np.array([n, 1], "<u2")} for n in range(300)
+    ]
+    reader = shard(tmp_path, name, schema, samples)
+    for number in range(300):
+        assert_same(reader[number], samples[number])
+    assert reader.read_keys(np.array([299, 5])) == [samples[n]["__key__"] for n in (299, 5)]
+
+
+# --- datasets ------------------------------------------------------------------------------------
+
+
+def many_shards(folder: Path, name: str, count: int) -> shardkit.Dataset:
+    schema = {"x": Array("<u2", (4,))}
+    with shardkit.create(folder, to=name, schema=schema, shard_samples=1) as writer:
+        for number in range(count):
+            writer.write({"__key__": f"{number}", "x": np.full(4, number, "<u2")})
+    return shardkit.open(folder)
+
+
+@pytest.mark.parametrize("name", ["arrow", "wds"])
+def test_a_dataset_has_a_bounded_number_of_files_open(tmp_path: Path, name: str) -> None:
+    dataset = many_shards(tmp_path / "x", name, 150)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(2):
+        assert [int(sample["x"][0]) for sample in dataset] == list(range(150))
+    assert len(os.listdir("/dev/fd")) == before + 128
+    dataset.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_copy_of_a_dataset_shares_nothing_that_is_open(tmp_path: Path) -> None:
+    dataset = many_shards(tmp_path / "x", "arrow", 3)
+    assert dataset[0]["__key__"] == "0"
+    for other in (copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert [s["__key__"] for s in other] == ["0", "1", "2"]
+        assert other.reader(0) is not dataset.reader(0)
+    dataset.close()
+    assert other[2]["__key__"] == "2"
+
+
+def test_a_shard_that_was_replaced_before_it_is_opened_is_noticed(tmp_path: Path) -> None:
+    dataset = many_shards(tmp_path / "x", "wds", 3)
+    assert dataset[0]["__key__"] == "0"
+    path = dataset.shard_path(1)
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(DamagedError, match="not as long as its manifest says"):
+        dataset[1]

@@ -1,0 +1,170 @@
+"""The way in which bytes of data are read: ranges of a file, and tables in it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit import byte_source
+from shardkit.byte_source import LocalFile, Memory, Table
+from shardkit.errors import DamagedError, NotFoundError, StorageError
+
+
+@pytest.fixture(params=["from memory", "by waiting"], autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs with the reads that keep the lock, and without."""
+    if request.param == "by waiting":
+        monkeypatch.setattr(byte_source, "_preadv2", None)
+
+
+@pytest.fixture
+def tmp_path(disk: Path) -> Path:
+    """Memory is no disk: systems read, and drop, its files in other ways."""
+    return Path(tempfile.mkdtemp(dir=disk))
+
+
+@pytest.fixture(scope="module")
+def blob(disk: Path) -> Path:
+    path = disk / "blob"
+    path.write_bytes(np.random.default_rng(0).bytes(1_000_003))
+    return path
+
+
+@given(offset=st.integers(0, 1_000_003), length=st.integers(0, 1_000_003))
+def test_a_range_of_a_file_is_that_of_its_bytes(blob: Path, offset: int, length: int) -> None:
+    data = blob.read_bytes()
+    for source in (LocalFile(blob), Memory(data, blob)):
+        assert source.size == 1_000_003
+        if offset + length <= source.size:
+            assert source.read(offset, length) == data[offset : offset + length]
+        else:
+            with pytest.raises(DamagedError, match="the file ends before") as error:
+                source.read(offset, length)
+            assert error.value.where == {"path": blob, "offset": offset}
+
+
+def test_several_ranges_come_in_their_order(blob: Path) -> None:
+    data = blob.read_bytes()
+    ranges = [(900_000, 5), (3, 70_000), (3, 0)]
+    assert LocalFile(blob).read_ranges(ranges) == [data[a : a + n] for a, n in ranges]
+
+
+RECORD = np.dtype([("start", "<u4"), ("size", "<u2")])
+
+
+@pytest.mark.parametrize("count", [0, 1, 90, 160_000])
+@pytest.mark.parametrize("most", [0, byte_source.IN_MEMORY])
+def test_a_table_gives_its_records(
+    blob: Path, count: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_source, "IN_MEMORY", most)
+    expected = np.frombuffer(blob.read_bytes(), RECORD, count, 77)
+    table = Table(LocalFile(blob), 77, count, RECORD)
+    assert len(table) == count
+    assert table.in_memory == (count * 6 if most else 0)
+    assert (table.slice(0, count) == expected).all()
+    numbers = np.array([0, count // 2, count - 1] if count else [], np.int64)
+    assert (table.take(numbers) == expected[numbers]).all()
+    for number in numbers.tolist():
+        assert table.record(number) == expected[number].tobytes()
+
+
+def test_a_table_that_is_cut_is_refused(blob: Path) -> None:
+    with pytest.raises(DamagedError, match="the file ends before") as error:
+        Table(LocalFile(blob), 1_000_000, 1, RECORD)
+    assert error.value.where == {"path": blob, "offset": 1_000_000}
+
+
+@given(starts=st.lists(st.integers(0, 999_003), max_size=20), size=st.integers(0, 1000))
+def test_rows_are_the_ranges_from_their_starts_on(blob: Path, starts: list[int], size: int) -> None:
+    data = blob.read_bytes()
+    for source in (LocalFile(blob), Memory(data, blob)):
+        found = source.read_rows(np.array(starts, np.int64), size)
+        assert found.shape == (len(starts), size)
+        assert [row.tobytes() for row in found] == [data[s : s + size] for s in starts]
+
+
+@pytest.mark.parametrize("starts", [[0, -1], [999_000], [2**62]])
+def test_rows_outside_of_a_file_are_refused(blob: Path, starts: list[int]) -> None:
+    for source in (LocalFile(blob), Memory(blob.read_bytes(), blob)):
+        with pytest.raises(DamagedError, match="ends before"):
+            source.read_rows(np.array(starts), 1004)
+
+
+def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(10_000))
+    file = LocalFile(path)
+    os.truncate(path, 7000)
+    assert file.read(5000, 2000) == bytes(2000)
+    with pytest.raises(DamagedError, match="cut while it was open") as error:
+        file.read(6990, 30)
+    assert error.value.where == {"path": path, "offset": 6990}
+    assert (error.value.expected, error.value.found) == (
+        "30 bytes from here",
+        "10 bytes, then the end of the file",
+    )
+    with pytest.raises(DamagedError, match="cut while it was open"):
+        file.read_rows(np.array([0, 6990]), 30)
+    assert file.size == 10_000
+
+
+def test_what_cannot_be_opened_or_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="cannot open"):
+        LocalFile(tmp_path / "nothing")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="cannot open: Is a directory") as error:
+        LocalFile(tmp_path / "folder")
+    assert error.value.where == {"path": tmp_path / "folder"}
+
+
+def test_a_system_that_cannot_read_without_waiting_is_asked_once(
+    blob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(*arguments: Any) -> int:
+        asked.append(arguments)
+        ctypes.set_errno(errno.EOPNOTSUPP)
+        return -1
+
+    monkeypatch.setattr(byte_source, "_preadv2", refuse)
+    file, data = LocalFile(blob), blob.read_bytes()
+    assert [file.read(n, 9) for n in range(50)] == [data[n : n + 9] for n in range(50)]
+    assert file.read_rows(np.arange(5), 9).tobytes() == b"".join(data[n : n + 9] for n in range(5))
+    assert len(asked) == 1
+
+
+def test_what_the_system_does_not_have_in_memory_is_waited_for(
+    blob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def wait(*arguments: Any) -> int:
+        asked.append(arguments)
+        ctypes.set_errno(errno.EAGAIN)
+        return -1
+
+    monkeypatch.setattr(byte_source, "_preadv2", wait)
+    file, data = LocalFile(blob), blob.read_bytes()
+    assert file.read(3, 96) == data[3:99]
+    assert file.read_rows(np.array([7, 5]), 9).tobytes() == data[7:16] + data[5:14]
+    assert len(asked) == 3
+
+
+def test_threads_read_what_is_theirs(blob: Path) -> None:
+    file, data = LocalFile(blob), blob.read_bytes()
+    places = [(n * 7919 % 900_000, n * 31 % 40_000) for n in range(3000)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda place: file.read(*place), places))
+    assert all(part == data[s : s + n] for part, (s, n) in zip(found, places, strict=True))
