@@ -172,7 +172,7 @@ class Dataset:
         path, format, size: what messages call it, and its bytes as far as they are known.
         """
         schema = schema or samples.schema  # type: ignore[attr-defined]
-        reader = SequenceReader(samples, schema, class_names or {})
+        reader = SequenceReader(samples, schema, class_names or {}, path)
         return cls(path, format, [(".", len(samples), size)], None, reader=reader)
 
     @property

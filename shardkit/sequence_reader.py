@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Json, Schema
 
@@ -27,22 +28,26 @@ class SequenceReader(ShardReader):
         sequence: SampleSequence,
         schema: Schema,
         class_names: Mapping[str, Sequence[str]],
+        path: Path,
     ) -> None:
-        self.schema = schema
         classes = {field: list(names) for field, names in class_names.items()}
-        self.layout: dict[str, Any] = {"schema": schema.to_json(), "classes": classes}
-        self._sequence = sequence
+        super().__init__(path, {"schema": schema.to_json(), "classes": classes})
+        self._sequence, self._class_names = sequence, class_names
         self._json = [name for name, kind in schema.items() if isinstance(kind, Json)]
 
     def __len__(self) -> int:
         return len(self._sequence)
 
-    def __getitem__(self, position: int) -> Sample:
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
         sample = dict(self._sequence[position])
+        if fields is not None:
+            sample = {n: value for n, value in sample.items() if n == KEY or n in fields}
         for name in self._json:
             if name in sample:  # text that is not parsed yet, or a value that samples share
                 sample[name] = json.loads(JsonText.of(sample[name]))
         return sample
 
-    def close(self) -> None:
-        """Does nothing: the sequence is the caller's."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SequenceReader, (self._sequence, self.schema, self._class_names, self.path)

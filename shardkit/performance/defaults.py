@@ -60,7 +60,7 @@ class LooseImages(Dataset):
 
     def __init__(self, path: Path, images: ImageFolder) -> None:
         shard = (".", len(images), int(images.sizes().sum()))
-        reader = SequenceReader(images, images.schema, images.class_names)
+        reader = SequenceReader(images, images.schema, images.class_names, path)
         super().__init__(path, FOLDER, [shard], None, reader=reader)
         self._images = images
 
