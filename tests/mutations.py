@@ -319,13 +319,13 @@ MUTATIONS = [
         "performance/test_doctor.py",
     ),
     Mutation(
-        "performance/cold.py",
-        "return stayed / every if every else 0.0",
+        "performance/machine.py",
+        "return stayed / total if total else 0.0",
         "return 0.0",
-        "performance/test_cold.py",
+        "performance/test_machine.py",
     ),
     Mutation(
-        "performance/checks_padding.py",
+        "performance/padding.py",
         "if gain < LEAST:",
         "if gain < 0:",
         "performance/test_checks.py",

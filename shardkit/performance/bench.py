@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,11 +16,9 @@ from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.options import check_names, check_numbers
-from shardkit.performance.cold import drop
-from shardkit.performance.contender import START
+from shardkit.performance.contender import Process, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
-from shardkit.performance.machine import about_machine, file_system, versions
-from shardkit.performance.process import Process
+from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 
@@ -63,16 +59,14 @@ class Sweep:
                 found=", ".join(map(repr, unknown)) or "none",
                 expected=", ".join(MEASURES),
             )
-        least = {"threads": 0, "workers": 1, "batch_sizes": 1}
-        for name, smallest in least.items():
-            if any(number < smallest for number in getattr(self, name) or ()):
-                raise UsageError(f"{name.replace('_', ' ')} must be {smallest} or more")
+        for name, least in {"threads": 0, "workers": 1, "batch_sizes": 1}.items():
+            if any(number < least for number in getattr(self, name) or ()):
+                raise UsageError(f"{name.replace('_', ' ')} must be {least} or more")
 
     def powers(self) -> Sequence[int]:
         """The numbers of threads to try: 1, 2, 4, ... up to the processors, unless asked."""
         most = default_threads()
-        doubled = [1 << n for n in range(most.bit_length())]
-        return self.threads or [*doubled, *([most] if most not in doubled else [])]
+        return self.threads or sorted({*(1 << n for n in range(most.bit_length())), most})
 
 
 @dataclass(frozen=True)
@@ -86,9 +80,6 @@ class Setting:
     transform: str | None = None
     size: int | None = None
 
-    def request(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True)
 class Contender:
@@ -99,13 +90,13 @@ class Contender:
     command: list[str]
     settings: list[Setting]
     files: list[Path]  # to drop from memory for cold runs
+    about: dict[str, Any]  # for the report
     sample_bytes: float | None = None  # stored of a sample, on average
-    about: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Measured:
-    """The runs of a contender with a setting."""
+    """The runs of a contender with a setting. The first that fails is the last."""
 
     contender: Contender
     setting: Setting
@@ -115,11 +106,12 @@ class Measured:
     stayed: list[float] = field(default_factory=list)  # in memory, though the run is cold
     error: str | None = None
 
-    def add(self, answer: dict[str, Any]) -> None:
-        """Count a run. The first that fails is the last."""
-        if "error" in answer:
-            self.error = answer["error"]
-        else:
+    def ask(self, process: Process, *, counts: bool = True) -> None:
+        """Have a process do a run."""
+        given = {name: value for name, value in vars(self.setting).items() if value is not None}
+        answer = process.ask(given)
+        self.error = answer.get("error")
+        if counts and self.error is None:
             self.seconds.append(answer["seconds"])
             self.samples.append(answer["samples"])
 
@@ -164,8 +156,8 @@ def bench(
 
     cold: measure a second time with files that are not in memory.
     peers: measure other libraries too, with the samples of the first path; those installed here,
-    and in the environments `peers_in`. Their stores are written into `work`, and kept if given.
-    Cold runs of theirs include what they do only once: starting workers, compiling.
+    and in the environments `peers_in`. Their stores are written into `work`, and stay if it is
+    given. Cold runs of theirs include what they do only once: starting workers, compiling.
 
     Raises UsageError for what cannot be, a batch that is larger than a dataset among it. What
     fails while it is measured has an `error` in the report, and the others go on.
@@ -175,15 +167,14 @@ def bench(
     datasets = _opened(paths)
     skipped: dict[str, str] = {}
     contenders = [_ours(name, *each, asked, skipped) for name, each in datasets.items()]
-    if asked.workers and importlib.util.find_spec("torch") is None:
+    if asked.workers and not _has_torch():
         skipped["workers"] = "torch is not installed: pip install shardkit[torch]"
     with tempfile.TemporaryDirectory() as temporary:
         if peers or peers_in:
             if progress:
                 progress.note("writing what other libraries read")
             first = next(iter(datasets.values()))[1]
-            place = Path(work or temporary)
-            contenders += _peers(first, asked, peers_in, place, skipped)
+            contenders += _peers(first, asked, peers_in, Path(work or temporary), skipped)
         warm = [Measured(c, s, cold=False) for c in contenders for s in c.settings]
         if not warm:
             raise UsageError(
@@ -191,8 +182,8 @@ def bench(
             )
         for _, dataset in datasets.values():
             dataset.close()  # what is mapped cannot be dropped
-        chilled = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
-        icy = [Measured(c, s, cold=True) for c in chilled for s in c.settings]
+        dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
+        icy = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
         if progress:
             progress.start(len(warm) * (asked.rounds + 1) + len(icy) * asked.rounds)
         _run_warm(warm, asked.rounds, progress)
@@ -205,6 +196,10 @@ def bench(
         "runs": [measured.to_dict() for measured in (*warm, *icy)],
         "skipped": skipped,
     }
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
@@ -229,54 +224,41 @@ def _ours(
     for measure in asked.measures:
         if not any(setting.measure == measure for setting in settings):
             skipped[f"{name}, {measure}"] = "it has no encoded images"
-    search = json.dumps([place for place in sys.path if place])
     stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
-    return Contender(
-        name,
-        dataset.format,
-        [sys.executable, "-c", START, search, os.fspath(path), str(asked.limit)],
-        settings,
-        [path],
-        stored / len(dataset),
-        {
-            "path": os.fspath(path),
-            "samples": len(dataset),
-            "shards": dataset.shards,
-            "bytes": stored,
-            "file_system": file_system(path),
-        },
-    )
+    about = {
+        "path": os.fspath(path),
+        "samples": len(dataset),
+        "shards": dataset.shards,
+        "bytes": stored,
+        "file_system": file_system(path),
+    }
+    start, mean = command(path, asked.limit), stored / len(dataset)
+    return Contender(name, dataset.format, start, settings, [path], about, mean)
 
 
 def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
     """What is measured of one of our datasets."""
-    images = image_field(dataset)
-    threads = asked.powers()
-    if "read" in asked.measures:
-        yield from (Setting("read", number) for number in threads)
+    images, threads = image_field(dataset), asked.powers()
     encoded = images is not None and isinstance(dataset.schema[images], Image)
-    if "decode" in asked.measures and encoded:
-        yield from (Setting("decode", number) for number in threads)
+    for measure in ("read", "decode") if encoded else ("read",):
+        if measure in asked.measures:
+            yield from (Setting(measure, number) for number in threads)
     if "load" not in asked.measures:
         return
-    if images is None and asked.threads is None:
-        threads = [0, *threads]  # arrays alone: there is little that threads could take over
-    workers = asked.workers if importlib.util.find_spec("torch") is not None else ()
+    transforms = asked.transforms
+    if images is None:  # the known transforms are one and the same
+        transforms = [name for name in asked.transforms if ":" in name] or ["none"]
+        if asked.threads is None:
+            threads = [0, *threads]  # there is little that threads could take over
     for batch_size in asked.batch_sizes:
-        for transform in _transforms(dataset, asked):
+        for transform in transforms:
             recipe: dict[str, Any] = {
                 "batch_size": batch_size, "transform": transform, "size": asked.size,
             }  # fmt: skip
             usual_options(dataset, **recipe)  # so that what cannot be is said now
             yield from (Setting("load", number, **recipe) for number in threads)
-            yield from (Setting("load", workers=number, **recipe) for number in workers)
-
-
-def _transforms(dataset: Dataset, asked: Sweep) -> Sequence[str]:
-    """Those to try: without images the known ones are one and the same."""
-    if image_field(dataset) is not None:
-        return asked.transforms
-    return [*(name for name in asked.transforms if ":" in name)] or ["none"]
+            for number in asked.workers if _has_torch() else ():
+                yield Setting("load", workers=number, **recipe)
 
 
 def _peers(
@@ -296,21 +278,20 @@ def _peers(
         skipped["load of others"] = "they are measured with the transform crop alone"
     found = []
     for peer in ready:
-        settings: list[Setting] = []
+        settings = [
+            Setting("load", None, number, batch_size, transform, asked.size)
+            for batch_size in (asked.batch_sizes if loaded else ())
+            for number in asked.powers()
+        ]
         if "read" in asked.measures and "read" in peer.measures:
-            settings += [Setting("read", workers=number) for number in asked.powers()]
-        for batch_size in asked.batch_sizes if loaded else ():
-            settings += [
-                Setting("load", None, number, batch_size, transform, asked.size)
-                for number in asked.powers()
-            ]
+            settings = [Setting("read", workers=n) for n in asked.powers()] + settings
         about = {"version": peer.version, "path": os.fspath(peer.store), "note": peer.note}
-        found.append(Contender(peer.name, PEER, peer.command, settings, [peer.store], about=about))
+        found.append(Contender(peer.name, PEER, peer.command, settings, [peer.store], about))
     return found
 
 
 def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
-    stayed = drop(contender.files)
+    stayed = drop_from_cache(contender.files)
     if stayed > _STAYED:
         skipped[f"{contender.name}, cold"] = (
             f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
@@ -318,26 +299,26 @@ def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
     return stayed <= _STAYED
 
 
-def _in_turn(measured: Sequence[Measured], number: int) -> list[Measured]:
-    """All of them, in an order that each round has for itself."""
-    return random.Random(number).sample(measured, len(measured))
+def _in_turn(
+    measured: Sequence[Measured], rounds: int, progress: Progress | None
+) -> Iterator[tuple[int, Measured]]:
+    """All that has not failed, in each round, which has an order of its own; and its number."""
+    for number in range(rounds):
+        for each in random.Random(number).sample(measured, len(measured)):
+            if each.error is None:
+                yield number, each
+            if progress:
+                progress.advance()
 
 
 def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
     """Each contender has a process that stays; the first run of everything is not counted."""
     processes: dict[int, Process] = {}
     try:
-        for number in range(rounds + 1):
-            for each in _in_turn(measured, number):
-                if each.error is None:
-                    process = processes.setdefault(
-                        id(each.contender), Process(each.contender.command)
-                    )
-                    answer = process.ask(each.setting.request())
-                    if number or "error" in answer:
-                        each.add(answer)
-                if progress:
-                    progress.advance()
+        for number, each in _in_turn(measured, rounds + 1, progress):
+            contender = each.contender
+            process = processes.setdefault(id(contender), Process(contender.command))
+            each.ask(process, counts=number > 0)
     finally:
         for process in processes.values():
             process.close()
@@ -345,20 +326,16 @@ def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
     """Each run has a process of its own, which has opened its dataset before the files go."""
-    for number in range(rounds):
-        for each in _in_turn(measured, number):
-            if each.error is None:
-                process = Process(each.contender.command)
-                try:
-                    if each.contender.format != PEER:
-                        process.ask({"measure": "open"})
-                    stayed = drop(each.contender.files)
-                    if stayed > _STAYED:  # somebody else reads them
-                        each.add({"error": f"not cold: {stayed:.0%} of the bytes are in memory"})
-                    else:
-                        each.stayed.append(stayed)
-                        each.add(process.ask(each.setting.request()))
-                finally:
-                    process.close()
-            if progress:
-                progress.advance()
+    for _, each in _in_turn(measured, rounds, progress):
+        process = Process(each.contender.command)
+        try:
+            if each.contender.format != PEER:
+                process.ask({"measure": "open"})
+            stayed = drop_from_cache(each.contender.files)
+            if stayed > _STAYED:  # somebody else reads them
+                each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
+            else:
+                each.stayed.append(stayed)
+                each.ask(process)
+        finally:
+            process.close()

@@ -1,4 +1,4 @@
-"""The process in which `shardkit bench` measures a dataset: opened once, run many times.
+"""A process that `shardkit bench` measures: `Process` asks, `main` answers for our datasets.
 
 A line on stdin says what to run, `{"measure": "load", "threads": 2, "batch_size": 64, ...}`, and a
 line on stdout what came of it: `{"seconds": ..., "samples": ...}` or `{"error": ...}`. All runs go
@@ -7,17 +7,21 @@ through the same samples in the same order, so that whatever ran before has them
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,22 +31,101 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning
 from shardkit.performance.defaults import image_field, open_any, usual_options
-from shardkit.stream.batches import Batch
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-# What starts it, with the module path of whoever does, so that a user's functions are found.
-START = (
+_RUN = 1800  # seconds: who takes longer hangs
+_PATIENCE = 10  # seconds, for a process to end by itself
+_START = (
     "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
     "import json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shardkit.performance.contender import main; main(sys.argv[2], int(sys.argv[3]))"
 )
+
+
+def command(path: str | os.PathLike[str], limit: int) -> list[str]:
+    """What starts the process of a dataset; it finds a user's functions where this one does."""
+    search = json.dumps([place for place in sys.path if place])
+    return [sys.executable, "-c", _START, search, os.fspath(path), str(limit)]
+
+
+class Process:
+    """Answers lines of JSON. Started when it is first asked; started again where it has died."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer; `{"error": ...}` where there is none."""
+        try:
+            process = self._process = self._process or self._started()
+        except OSError as error:
+            self._errors.close()
+            return {"error": f"{self._command[0]} cannot be started: {error.strerror}"}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = ""
+        late = threading.Timer(_RUN, process.kill)
+        late.daemon = True  # the interpreter waits for others at its end, if Ctrl-C comes just now
+        try:
+            late.start()
+            with contextlib.suppress(OSError):  # it has ended
+                print(json.dumps(request), file=process.stdin, flush=True)
+                line = process.stdout.readline()
+        except BaseException:  # Ctrl-C: nobody waits for the answer
+            process.kill()
+            raise
+        finally:
+            late.cancel()
+        try:
+            answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        except ValueError:
+            answer = {"error": f"the process answered {line!r:.100}"}
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_PATIENCE)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        self._errors.close()
+
+    def _started(self) -> subprocess.Popen[str]:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            encoding="utf-8",
+            errors="replace",
+        )
+
+    def _last_words(self) -> str:
+        """Why a process has ended, as far as it has said."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        self.close()
+        how = (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        return f"the process {how}" + (f"; the last that it printed: {lines[-1]}" if lines else "")
 
 
 class Contender:
@@ -50,23 +133,18 @@ class Contender:
 
     def __init__(self, path: str, limit: int) -> None:
         self._path, self._limit = path, limit
-        self._streams: dict[str, StreamingDataset] = {}
-        self._loaders: dict[str, tuple[StreamingDataset, DataLoader[Batch]]] = {}
+        self._loaders: dict[tuple[Any, ...], tuple[StreamingDataset, Any]] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
         return open_any(self._path)
 
     @cached_property
-    def _stream(self) -> Stream:
-        """The samples in the order in which a Loader has them, whatever its batches."""
-        return Stream(self.dataset, StreamOptions(shuffle=True))
-
-    @cached_property
     def _numbers(self) -> list[int]:
-        """The samples of a run, in the order they come."""
-        count = min(self._limit, len(self.dataset))
-        numbers: list[int] = self._stream.order.draw(0, np.arange(count)).number.tolist()
+        """The samples of a run, in the order in which a Loader has them, whatever its batches."""
+        stream = Stream(self.dataset, StreamOptions(shuffle=True))
+        count = np.arange(min(self._limit, len(self.dataset)))
+        numbers: list[int] = stream.order.draw(0, count).number.tolist()
         return numbers
 
     def run(self, request: dict[str, Any]) -> dict[str, float]:
@@ -76,23 +154,25 @@ class Contender:
             began = time.perf_counter()
             return _result(began, len(self._numbers))
         if measure == "load":
-            load = self._load_in_workers if "workers" in request else self._load_in_threads
-            return load(**request)
+            return self._load(**request)
         return self._go_through(self._hash if measure == "read" else self._decode, **request)
 
     def _go_through(self, work: Callable[[int], None], threads: int) -> dict[str, float]:
         """Do something with each sample, in so many threads; 0: in this one."""
         numbers = self._numbers
+        ready = threading.Barrier(threads + 1)  # so that starting threads is not measured
+
+        def each(first: int) -> None:
+            ready.wait()
+            for number in numbers[first :: threads or 1]:
+                work(number)
+
         if not threads:
             began = time.perf_counter()
-            for number in numbers:
-                work(number)
+            each(0)
             return _result(began, len(numbers))
         with ThreadPoolExecutor(threads) as pool:
-            ready = threading.Barrier(threads + 1)  # so that starting them is not measured
-            shares = [
-                pool.submit(_each, work, numbers[first::threads], ready) for first in range(threads)
-            ]
+            shares = [pool.submit(each, first) for first in range(threads)]
             ready.wait()
             began = time.perf_counter()
             for share in shares:
@@ -118,8 +198,8 @@ class Contender:
         try:
             to_rgb(sample[field])
         except NotAnImageError as error:
-            place = samples.address(number)._asdict()
-            raise unusable(error, sample["__key__"], field).located(**place) from error
+            address = samples.address(number)._asdict()
+            raise unusable(error, sample["__key__"], field).located(**address) from error
 
     @cached_property
     def _images(self) -> tuple[Samples, str]:
@@ -128,47 +208,45 @@ class Contender:
         assert field is not None  # or nobody would ask
         return Samples([self.dataset], [field]), field
 
-    def _load_in_threads(self, threads: int, **recipe: Any) -> dict[str, float]:
-        """Open shards and the order stay from run to run; threads and memory are new."""
-        setting = json.dumps(recipe)
-        if setting not in self._streams:
-            options = usual_options(self.dataset, **recipe)
-            self._streams[setting] = StreamingDataset(self.dataset, **options)
-        iteration = iter(Loader(self._streams[setting], threads=threads))
-        try:
-            return self._count(iteration, recipe["batch_size"])
-        finally:
-            iteration.close()
+    def _load(
+        self, *, threads: int | None = None, workers: int | None = None, **recipe: Any
+    ) -> dict[str, float]:
+        """Batches as a training loop takes them.
 
-    def _load_in_workers(self, workers: int, **recipe: Any) -> dict[str, float]:
-        """Workers stay from run to run, as they do in training from epoch to epoch."""
-        setting = json.dumps([workers, recipe])
+        Open shards, the order and a DataLoader's workers stay from run to run, as from epoch to
+        epoch in training; threads and memory are new.
+        """
+        setting = (workers, *recipe.values())
         if setting not in self._loaders:
-            from torch.utils.data import DataLoader
-
-            from shardkit.torch import StreamingDataset as ForTorch
-
-            made = ForTorch(self.dataset, **usual_options(self.dataset, **recipe))
-            loader: DataLoader[Batch] = DataLoader(
-                made, batch_size=None, num_workers=workers, persistent_workers=True
-            )
-            self._loaders[setting] = made, loader
+            options = usual_options(self.dataset, **recipe)
+            self._loaders[setting] = _dataset_and_loader(self.dataset, workers, options)
         dataset, loader = self._loaders[setting]
-        dataset.set_epoch(0)
-        return self._count(iter(loader), recipe["batch_size"])
+        if workers is None:
+            loader = Loader(dataset, threads=threads)
+        else:
+            dataset.set_epoch(0)
+        batches = iter(loader)
+        try:
+            began, samples = time.perf_counter(), 0
+            for batch in islice(batches, max(self._limit // recipe["batch_size"], 1)):
+                samples += int(batch["valid"].sum())
+            return _result(began, samples)
+        finally:
+            if workers is None:
+                batches.close()
 
-    def _count(self, batches: Iterable[Batch], batch_size: int) -> dict[str, float]:
-        """Take batches as a training loop does."""
-        began, samples = time.perf_counter(), 0
-        for batch in islice(batches, max(self._limit // batch_size, 1)):
-            samples += int(batch["valid"].sum())
-        return _result(began, samples)
 
+def _dataset_and_loader(
+    dataset: Dataset, workers: int | None, options: dict[str, Any]
+) -> tuple[StreamingDataset, Any]:
+    if workers is None:
+        return StreamingDataset(dataset, **options), None
+    from torch.utils.data import DataLoader
 
-def _each(work: Callable[[int], None], numbers: Sequence[int], ready: threading.Barrier) -> None:
-    ready.wait()
-    for number in numbers:
-        work(number)
+    from shardkit.torch import StreamingDataset as ForTorch
+
+    made = ForTorch(dataset, **options)
+    return made, DataLoader(made, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
 def _result(began: float, samples: int) -> dict[str, float]:

@@ -13,10 +13,12 @@ from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError, printable
 from shardkit.performance import findings as looks
-from shardkit.performance.checks import checks
+from shardkit.performance.checks import other_format, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
+from shardkit.performance.image_checks import png, stored_size
 from shardkit.performance.machine import memory
+from shardkit.performance.padding import padding
 from shardkit.performance.runs import (
     ROUNDS,
     Run,
@@ -30,6 +32,7 @@ from shardkit.performance.runs import (
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.profile import Times
+from shardkit.stream.stream import Stream
 from shardkit.stream.world import default_threads
 from shardkit.transforms.calls import name_of
 
@@ -254,6 +257,21 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
     runs = compare({"now": loader, **others}, seconds)
     tried = {number: runs[str(number)] for number in numbers}
     return replace(case, now=runs["now"], tried=tried, in_memory=runs.get("in memory"))
+
+
+def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
+    """All findings on the data, as so many ranks with so many workers each load them.
+
+    Some tens of samples are read, and what is advised is tried on them: nothing is guessed.
+    """
+    found = [
+        stored_size(stream) or png(stream),  # making images smaller makes JPEGs of them, too
+        other_format(stream),
+        shards(stream, world_size, workers),
+        sorted_order(stream),
+        padding(stream, world_size),
+    ]
+    return [finding for finding in found if finding is not None]
 
 
 def _of_data(case: Case, rate: float, ranks: int, workers: int, seconds: float) -> list[Finding]:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from shardkit.errors import OutputError, ShardkitWarning, UsageError
 from shardkit.options import check_numbers
-from shardkit.performance.counting import Counted, counted
-from shardkit.performance.report import Report, shown
+from shardkit.performance.report import Counted, Report, counted, shown
 from shardkit.performance.system import System, Usage
 from shardkit.stream.world import find_world
 
@@ -41,10 +40,10 @@ class Log(Protocol):
         """Values by their names, always the same; None where one is not known."""
 
     def flush(self) -> None:
-        """See that all of it can be read."""
+        """Make all of it readable."""
 
     def close(self) -> None:
-        """There is no more of it."""
+        """End it."""
 
 
 class Monitor(Generic[T]):
@@ -88,7 +87,10 @@ class Monitor(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         clock = self._clock
-        self._watch()
+        if self._system is None and self._speaks:
+            self._system = System(self._gpu(), clock)
+        if self._system is not None:
+            self._system.begin()
         self._window = window = _Window()
         first, asked = True, clock()
         try:
@@ -131,7 +133,7 @@ class Monitor(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What the door for torch does otherwise.
+    # What shardkit.torch.Monitor does otherwise.
 
     def _open(self, path: Path) -> Log:
         if path.suffix.lower() != ".csv":
@@ -156,12 +158,6 @@ class Monitor(Generic[T]):
 
     # The end of a window.
 
-    def _watch(self) -> None:
-        if self._system is None and self._speaks:
-            self._system = System(self._gpu(), self._clock)
-        if self._system is not None:
-            self._system.begin()
-
     def _finish(self, window: _Window, *, last: bool = False) -> None:
         """Count a window, log it, and judge."""
         usage = self._system.used(last=last) if self._system else Usage()
@@ -170,21 +166,16 @@ class Monitor(Generic[T]):
         if self._whole.batches >= _WARM_UP:
             self._judged += report
         self._whole += report
-        self._write(report, last=last)
-        if self._speaks and not self._warned:
-            self._judge()
-
-    def _write(self, report: Report, *, last: bool) -> None:
-        if self._log is None:
-            return
         try:
-            if report.batches:
+            if self._log is not None and report.batches:
                 self._log.write(_row(report, self._whole))
-            if last:
+            if self._log is not None and last:
                 self._log.flush()
         except OSError as error:  # a full disk is no reason to end a training
             self._log = None
             _warn(f"the monitor logs no more, as it cannot write: {error}")
+        if self._speaks and not self._warned:
+            self._judge()
 
     def _judge(self) -> None:
         """Warn if data hold the model back."""
@@ -218,8 +209,8 @@ class _Window:
         self._counts.append(made)
         self.batches += 1
         self.step += step
+        self.epochs += first
         if first:
-            self.epochs += 1
             self.start += waited
         else:
             self.data += waited
@@ -232,9 +223,8 @@ class _Window:
 
     def report(self) -> Report:
         self.settle()
-        return Report(
-            self.epochs, self.batches, *self._sums, start=self.start, data=self.data, step=self.step
-        )
+        times = (self.start, self.data, self.step)
+        return Report(self.epochs, self.batches, *self._sums, *times)
 
 
 class _Csv:
@@ -267,21 +257,19 @@ class _Csv:
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(row.values())
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> None: ...
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 def _row(window: Report, whole: Report) -> Row:
     """What is logged of a window: where the loop is, and the window's values."""
-    place = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
-    return place | {n: v for n, v in window.to_dict().items() if n != "epochs"}
+    at = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
+    return at | {n: v for n, v in window.to_dict().items() if n != "epochs"}
 
 
 def _advice(loader: object) -> str:
-    """Where to ask why, if that is known."""
+    """The command that finds out why, if the dataset's path is known."""
     source = getattr(getattr(loader, "dataset", None), "source", None)
     path = getattr(source, "path", source)  # of an open dataset
     if not isinstance(path, str | os.PathLike):

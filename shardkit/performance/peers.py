@@ -1,6 +1,6 @@
 """The other libraries that `shardkit bench` measures beside us, each on a store of the same bytes.
 
-They run in processes and environments of their own (`peer.py`): their pins clash.
+They run in processes and environments of their own (`peer_loops.py`): their pins clash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Int
 
-SCRIPT = Path(__file__).with_name("peer.py")
+SCRIPT = Path(__file__).with_name("peer_loops.py")
 _IMAGES, _PIXELS, _TOKENS = "images", "raw pixels", "tokens"
 # Name -> the data that it is measured with.
 PEERS = {
@@ -66,11 +66,13 @@ def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
     found = []
     for folder in map(Path, folders):
         with storage.explained("list", folder):
-            places = [folder, *sorted(folder.iterdir())]
-        names = ("bin/python", "Scripts/python.exe")
-        environments = [place for place in places if (place / "pyvenv.cfg").is_file()]
-        pythons = [place / name for place in environments for name in names]
-        inside = [str(python) for python in pythons if python.exists()]
+            environments = [folder, *sorted(folder.iterdir())]
+        inside = [
+            str(environment / name)
+            for environment in environments
+            for name in ("bin/python", "Scripts/python.exe")
+            if (environment / "pyvenv.cfg").is_file() and (environment / name).exists()
+        ]
         if not inside:
             raise UsageError(
                 "the folder has no virtual environments",
@@ -108,28 +110,23 @@ def _peer(
     kind, kinds = stores.data.kind, PEERS[name]
     if kind not in kinds:
         return f"not measured with {kind}, only with {' and '.join(kinds)}"
-    script = f"{name}-tokens" if kinds[0] != kind == _TOKENS else name
-    having = [(python, about[script]) for python, about in installed if "version" in about[script]]
+    loop = f"{name}-tokens" if kinds[0] != kind == _TOKENS else name
+    having = [(python, about[loop]) for python, about in installed if "version" in about[loop]]
     if not having:
-        missing = min((about[script]["missing"] for _, about in installed), key=len)
+        missing = min((about[loop]["missing"] for _, about in installed), key=len)
         return f"not installed: pip install {' '.join(missing)}"
     python, about = having[0]
     try:
-        store = stores.get(script, python)
+        store = stores.get(loop, python)
     except ShardkitError as error:
         return f"its store could not be written: {error.what}"
-    return PeerContender(
-        name,
-        about["version"],
-        [python, str(SCRIPT), "run", script, str(store)],
-        ("load",) if name == "ffcv" else ("read", "load"),
-        store,
-        _note(name, store),
-    )
+    command = [python, str(SCRIPT), "run", loop, str(store)]
+    measures = ("load",) if name == "ffcv" else ("read", "load")
+    return PeerContender(name, about["version"], command, measures, store, _note(name, store))
 
 
 def _ask(python: str, *words: str) -> dict[str, Any]:
-    """What `peer.py` answers in an interpreter; raises WorkerError where it fails."""
+    """What the script answers in an interpreter; raises WorkerError where it fails."""
     try:
         done = subprocess.run(
             [python, str(SCRIPT), *words], capture_output=True, text=True, check=False
@@ -171,10 +168,6 @@ class _Data:
         return self.count
 
     def __getitem__(self, index: int) -> Sample:
-        value, label = self.read(index)
-        return {"image": value, "label": label}
-
-    def read(self, index: int) -> tuple[Any, int]:
         """An image's bytes or a block of tokens, and the label."""
         sample = self.dataset[index]
         value = sample.get(self.field)
@@ -182,14 +175,14 @@ class _Data:
             raise SampleError(f"a sample has no {self.field!r}", key=sample["__key__"])
         if self.kind != _TOKENS and isinstance(value, np.ndarray):
             value = to_ppm(value)
-        return value, sample.get(self.label, 0) if self.label else 0
+        return {"image": value, "label": sample.get(self.label, 0) if self.label else 0}
 
     @cached_property
     def name(self) -> str:
         """A name that no other data have: their number, and a hash of all their values."""
         digest = xxhash.xxh3_128()
         for number in range(self.count):
-            value, label = self.read(number)
+            value, label = self[number].values()
             about = len(value) if isinstance(value, bytes) else value.dtype.str
             digest.update(f"{about} {label} ".encode())
             digest.update(value)
@@ -202,25 +195,25 @@ def _data_of(dataset: Dataset, count: int) -> _Data:
     if field is not None and count:
         labels = [name for name in (dataset.label, "cls") if isinstance(schema.get(name), Int)]
         data = _Data(dataset, _IMAGES, field, labels[0] if labels else None, count)
-        pixels = ppm_header(data.read(0)[0]) is not None
+        pixels = ppm_header(data[0]["image"]) is not None
         return replace(data, kind=_PIXELS) if pixels else data
-    if count and _block(schema.get("tokens")):
+    if count and _are_blocks(schema.get("tokens")):
         return _Data(dataset, _TOKENS, "tokens", None, count)
     raise SampleError("the samples have neither images nor blocks of tokens of one length")
 
 
-def _block(kind: FieldType | None) -> int | None:
-    """How long all arrays of whole numbers in a field are; None for any other field."""
+def _are_blocks(kind: FieldType | None) -> bool:
+    """Whether a field has whole numbers, in all samples as many."""
     if not isinstance(kind, Array) or kind.optional or np.dtype(kind.dtype).kind not in "iu":
-        return None
-    return kind.shape[0] if kind.shape is not None and len(kind.shape) == 1 else None
+        return False
+    return kind.shape is not None and len(kind.shape) == 1 and bool(kind.shape[0])
 
 
 # --- their stores --------------------------------------------------------------------------------
 
 
 class _Stores:
-    """The stores of the same samples in one folder, by the names that `peer.py` has for peers."""
+    """The stores of the same samples in one folder, by the names that the script has for peers."""
 
     def __init__(self, data: _Data, folder: Path) -> None:
         self.data, self.folder = data, folder
@@ -233,60 +226,49 @@ class _Stores:
         storage.make_folder(self.folder)
         with storage.explained("write", self.folder):
             unfinished = tempfile.TemporaryDirectory(prefix="unfinished-", dir=self.folder)
-        with unfinished as place:
-            made = Path(place) / name
-            self._write(name, python, made)
-            storage.rename(made, store)
+        with unfinished as folder:
+            out = Path(folder) / name
+            if name == "imagefolder":
+                self._write_files(out)
+            elif name == "mmap":
+                self._write_blocks(out)
+            elif name in _FORMATS:
+                self._convert(name, out)
+            else:
+                source = self.get("mmap" if self.data.kind == _TOKENS else "imagefolder", python)
+                _ask(python, "write", name, str(source), str(out))
+            storage.rename(out, store)
         return store
 
-    def _write(self, name: str, python: str, out: Path) -> None:
-        if name == "imagefolder":
-            self._write_files(out)
-        elif name == "mmap":
-            self._write_blocks(out)
-        elif name in _FORMATS:
-            self._convert(name, out)
-        else:
-            source = self.get("mmap" if self.data.kind == _TOKENS else "imagefolder", python)
-            _ask(python, "write", name, str(source), str(out))
-
     def _convert(self, name: str, out: Path) -> None:
+        samples = None
+        if name == "webdataset":  # at least two TARs a worker, as workers do not share one
+            some = [len(self.data[number]["image"]) for number in range(min(len(self.data), 100))]
+            size = sum(some) * len(self.data) // len(some)
+            samples = max(len(self.data) // max(size // _TAR, 2 * processors()), 1)
         # `datasets` would decode images by itself, and not by what the others are given for it.
-        kind = Bytes() if name == "datasets" else Image()
-        convert(
-            cast("Sequence[Sample]", self.data),
-            _FORMATS[name],
-            out,
-            schema={"image": kind, "label": Int()},
-            shard_samples=self._per_tar() if name == "webdataset" else None,
-        )
-
-    def _per_tar(self) -> int:
-        """Samples of a TAR: at least two TARs a worker, as workers do not share one."""
-        some = [len(self.data.read(number)[0]) for number in range(min(len(self.data), 100))]
-        size = sum(some) * len(self.data) // len(some)
-        tars = max(size // _TAR, 2 * processors())
-        return max(len(self.data) // tars, 1)
+        schema = {"image": Bytes() if name == "datasets" else Image(), "label": Int()}
+        source = cast("Sequence[Sample]", self.data)
+        convert(source, _FORMATS[name], out, schema=schema, shard_samples=samples)
 
     def _write_files(self, out: Path) -> None:
         """A folder for each label, and the images as files."""
         for number in range(len(self.data)):
-            value, label = self.data.read(number)
+            value, label = self.data[number].values()
             suffix = SUFFIX_OF[format_of(value) or "jpeg"]
-            folder = out / f"{label:06d}"
-            storage.make_folder(folder)
-            path = folder / f"{number:08d}.{suffix}"
+            path = out / f"{label:06d}" / f"{number:08d}.{suffix}"
+            storage.make_folder(path.parent)
             with storage.explained("write", path):
                 path.write_bytes(value)
 
     def _write_blocks(self, out: Path) -> None:
         """All blocks in one array, as a file that can be mapped."""
         storage.make_folder(out)
-        first, path = self.data.read(0)[0], out / "tokens.npy"
+        first, path = self.data[0]["image"], out / "tokens.npy"
         with storage.explained("write", path):
             blocks = np.lib.format.open_memmap(
                 path, mode="w+", dtype=first.dtype, shape=(len(self.data), len(first))
             )
             for number in range(len(self.data)):
-                blocks[number] = self.data.read(number)[0]
+                blocks[number] = self.data[number]["image"]
             blocks.flush()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
 
-from shardkit.performance.system import Usage, is_watching
+from shardkit.performance.system import Usage, has_psutil
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,13 @@ class Report:
             "batches": self.batches,
             "samples": self.samples or None,
             "tokens": self.tokens or None,
-            **{name: getattr(self, name) for name in _FOUND},
+            "seconds": self.seconds,
+            "first_batch": self.first_batch,
+            "waiting": self.waiting,
+            "rate": self.rate,
+            "stepping": self.stepping,
+            "token_rate": self.token_rate,
+            "padding": self.padding,
             **self.usage.to_dict(),
         }
 
@@ -83,19 +92,17 @@ class Report:
             for name, value in self.to_dict().items()
             if value is not None
         }
-        lines = [
-            f"  {label:<22}" + text.format(**known)
-            for label, names, text in _LINES
-            if all(name in known for name in names.split())
-        ]
-        if "cpu" not in known and not is_watching():
+        lines = [f"{self.batches:,} batches in {self.seconds:,.2f} s"]
+        for label, names, text in _LINES:
+            if known.keys() >= set(names.split()):
+                lines.append(f"  {label:<22}" + text.format(**known))
+        if "cpu" not in known and not has_psutil():
             lines.append(f"  {'processors, disk':<22}pip install 'shardkit[monitor]' to see them")
-        return "\n".join([f"{self.batches:,} batches in {self.seconds:,.2f} s", *lines])
+        return "\n".join(lines)
 
 
 _RATES = ("rate", "stepping", "token_rate")
 _BYTES = ("memory", "disk", "gpu_memory")
-_FOUND = ("seconds", "first_batch", "waiting", "rate", "stepping", "token_rate", "padding")
 
 # A line for people: its label, the values that it needs, and how they are written.
 _LINES = (
@@ -120,3 +127,65 @@ def shown(rate: float) -> str:
 
 def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count and seconds else None
+
+
+# --- what a batch holds --------------------------------------------------------------------------
+
+
+class Counted(NamedTuple):
+    """Samples, tokens without padding, and with it; 0 where that is not known.
+
+    Numbers, or arrays of one element: of a GPU, whose work would have to be waited for to read it.
+    """
+
+    samples: Any
+    tokens: Any
+    places: Any
+
+
+def counted(batch: object) -> Counted:
+    """What a batch of any kind holds, as far as it tells; waits for nothing."""
+    if not isinstance(batch, Mapping):
+        return Counted(_samples(batch), 0, 0)
+    valid = batch.get("valid")
+    samples = valid.sum() if _is_array(valid, 1, "bool") else _samples(batch)
+    return Counted(samples, *_tokens(batch))
+
+
+def _samples(batch: object) -> int:
+    """The rows of the first array, or else the length of the first list."""
+    columns: Iterable[Any] = [batch]
+    if isinstance(batch, Mapping):
+        columns = batch.values()
+    elif isinstance(batch, list | tuple):
+        if batch and all(isinstance(sample, Mapping) for sample in batch):
+            return len(batch)  # nobody has put them together
+        columns = batch
+    columns = list(columns)
+    arrays = (_samples(c) if isinstance(c, Mapping) else _rows(c) for c in columns)
+    lists = (len(column) for column in columns if isinstance(column, list | tuple))
+    return next((rows for rows in (*arrays, *lists) if rows), 0)
+
+
+def _rows(value: Any) -> int:
+    shape = getattr(value, "shape", ())
+    return int(shape[0]) if shape else 0
+
+
+def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
+    """Tokens without padding, and with it."""
+    ids = batch.get("tokens", batch.get("input_ids"))
+    mask, segments, lengths = (batch.get(n) for n in ("attention_mask", "segment_ids", "lengths"))
+    rows = [array for array in (mask, segments, ids) if _is_array(array, 2, "bool", "int")]
+    if rows and _is_array(lengths, 1, "int"):
+        return lengths.sum(), math.prod(rows[0].shape)
+    if rows and rows[0] is mask:
+        return mask.sum(), math.prod(mask.shape)
+    arrays = ids if isinstance(ids, list | tuple) else [ids]
+    return sum(math.prod(array.shape) for array in arrays if hasattr(array, "shape")), 0
+
+
+def _is_array(value: Any, dimensions: int, *kinds: str) -> TypeGuard[Any]:
+    """Whether it is an array, of any library, of values of such kinds."""
+    dtype = str(getattr(value, "dtype", ""))
+    return len(getattr(value, "shape", ())) == dimensions and any(kind in dtype for kind in kinds)

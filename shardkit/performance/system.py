@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.processors import processors
@@ -22,7 +21,7 @@ _SPARE = 500
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used in some time. Those of several times can be added. None: nobody can say.
+    """What was used in some time. Those of several times can be added. None: unknown.
 
     `seconds` is how long that time was, as far as processes were watched in it, `cpu` how many
     seconds of processors they took, `disk` how many bytes they read from disks rather than from
@@ -39,19 +38,12 @@ class Usage:
     gpu_memory: int | None = None
 
     def __add__(self, other: Usage) -> Usage:
-        def joined(how: Callable[[list[Any]], Any], name: str) -> Any:
-            known = [v for v in (getattr(self, name), getattr(other, name)) if v is not None]
-            return how(known) if known else None
-
-        return Usage(
-            self.seconds + other.seconds,
-            joined(sum, "cpu"),
-            joined(sum, "disk"),
-            joined(max, "memory"),
-            joined(sum, "gpu"),
-            self.gpu_seen + other.gpu_seen,
-            joined(max, "gpu_memory"),
-        )
+        joined: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            known = [v for v in (value, getattr(other, name)) if v is not None]
+            if known:
+                joined[name] = (max if "memory" in name else sum)(known)
+        return Usage(**joined)
 
     def to_dict(self) -> dict[str, float | None]:
         """As JSON: processors that were busy and their share of all, bytes, bytes a second."""
@@ -70,11 +62,12 @@ class Usage:
 
 
 class _Sums(NamedTuple):
-    """What processes have used since they began."""
+    """What processes have used since they began, and their memory now."""
 
     when: float
-    cpu: float | None
-    disk: int | None
+    cpu: float | None = None
+    disk: int | None = None
+    memory: int | None = None
 
 
 class System:
@@ -100,41 +93,36 @@ class System:
         The `last` call before the next `begin` always says what was used.
         """
         before = self._before
-        if not last and self._clock() < self._next:
+        if (before is None and last) or (not last and self._clock() < self._next):
             return Usage()
+        now, usage = self._read()
         if before is None:
-            if not last:
-                self._read()
             return Usage()
-        usage = self._read()
-        assert self._before is not None
-        now = self._before
-        return usage + Usage(
-            now.when - before.when,
-            # Less than nothing where a process has gone that nobody waited for.
-            None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0),
-            None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0),
-        )
+        # Less than nothing where a process has gone that nobody waited for.
+        cpu = None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0)
+        disk = None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0)
+        return usage + Usage(now.when - before.when, cpu, disk, now.memory)
 
-    def _read(self) -> Usage:
+    def _read(self) -> tuple[_Sums, Usage]:
+        """What processes have used, and the GPU."""
         began = self._clock()
-        cpu, disk, memory = self._tree.read() if self._tree else (None, None, None)
-        gpu = self._gpu.read() if self._gpu else Usage()
-        self._before = _Sums(began, cpu, disk)
+        now = self._before = _Sums(began, *(self._tree.read() if self._tree else ()))
+        usage = self._gpu.read() if self._gpu else Usage()
         ended = self._clock()
         self._next = ended + _SPARE * (ended - began)
-        return gpu + Usage(memory=memory)
+        return now, usage
 
 
 class _Tree:
     """This process and those that it has started, such as a DataLoader's workers."""
 
-    def __init__(self, library: ModuleType) -> None:
-        self._library = library
+    def __init__(self, library: Any) -> None:
+        self._error: type[Exception] = library.Error
         self._process: psutil.Process = library.Process()
 
     @classmethod
     def found(cls) -> _Tree | None:
+        """None where psutil is not installed."""
         try:
             import psutil
         except ImportError:
@@ -152,7 +140,7 @@ class _Tree:
                 if hasattr(process, "io_counters"):  # not on every system
                     disk = (disk or 0) + process.io_counters().read_bytes
                 memory += self._memory(process)
-            except self._library.Error:  # it has just ended, or belongs to somebody else
+            except self._error:  # it has just ended, or belongs to somebody else
                 continue
         return cpu, disk, memory
 
@@ -160,15 +148,15 @@ class _Tree:
         """With a part of what it shares with others, where the system divides that up."""
         try:
             found = process.memory_full_info()
-        except self._library.AccessDenied:
+        except self._error:
             return int(process.memory_info().rss)
         return int(getattr(found, "pss", 0) or found.uss)
 
 
 class _Gpu:
-    """One GPU, through its driver."""
+    """One GPU, through its driver's library."""
 
-    def __init__(self, library: ModuleType, handle: Any) -> None:
+    def __init__(self, library: Any, handle: Any) -> None:
         self._library = library
         self._handle = handle
 
@@ -191,7 +179,7 @@ class _Gpu:
             return None
 
     def read(self) -> Usage:
-        """How busy it has been in the last moments, and its memory; what it cannot say is left."""
+        """How busy it has been in the last moments, and its memory; without what is unknown."""
         busy = memory = None
         try:
             memory = int(self._library.nvmlDeviceGetMemoryInfo(self._handle).used)
@@ -201,6 +189,6 @@ class _Gpu:
         return Usage(gpu=busy, gpu_seen=int(busy is not None), gpu_memory=memory)
 
 
-def is_watching() -> bool:
+def has_psutil() -> bool:
     """Whether the library is installed that reads what processes use."""
     return importlib.util.find_spec("psutil") is not None

@@ -4,7 +4,7 @@
 # usage: tests/benchmarks/make_peers.sh FOLDER
 set -euo pipefail
 
-# FOLDER/$1, with what shardkit/performance/peer.py needs besides the libraries that it measures.
+# FOLDER/$1, with what shardkit/performance/peer_loops.py needs besides the libraries that it measures.
 # torch comes first: others would replace it by a build of several gigabytes.
 environment() {
     python3 -m venv "$folder/$1"

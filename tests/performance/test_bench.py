@@ -24,9 +24,8 @@ from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.performance import bench as benching
 from shardkit.performance import peers, plot
 from shardkit.performance.bench import bench
-from shardkit.performance.contender import Contender
+from shardkit.performance.contender import Contender, Process
 from shardkit.performance.defaults import open_any
-from shardkit.performance.process import Process
 from shardkit.testing import make_image
 from tests.conftest import write_images
 
@@ -262,7 +261,7 @@ def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(
         return 0.01
 
     monkeypatch.setattr(benching, "Process", Recording)
-    monkeypatch.setattr(benching, "drop", drop)
+    monkeypatch.setattr(benching, "drop_from_cache", drop)
     report = bench([images], measures=["read"], threads=(1,), rounds=2, cold=True)
     run_cold = ["open", [images], "read", "closed"]
     assert events == [[images], *["read"] * 3, "closed", *run_cold, *run_cold]
@@ -272,7 +271,7 @@ def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(
 def test_where_files_stay_in_memory_no_run_is_called_cold(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benching, "drop", lambda paths: 0.71)
+    monkeypatch.setattr(benching, "drop_from_cache", lambda paths: 0.71)
     report = bench([images], measures=["read"], threads=(1,), rounds=1, cold=True)
     assert [run["cold"] for run in report["runs"]] == [False]
     assert report["skipped"] == {
@@ -284,7 +283,7 @@ def test_a_run_whose_files_come_back_is_not_called_cold(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = iter([0.0, 0.3])
-    monkeypatch.setattr(benching, "drop", lambda paths: next(shares))
+    monkeypatch.setattr(benching, "drop_from_cache", lambda paths: next(shares))
     monkeypatch.setattr(Process, "ask", lambda *_: {"seconds": 1.0, "samples": 1})
     report = bench([images], measures=["read"], threads=(1,), rounds=2, cold=True)
     warm, cold = report["runs"]

@@ -16,17 +16,13 @@ from click.testing import CliRunner
 import shardkit
 from shardkit import Bucket, CenterCrop, Decode, RandomResizedCrop, Resize, pad_collate
 from shardkit.cli import group
-from shardkit.performance import checks_files, images
-from shardkit.performance.checks import (
-    checks,
-    other_format,
-    padding,
-    png,
-    shards,
-    sorted_order,
-    stored_size,
-)
+from shardkit.performance import checks as storing
+from shardkit.performance import image_checks
+from shardkit.performance.checks import other_format, shards, sorted_order
 from shardkit.performance.defaults import open_any
+from shardkit.performance.doctor import checks
+from shardkit.performance.image_checks import png, stored_size
+from shardkit.performance.padding import padding
 from shardkit.schema import Array, Bytes, Image, Int, Text
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
@@ -203,7 +199,7 @@ def test_other_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, mon
     webp = format == "WEBP"
     seconds = {"as stored": 1.0, "as JPEG": 0.5}
     monkeypatch.setattr(
-        images,
+        image_checks,
         "_seconds",
         lambda transforms, samples, numbers, turn: seconds[
             "as JPEG" if samples[0]["image"].startswith(b"\xff\xd8") else "as stored"
@@ -283,7 +279,7 @@ def test_parquet_read_at_random_is_found_and_read_in_order_is_not(tmp_path, monk
     path = write(tmp_path / "some", map(str, range(64)), "parquet", "text", Text())
     times = {"parquet": 1.0, "wds": 0.2}
     monkeypatch.setattr(
-        checks_files, "_seconds", lambda samples, numbers: times[samples._datasets[0].format]
+        storing, "_seconds", lambda samples, numbers: times[samples._datasets[0].format]
     )
     found = other_format(stream(path))
     assert (found.cause, found.stage, found.share) == ("format", "read", pytest.approx(0.2))
@@ -302,7 +298,7 @@ def test_loose_files_are_tried_as_shards(tmp_path, monkeypatch):
         tried.append([samples.read(number)["image"] for number in numbers])
         return 1.0 if samples._datasets[0].format == "folder" else 0.5
 
-    monkeypatch.setattr(checks_files, "_seconds", seconds)
+    monkeypatch.setattr(storing, "_seconds", seconds)
     found = other_format(given)
     assert found.share == pytest.approx(0.5)
     assert all(values == tried[0] for values in tried)
@@ -311,13 +307,13 @@ def test_loose_files_are_tried_as_shards(tmp_path, monkeypatch):
 
 
 def test_other_formats_are_not_tried(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks_files, "_write", None)
+    monkeypatch.setattr(storing, "_write", None)
     for to in ("wds", "arrow", "beton", "lmdb"):
         assert other_format(stream(write(tmp_path / to, "abc", to, "text", Text()))) is None
 
 
 def test_many_tiny_shards_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks_files, "_MANY", 10)
+    monkeypatch.setattr(storing, "_MANY", 10)
     path = write(tmp_path / "tiny", range(11), "arrow", "n", Int(), shard_samples=1)
     found = shards(stream(path), 1, 0)
     assert (found.cause, found.rate) == ("shards", None)
@@ -326,7 +322,7 @@ def test_many_tiny_shards_are_found(tmp_path, monkeypatch):
     assert_accepted(found.command)
     few = write(tmp_path / "few", range(11), "arrow", "n", Int(), shard_samples=2)
     assert shards(stream(few), 1, 0) is None
-    monkeypatch.setattr(checks_files, "_TINY", 100)
+    monkeypatch.setattr(storing, "_TINY", 100)
     assert shards(stream(path), 1, 0) is None
 
 
@@ -349,7 +345,7 @@ def test_fewer_shards_than_readers_are_found(tmp_path):
 
 
 def test_shards_of_unlike_sizes_are_found_where_several_share_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks_files, "_TINY", 1000)
+    monkeypatch.setattr(storing, "_TINY", 1000)
     values = [bytes(1000 * size) for size in (1, 1, 1, 60)]
     path = write(tmp_path / "unlike", values, "arrow", "blob", Bytes(), shard_samples=1)
     found = shards(stream(path), 2, 0)

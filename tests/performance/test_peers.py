@@ -21,7 +21,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import UsageError
-from shardkit.performance import peer
+from shardkit.performance import peer_loops as peer
 from shardkit.performance.defaults import open_any
 from shardkit.performance.peers import PEERS, PeerContender, contenders, interpreters_in
 from shardkit.processors import processors

@@ -1,8 +1,8 @@
-"""Another library as a contender of `shardkit bench`: a script for the interpreter that has it.
+"""The loops of other libraries for `shardkit bench`: a script for an interpreter that has them.
 
-    python peer.py found                     the peers that this interpreter can run, as JSON
-    python peer.py write NAME SOURCE STORE   the peer's own store of class folders, or of tokens
-    python peer.py run NAME STORE            a line of JSON in, a line of JSON out, for each run
+    python peer_loops.py found                    the peers that can run here, as JSON
+    python peer_loops.py write NAME SOURCE STORE  the peer's own store, of class folders or tokens
+    python peer_loops.py run NAME STORE           for each line of JSON a run, and a line of JSON
 
 A run is an epoch of all samples in the store. `read` hands every value to its consumer, which
 hashes it; `load` makes batches for training. Nothing of shardkit is imported: it need not be there.
@@ -26,7 +26,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
@@ -53,7 +52,7 @@ _CHUNK = 1000  # blocks of tokens in a chunk of litdata
 
 
 class Setting(NamedTuple):
-    """What a run is asked to do; the loader that does it is kept for the next such run."""
+    """What a run is asked to do; the loader that does it stays for the next such run."""
 
     measure: str
     workers: int
@@ -61,23 +60,16 @@ class Setting(NamedTuple):
     transform: str = "crop"
     size: int = 224
 
-    @classmethod
-    def of(cls, request: dict[str, Any]) -> Setting:
-        """What a line of JSON asks for; a limit is the store's, which has no more samples."""
-        return cls(**{name: request[name] for name in cls._fields if name in request})
-
-    def options(self, collate: Callable[[list[Any]], Any]) -> dict[str, Any]:
-        """Arguments of torch's DataLoader, and of those that are like it."""
+    def options(self, collate: Callable[[list[Any]], Any] | None = None) -> dict[str, Any]:
+        """Arguments of torch's DataLoader, and of those that are like it; by default for images."""
+        if collate is None:
+            collate = encoded if self.measure == "read" else Crops(self.crop())
         return {
             "batch_size": self.batch_size,
             "num_workers": self.workers,
             "persistent_workers": self.workers > 0,
             "collate_fn": collate,
         }
-
-    def images(self) -> dict[str, Any]:
-        """The same where samples are images."""
-        return self.options(encoded if self.measure == "read" else Crops(self.crop()))
 
     def crop(self) -> int:
         """Pixels a side of what becomes of an image."""
@@ -86,7 +78,7 @@ class Setting(NamedTuple):
         return self.size
 
 
-# --- images ------------------------------------------------------------------------------------
+# --- images --------------------------------------------------------------------------------------
 
 
 def encoded(samples: list[dict[str, Any]]) -> list[bytes]:
@@ -106,7 +98,7 @@ class Crops:
         crops = [torch.from_numpy(self._crop(sample["image"])) for sample in samples]
         return torch.stack(crops), torch.tensor([int(sample["label"]) for sample in samples])
 
-    def _crop(self, data: bytes) -> npt.NDArray[np.uint8]:
+    def _crop(self, data: bytes) -> Any:
         import numpy as np
 
         cv2 = opencv()
@@ -115,10 +107,7 @@ class Crops:
             raise ValueError("OpenCV cannot decode an image")
         top, left, height, width = random_crop(*pixels.shape[:2])
         crop = pixels[top : top + height, left : left + width]
-        made: npt.NDArray[np.uint8] = cv2.resize(
-            crop, (self.size, self.size), interpolation=cv2.INTER_AREA
-        )
-        return made
+        return cv2.resize(crop, (self.size, self.size), interpolation=cv2.INTER_AREA)
 
 
 @functools.cache
@@ -160,32 +149,32 @@ def load(item: tuple[str, int]) -> dict[str, Any]:
         return {"image": file.read(), "label": item[1]}
 
 
-def imagefolder(store: Path, setting: Setting) -> Iterable[Any]:
-    return data_loader(ClassFolders(store), shuffle=True, **setting.images())
-
-
-def data_loader(data: Any, **options: Any) -> Iterable[Any]:
+def data_loader(data: Any, **options: Any) -> Any:
     from torch.utils.data import DataLoader
 
     return DataLoader(data, **options)
 
 
-def webdataset(store: Path, setting: Setting) -> Iterable[Any]:
+def imagefolder(store: Path, setting: Setting) -> Any:
+    return data_loader(ClassFolders(store), shuffle=True, **setting.options())
+
+
+def webdataset(store: Path, setting: Setting) -> Any:
     shards = sorted(map(str, store.glob("*.tar")))
     data = import_module("webdataset").WebDataset(shards, shardshuffle=100).shuffle(1000)
-    return data_loader(data.rename(image=_SUFFIXES, label="cls"), **setting.images())
+    return data_loader(data.rename(image=_SUFFIXES, label="cls"), **setting.options())
 
 
-def datasets(store: Path, setting: Setting) -> Iterable[Any]:
+def datasets(store: Path, setting: Setting) -> Any:
     data = import_module("datasets").load_from_disk(str(store))
-    return data_loader(data, shuffle=True, **setting.images())
+    return data_loader(data, shuffle=True, **setting.options())
 
 
-def ffcv(store: Path, setting: Setting) -> Iterable[Any]:
+def ffcv(store: Path, setting: Setting) -> Any:
     decoders, loader = import_module("ffcv.fields.decoders"), import_module("ffcv.loader")
     tensor = import_module("ffcv.transforms").ToTensor
     crop = decoders.RandomResizedCropRGBImageDecoder((setting.crop(), setting.crop()))
-    made: Iterable[Any] = loader.Loader(
+    return loader.Loader(
         str(next(store.glob("*.beton"))),
         batch_size=setting.batch_size,
         num_workers=max(setting.workers, 1),
@@ -193,14 +182,12 @@ def ffcv(store: Path, setting: Setting) -> Iterable[Any]:
         drop_last=False,
         pipelines={"image": [crop, tensor()], "label": [decoders.IntDecoder(), tensor()]},
     )
-    return made
 
 
-def litdata(store: Path, setting: Setting) -> Iterable[Any]:
+def litdata(store: Path, setting: Setting) -> Any:
     module = import_module("litdata")
     data = module.StreamingDataset(str(store), shuffle=True)
-    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.images())
-    return made
+    return module.StreamingDataLoader(data, **setting.options())
 
 
 def write_litdata(source: Path, store: Path) -> None:
@@ -219,11 +206,11 @@ def mosaicml() -> ModuleType:
     return import_module("streaming")
 
 
-def streaming(store: Path, setting: Setting) -> Iterable[Any]:
+def streaming(store: Path, setting: Setting) -> Any:
     data = mosaicml().StreamingDataset(
         local=str(store), shuffle=True, batch_size=setting.batch_size
     )
-    return data_loader(data, **setting.images())
+    return data_loader(data, **setting.options())
 
 
 def write_streaming(source: Path, store: Path) -> None:
@@ -236,54 +223,42 @@ def write_streaming(source: Path, store: Path) -> None:
 # --- tokens --------------------------------------------------------------------------------------
 
 
-def mmap(store: Path, setting: Setting) -> Iterable[Any]:
-    """The loop of nanoGPT and others: no order that is kept, no epoch, no keys, no workers."""
-    import numpy as np
+class MappedBlocks:
+    """The loop of nanoGPT and others: no order that is kept, no epoch, no keys, no workers.
 
-    blocks = np.load(store / "tokens.npy", mmap_mode="r")
-    return ShuffledBlocks(blocks) if setting.measure == "read" else RandomOffsets(blocks, setting)
+    `read` gives every block once; `load` as many tokens, in blocks that begin anywhere.
+    """
 
-
-class ShuffledBlocks:
-    """Every block once, in another order each time."""
-
-    def __init__(self, blocks: npt.NDArray[Any]) -> None:
-        self.blocks = blocks
-
-    def __iter__(self) -> Iterator[list[npt.NDArray[Any]]]:
+    def __init__(self, store: Path, setting: Setting) -> None:
         import numpy as np
 
-        for number in np.random.permutation(len(self.blocks)).tolist():
-            yield [self.blocks[number]]
+        self.blocks = np.load(store / "tokens.npy", mmap_mode="r")
+        self.setting = setting
 
-
-class RandomOffsets:
-    """As many tokens as there are, in batches of blocks that begin anywhere."""
-
-    def __init__(self, blocks: npt.NDArray[Any], setting: Setting) -> None:
-        self.tokens, self.length = blocks.reshape(-1), blocks.shape[1]
-        self.count, self.batch_size = len(blocks), setting.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         import numpy as np
         import torch
 
-        last = len(self.tokens) - self.length + 1
-        for done in range(0, self.count, self.batch_size):
-            places = torch.randint(last, (min(self.batch_size, self.count - done),)).tolist()
-            rows = [self.tokens[at : at + self.length].astype(np.int64) for at in places]
+        count, length = self.blocks.shape
+        if self.setting.measure == "read":
+            for number in np.random.permutation(count).tolist():
+                yield [self.blocks[number]]
+            return
+        tokens, size = self.blocks.reshape(-1), self.setting.batch_size
+        for done in range(0, count, size):
+            starts = torch.randint(len(tokens) - length + 1, (min(size, count - done),)).tolist()
+            rows = [tokens[at : at + length].astype(np.int64) for at in starts]
             yield (torch.stack([torch.from_numpy(row) for row in rows]),)
 
 
-def litdata_tokens(store: Path, setting: Setting) -> Iterable[Any]:
+def litdata_tokens(store: Path, setting: Setting) -> Any:
     module = import_module("litdata")
     block = int((store / "block_size").read_text())
     data = module.StreamingDataset(
         str(store), item_loader=module.TokensLoader(block_size=block), shuffle=True
     )
     collate = arrays if setting.measure == "read" else rows_of_tokens
-    made: Iterable[Any] = module.StreamingDataLoader(data, **setting.options(collate))
-    return made
+    return module.StreamingDataLoader(data, **setting.options(collate))
 
 
 def arrays(blocks: list[Tensor]) -> list[npt.NDArray[Any]]:
@@ -312,12 +287,12 @@ def write_litdata_tokens(source: Path, store: Path) -> None:
     (store / "block_size").write_text(str(block))
 
 
-def some_tokens(place: tuple[str, int]) -> Iterable[Tensor]:
+def some_tokens(chunk: tuple[str, int]) -> Iterable[Tensor]:
     """The blocks of a chunk, one after the other."""
     import numpy as np
     import torch
 
-    path, start = place
+    path, start = chunk
     blocks = np.load(path, mmap_mode="r")[start : start + _CHUNK]
     if blocks.dtype == np.uint32:  # which litdata does not have; no vocabulary goes beyond
         blocks = blocks.view(np.int32)
@@ -333,7 +308,7 @@ LOADERS: dict[str, Callable[[Path, Setting], Iterable[Any]]] = {
     "ffcv": ffcv,
     "litdata": litdata,
     "streaming": streaming,
-    "mmap": mmap,
+    "mmap": MappedBlocks,
     "litdata-tokens": litdata_tokens,
 }
 WRITERS: dict[str, Callable[[Path, Path], None]] = {
@@ -345,18 +320,33 @@ WRITERS: dict[str, Callable[[Path, Path], None]] = {
 
 def found() -> dict[str, dict[str, Any]]:
     """Of each peer its version, or the packages that are missing; nothing is imported for it."""
-    modules = {module for needs in NEEDS.values() for module in needs}
-    absent = {module for module in modules if importlib.util.find_spec(module) is None}
     answer: dict[str, dict[str, Any]] = {}
     for name, needs in NEEDS.items():
-        missing = [PACKAGES.get(module, module) for module in needs if module in absent]
+        missing = [module for module in needs if importlib.util.find_spec(module) is None]
         package = PACKAGES.get(needs[0], needs[0])
-        answer[name] = (
-            {"missing": missing}
-            if missing
-            else {"version": f"{package} {metadata.version(package)}"}
-        )
+        if missing:
+            answer[name] = {"missing": [PACKAGES.get(module, module) for module in missing]}
+        else:
+            answer[name] = {"version": f"{package} {metadata.version(package)}"}
     return answer
+
+
+def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
+    """Answer requests, line by line, until there are no more."""
+    loaders: dict[Setting, Iterable[Any]] = {}
+    for line in requests:
+        try:
+            asked = json.loads(line)
+            setting = Setting(**{name: asked[name] for name in Setting._fields if name in asked})
+            if setting not in loaders:
+                loaders[setting] = LOADERS[name](store, setting)
+            began = time.perf_counter()
+            samples = consume(setting.measure, loaders[setting])
+            answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "samples": samples}
+        except Exception as error:  # it is the peer's code: whatever it raises is the answer
+            answer = {"error": last_line(error)}
+            loaders.clear()  # nobody knows what state they are in
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def consume(measure: str, batches: Iterable[Any]) -> int:
@@ -370,28 +360,6 @@ def consume(measure: str, batches: Iterable[Any]) -> int:
         for value in batch:
             digest(value)
     return count
-
-
-def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests, line by line, until there are no more."""
-    loaders: dict[Setting, Iterable[Any]] = {}
-    for line in requests:
-        try:
-            answer = run(name, store, Setting.of(json.loads(line)), loaders)
-        except Exception as error:  # it is the peer's code: whatever it raises is the answer
-            answer = {"error": last_line(error)}
-            loaders.clear()  # nobody knows what state they are in
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def run(
-    name: str, store: Path, setting: Setting, loaders: dict[Setting, Iterable[Any]]
-) -> dict[str, Any]:
-    if setting not in loaders:
-        loaders[setting] = LOADERS[name](store, setting)
-    began = time.perf_counter()
-    samples = consume(setting.measure, loaders[setting])
-    return {"seconds": time.perf_counter() - began, "samples": samples}
 
 
 def last_line(error: Exception) -> str:

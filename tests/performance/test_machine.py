@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.performance.cold import drop
-from shardkit.performance.machine import file_system
+from shardkit.performance.machine import drop_from_cache, file_system
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _PAGES = 64
@@ -38,15 +37,15 @@ def test_files_are_dropped_where_the_system_can(tmp_path: Path) -> None:
     written(tmp_path / "one/two/a.tar")
     written(tmp_path / "one/b.tar")
     (tmp_path / "one/empty").touch()
-    assert drop([tmp_path / "one"]) == (1.0 if stays(tmp_path) else 0.0)
+    assert drop_from_cache([tmp_path / "one"]) == (1.0 if stays(tmp_path) else 0.0)
 
 
 def test_what_somebody_has_mapped_stays_and_that_is_said(tmp_path: Path) -> None:
     one, other = written(tmp_path / "one.bin"), written(tmp_path / "other.bin")
     with one.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) == 0  # every page is touched
-        assert drop([one, other]) == (1.0 if stays(tmp_path) else 0.5)
-    assert drop([one, other]) == (1.0 if stays(tmp_path) else 0.0)
+        assert drop_from_cache([one, other]) == (1.0 if stays(tmp_path) else 0.5)
+    assert drop_from_cache([one, other]) == (1.0 if stays(tmp_path) else 0.0)
 
 
 def test_the_files_beside_a_single_one_go_with_it(tmp_path: Path) -> None:
@@ -54,11 +53,11 @@ def test_the_files_beside_a_single_one_go_with_it(tmp_path: Path) -> None:
     written(tmp_path / "x.beton")
     with beside.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) == 0
-        assert drop([tmp_path / "x.beton"]) >= 0.5
+        assert drop_from_cache([tmp_path / "x.beton"]) >= 0.5
 
 
 def test_nothing_can_be_dropped_on_other_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert drop([written(tmp_path / "a")]) == 1.0
+    assert drop_from_cache([written(tmp_path / "a")]) == 1.0

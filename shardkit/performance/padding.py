@@ -24,10 +24,8 @@ from shardkit.stream.world import World
 if TYPE_CHECKING:
     from shardkit.stream.order import Numbers
 
-    Tokens = Callable[[Step], tuple[int, int]]
-
 _PLANNED = 100_000  # samples of an epoch that are looked at
-_READ = 20_000  # samples that are read at most where their lengths are not kept
+_READ = 20_000  # samples that are read at most where no file has their lengths
 _BUCKETS = (4, 8, 16)
 _FILLED = 2  # batches of a bucket at least, as its last one is mostly smaller
 _NEAR = 0.01  # of the tokens: more buckets that save less are not worth it
@@ -44,20 +42,29 @@ def padding(stream: Stream, world_size: int) -> Finding | None:
     if padded is None:
         return None
     now = padded.share(stream.schedule(World(0, world_size)), padded.collate)
-    found = [padded.bucket(number) for number in padded.numbers]
-    shares = [padded.share_with(bucket) for bucket in found]
+    batches = len(padded.by) // (padded.size * world_size)
+    buckets = [
+        Bucket(padded.size, number, padded.field).with_lengths(padded.by)
+        for number in [n for n in _BUCKETS if _FILLED * n <= batches] or [2]
+    ]
+    shares = [padded.share_with(bucket) for bucket in buckets]
     chosen = next(n for n, share in enumerate(shares) if share <= min(shares) + _NEAR)
     gain = (1 - shares[chosen]) / (1 - now)
     if gain < LEAST:
         return None
+    batching, boundaries = stream.options.batching, buckets[chosen].boundaries
+    assert isinstance(boundaries, tuple)
+    kind = f"by {batching}" if batching else f"of {padded.size:,} samples"
     return Finding(
         "padding",
-        seen=f"{now:.1%} of the tokens are padding, in {padded.words}, whose lengths go from "
+        f"{now:.1%} of the tokens are padding, in batches {kind}, whose lengths go from "
         f"{padded.by.min():,} to {padded.by.max():,}, {np.median(padded.by):,.0f} in the middle",
-        do=f"batch samples of like lengths, in buckets up to {_listed(found[chosen])} tokens and "
-        f"one above: that leaves {shares[chosen]:.1%} padding{padded.others(shares[chosen])}",
+        "batch samples of like lengths, in buckets up to "
+        + ", ".join(f"{boundary:,}" for boundary in boundaries)
+        + f" tokens and one above: that leaves {shares[chosen]:.1%} padding"
+        + padded.others(shares[chosen]),
         gain=gain,
-        settings=padded.settings(found[chosen]),
+        settings=padded.settings(buckets[chosen]),
     )
 
 
@@ -74,20 +81,6 @@ class _Padded:
     real: Numbers  # those of the field whose tokens are counted
     longest: Numbers  # the longest of the arrays that are padded together
     alone: bool  # whether there is one field and nothing else, as Pack needs it
-
-    @property
-    def words(self) -> str:
-        batching = self.stream.options.batching
-        return f"batches of {self.size:,} samples" if batching is None else f"batches by {batching}"
-
-    @property
-    def numbers(self) -> list[int]:
-        """How many buckets could be."""
-        batches = len(self.by) // (self.size * self.world_size)
-        return [number for number in _BUCKETS if _FILLED * number <= batches] or [2]
-
-    def bucket(self, number: int) -> Bucket:
-        return Bucket(self.size, number, self.field).with_lengths(self.by)
 
     def settings(self, bucket: Bucket) -> dict[str, Any]:
         """Of a loader with such batches; None is for what says their size otherwise."""
@@ -110,9 +103,8 @@ class _Padded:
         }
         if self.alone:
             rows = max(round(self.size * mean / longest), 1)
-            ways[f"Pack(seq_len={longest}, batch_size={rows})"] = Pack(
-                longest, rows, field=self.field
-            )
+            name = f"Pack(seq_len={longest}, batch_size={rows})"
+            ways[name] = Pack(longest, rows, field=self.field)
         shares = {name: self.share_with(way) for name, way in ways.items()}
         words = [f"{name} {less:.1%}" for name, less in shares.items() if less < share]
         if not words:
@@ -144,24 +136,20 @@ class _Padded:
         return _share(schedule, tokens)
 
 
-def _listed(bucket: Bucket) -> str:
-    assert isinstance(bucket.boundaries, tuple)
-    return ", ".join(f"{boundary:,}" for boundary in bucket.boundaries)
-
-
 def _packed(step: Step, seq_len: int) -> tuple[int, int]:
     assert step.pieces is not None
     _, _, start, stop = step.pieces.T
     return int((stop - start).sum()), len(step.valid) * seq_len
 
 
-def _share(schedule: Schedule, tokens: Tokens) -> float:
-    place, samples, real, every = START, 0, 0, 0
+def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> float:
+    """The share of padding, by the tokens of each step without and with it."""
+    place, samples, real, padded = START, 0, 0, 0
     while samples < _PLANNED and (step := schedule.step(0, place)) is not None:
         counts = tokens(step)
-        real, every = real + counts[0], every + counts[1]
+        real, padded = real + counts[0], padded + counts[1]
         place, samples = step.after, samples + len(step.number)
-    return 1 - real / every if every else 0.0
+    return 1 - real / padded if padded else 0.0
 
 
 def _padded(stream: Stream, world_size: int) -> _Padded | None:
@@ -173,17 +161,17 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
     if batching is not None and collate is None:
         collate = PadCollate(field=batching.field)
     known = stream.transforms.fields <= stream.transforms.outputs().keys()
-    rows = {
-        name: kind
+    rows = [
+        name
         for name, kind in schema.items()
         if isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
-    }
+    ]
     if not isinstance(collate, PadCollate) or not known or not rows:
         return None
-    if not all(_is_kept(d, name) for d in stream.datasets for name in rows):
+    if not all(_has_lengths(d, name) for d in stream.datasets for name in rows):
         return None
     lengths = {name: np.concatenate([d.lengths(name) for d in stream.datasets]) for name in rows}
-    usual = "tokens" if "tokens" in rows else next(iter(rows))
+    usual = "tokens" if "tokens" in rows else rows[0]
     field = collate.field if batching is None else batching.field
     return _Padded(
         stream,
@@ -194,14 +182,14 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
         lengths[field or usual],
         lengths[collate.field or usual],
         np.max(list(lengths.values()), axis=0),
-        alone=list(schema) == list(rows) and len(rows) == 1,
+        alone=list(schema) == rows and len(rows) == 1,
     )
 
 
-def _is_kept(dataset: Dataset, field: str) -> bool:
+def _has_lengths(dataset: Dataset, field: str) -> bool:
     """Whether lengths are known without reading many samples."""
     kind = dataset.schema[field]
     if isinstance(kind, Array) and kind.shape is not None and kind.shape[0] is not None:
         return True
-    kept = dataset.kept_lengths()
-    return len(dataset) <= _READ or (kept is not None and field in (kept.dtype.names or ()))
+    table = dataset.kept_lengths()
+    return len(dataset) <= _READ or (table is not None and field in (table.dtype.names or ()))

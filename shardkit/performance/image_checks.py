@@ -1,4 +1,4 @@
-"""Images of a stream, and what their decoding would cost if they were stored otherwise.
+"""Findings on stored images: far larger than they are used, or in a format slow to decode.
 
 A few are converted in memory, as `convert` would do it, and decoded both ways.
 """
@@ -21,9 +21,10 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import ImageOptions
 from shardkit.order import permutation
+from shardkit.performance.checks import convert_command
+from shardkit.performance.findings import Finding
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
-from shardkit.preprocess.single_image import ImageProcessor
 from shardkit.preprocess.steps import steps_for
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
-Decoding: TypeAlias = "Mapping[str | tuple[str, ...], Sequence[Transform]]"
+Decoding: TypeAlias = "dict[str | tuple[str, ...], list[Transform]]"
 
+_WORTH = 0.8  # of the time: what is above is not worth a conversion
+_LARGER = 1.25  # times the size that is needed: below that, little can be gained
+_QUALITIES = (90, 95)
 _LOOK = 48  # samples, spread over the dataset
 _LOOK_BYTES = 64_000_000  # of their images at most
 _TOGETHER = 8  # samples that are transformed by one call, as by a loader's threads
@@ -60,6 +64,70 @@ _FLAT, _OTHERS = 16, 0.2
 _COUNTED = 1 << 16  # pixels whose colours are counted
 
 
+def stored_size(stream: Stream) -> Finding | None:
+    """Images that are far larger than what the transforms make of them."""
+    images = StoredImages.of(stream)
+    needed = None if images is None else images.needed
+    if images is None or needed is None:
+        return None
+    sizes = [read_header(data).upright for data in images.values(images.samples)]
+    if statistics.median(map(min, sizes)) < _LARGER * needed:
+        return None
+    options = ImageOptions(resize=needed, format="jpeg", quality=90)
+    flags = [f"--resize {needed}", "--image-format jpeg", "--quality 90"]
+    if images.loss(options) is None:  # some would be harmed: they stay in their formats
+        options = replace(options, format="keep")
+        del flags[1]
+    tried = images.tried(options)
+    if tried is None or tried.share >= _WORTH:
+        return None
+    width, height = (statistics.median(side) for side in zip(*sizes, strict=True))
+    sizing = ", ".join(repr(_sizing(steps)) for steps in images.decoding.values())
+    return Finding(
+        "decode",
+        f"images are {width:,.0f} x {height:,.0f} pixels in the median of {len(sizes)}, "
+        f"where {sizing} needs {needed:,} on the shorter side",
+        f"store them with {needed:,} pixels on the shorter side: {tried}; random crops "
+        "then see images of that size, so that small parts of them are less sharp",
+        stage="decode",
+        share=tried.share,
+        samples=tried.samples,
+        command=convert_command(stream, *flags),
+    )
+
+
+def png(stream: Stream) -> Finding | None:
+    """Photos in formats without loss, such as PNG, where a JPEG looks the same."""
+    images = StoredImages.of(stream)
+    if images is None:
+        return None
+    headers = [read_header(data) for data in images.values(images.samples)]
+    formats = [header.format for header in headers if header.lossless]
+    if 2 * len(formats) < len(headers):
+        return None
+    for quality in _QUALITIES:
+        options = ImageOptions(format="jpeg", quality=quality)
+        loss = images.loss(options)
+        if loss is not None:
+            break
+    else:
+        return None
+    tried = images.tried(options)
+    if tried is None or tried.share >= _WORTH or tried.after >= tried.before:
+        return None
+    return Finding(
+        "decode",
+        f"{len(formats)} of {len(headers)} images are stored without loss, as "
+        + ", ".join(sorted({format.upper() for format in formats})),
+        f"store them as JPEG of quality {quality}: {tried}; no difference is visible, "
+        f"as the brightness of each of them keeps a PSNR of {loss:.0f} dB or more",
+        stage="decode",
+        share=tried.share,
+        samples=tried.samples,
+        command=convert_command(stream, "--image-format jpeg", f"--quality {quality}"),
+    )
+
+
 class Tried(NamedTuple):
     """What a conversion of some images gave."""
 
@@ -67,6 +135,12 @@ class Tried(NamedTuple):
     share: float  # of the time that decoding took
     before: float  # bytes of an image, on average
     after: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.after / 1000:,.1f} kB each instead of {self.before / 1000:,.1f}, decoded in "
+            f"{self.share:.0%} of the time"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,16 +158,13 @@ class StoredImages:
         """None where a conversion could harm images, or masks on them, that are not looked at."""
         decoding = _decoding(stream)
         schema = Schema({n: kind for d in stream.datasets for n, kind in d.schema.items()})
-        images = {name for name, kind in schema.items() if isinstance(kind, Image)}
-        if not decoding or not images or stream.options.cache == "decoded":
+        if not decoding or stream.options.cache == "decoded":
             return None
         steps = steps_for(schema, ImageOptions(format="jpeg"), None, "array")
         if steps is None or not _are_all(decoding, steps):
             return None
         samples, numbers = _read(stream, steps.images)
-        if not samples:
-            return None
-        return cls(decoding, steps, stream.samples.schema, samples, numbers)
+        return cls(decoding, steps, stream.samples.schema, samples, numbers) if samples else None
 
     @property
     def needed(self) -> int | None:
@@ -102,57 +173,64 @@ class StoredImages:
         known = [side for side in sides if side is not None]
         return max(known) if len(known) == len(sides) else None
 
-    @property
-    def words(self) -> str:
-        """The transforms that say which size is needed."""
-        return ", ".join(repr(_sizing(steps)) for steps in self.decoding.values())
-
-    @property
-    def headers(self) -> list[Header]:
-        return [read_header(data) for data in self._values(self.samples)]
+    def values(self, samples: Sequence[Sample]) -> list[bytes]:
+        """The encoded images of some samples."""
+        return [s[name] for s in samples for name in self.steps.images if name in s]
 
     def loss(self, options: ImageOptions) -> float | None:
         """The worst PSNR in brightness of what becomes a JPEG; None where one would be harmed.
 
         What is a JPEG already does not count.
         """
-        steps = ImageProcessor(options, "array", pixels=True)
         worst = math.inf
-        for data in self._values(self.samples):
-            header = read_header(data)
-            if header.format != "jpeg":
-                found = _loss(data, header, steps)
-                if found is None:
+        for sample in self.samples:
+            for name in self.steps.images:
+                header = read_header(sample[name]) if name in sample else None
+                if header is None or header.format == "jpeg":
+                    continue
+                try:
+                    if not _may_be_jpeg(sample[name], header):
+                        return None
+                    raw = self._converted(sample, replace(options, format="raw"))
+                    jpeg = self._converted(sample, options)
+                    if raw is None or jpeg is None:
+                        continue  # whoever makes batches will tell
+                    pixels, stored = raw[name], to_rgb(jpeg[name])
+                except NotAnImageError:
+                    continue
+                luma = _psnr(pixels @ _LUMA, stored @ _LUMA)
+                if luma < _LUMA_DB or _psnr(pixels, stored) < _ALL_DB:
                     return None
-                worst = min(worst, found)
+                worst = min(worst, luma)
         return worst
 
     def tried(self, options: ImageOptions) -> Tried | None:
-        """Convert the samples in memory, and decode both by turns, in this thread."""
-        steps = replace(self.steps, options=options)
-        converted = [_converted(sample, steps) for sample in self.samples]
-        kept = [n for n, sample in enumerate(converted) if sample is not None]
-        if not kept:
+        """Convert the samples in memory, and decode both in turn, in this thread."""
+        converted = [self._converted(sample, options) for sample in self.samples]
+        good = [n for n, sample in enumerate(converted) if sample is not None]
+        if not good:
             return None
-        before = [self.samples[n] for n in kept]
+        before = [self.samples[n] for n in good]
         after = [sample for sample in converted if sample is not None]
-        transforms, numbers = Transforms(self.decoding, self.schema), self.numbers[kept]
+        transforms, numbers = Transforms(self.decoding, self.schema), self.numbers[good]
         seconds = [
             [_seconds(transforms, samples, numbers, turn) for samples in (before, after)]
             for turn in range(_ROUNDS)
         ]
         now, then = (statistics.median(column) for column in zip(*seconds, strict=True))
-        sizes = (statistics.mean(map(len, self._values(some))) for some in (before, after))
+        sizes = (statistics.mean(map(len, self.values(some))) for some in (before, after))
         return Tried((before, after), then / now if now else 1.0, *sizes)
 
-    def _values(self, samples: list[Sample]) -> list[bytes]:
-        """The encoded images of some samples."""
-        return [s[name] for s in samples for name in self.steps.images if name in s]
+    def _converted(self, sample: Sample, options: ImageOptions) -> Sample | None:
+        try:
+            return replace(self.steps, options=options)(sample).sample
+        except (SampleError, Filtered):
+            return None
 
 
 def _decoding(stream: Stream) -> Decoding:
     """Of the transforms of each image those that decode it and say where its pixels go."""
-    found: dict[str | tuple[str, ...], list[Transform]] = {}
+    found: Decoding = {}
     for given, steps in (stream.options.transforms or {}).items():
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
         decoding = list(takewhile(lambda step: isinstance(step, Placing | Decode), every))
@@ -162,7 +240,7 @@ def _decoding(stream: Stream) -> Decoding:
     return found
 
 
-def _are_all(decoding: Decoding, steps: ImageSteps) -> bool:
+def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -> bool:
     """Whether all images of samples are decoded, and what lies on them is known to convert."""
     fields = [(given if isinstance(given, tuple) else (given,)) for given in decoding]
     masks = {mask: image for image, *others in fields for mask in others}
@@ -172,7 +250,7 @@ def _are_all(decoding: Decoding, steps: ImageSteps) -> bool:
 
 
 def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
-    """Samples, without those that whoever makes batches will meet and tell; and their numbers."""
+    """Samples and their numbers, without bad ones: whoever makes batches will tell of these."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     samples, numbers, size = [], [], 0
     for number in spread[permutation(len(spread), 0)].tolist():
@@ -208,13 +286,6 @@ def _needed(step: Transform | None) -> int | None:
     return side if isinstance(step, Resize) else -(-side // 7) * 8
 
 
-def _converted(sample: Sample, steps: ImageSteps) -> Sample | None:
-    try:
-        return steps(sample).sample
-    except (SampleError, Filtered):
-        return None
-
-
 def _seconds(
     transforms: Transforms, samples: list[Sample], numbers: npt.NDArray[np.int64], turn: int
 ) -> float:
@@ -231,37 +302,19 @@ def _seconds(
     return time.thread_time() - began
 
 
-# --- what JPEG does to an image -----------------------------------------------------------------
-
-
-def _loss(data: bytes, header: Header, steps: ImageProcessor) -> float | None:
-    """The PSNR in brightness of an image as JPEG; None where that could be seen."""
-    if not header.lossless or header.oddity or _has_palette(data):
-        return None
-    try:
-        if _is_flat(to_rgb(data)):
-            return None
-        image = steps.look_at(data)
-        pixels = steps.made(image)
-        stored = to_rgb(steps.stored(image, pixels).value)
-    except NotAnImageError:
-        return math.inf  # whoever makes batches will tell
-    luma = _psnr(pixels @ _LUMA, stored @ _LUMA)
-    return luma if luma >= _LUMA_DB and _psnr(pixels, stored) >= _ALL_DB else None
-
-
-def _has_palette(data: bytes) -> bool:
+def _may_be_jpeg(data: bytes, header: Header) -> bool:
+    """Whether an image has all that a JPEG keeps, and colours enough to hide the noise of one."""
+    if not header.lossless or header.oddity:
+        return False
     with opened(data) as image:
-        return image.mode in ("1", "P", "PA")
-
-
-def _is_flat(pixels: Pixels) -> bool:
-    """Whether an image has few colours, so that noise of JPEG shows beside its edges."""
+        if image.mode in ("1", "P", "PA"):
+            return False
+    pixels = to_rgb(data)
     step = max(math.isqrt(pixels.shape[0] * pixels.shape[1] // _COUNTED), 1)
     red, green, blue = np.moveaxis(pixels[::step, ::step].astype(np.int32), 2, 0)
     _, counts = np.unique(red << 16 | green << 8 | blue, return_counts=True)
     others = np.sort(counts)[:-_FLAT]
-    return bool(2 * others.sum() <= counts.sum() and len(others) <= _OTHERS * others.sum())
+    return bool(2 * others.sum() > counts.sum() or len(others) > _OTHERS * others.sum())
 
 
 def _psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
