@@ -21,11 +21,12 @@ import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import open_shards, storage
-from shardkit.checked import MOST_BYTES, checked, damaged, from_json, from_lines, under
+from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
 from shardkit.folders import (
     is_pattern,
+    listing_format,
     look_into,
     refuse_foreign,
     shards_by_split,
@@ -36,7 +37,6 @@ from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.base import ShardReader
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import File, Manifest
-from shardkit.names import checked_name
 from shardkit.schema import (
     Array,
     Bytes,
@@ -71,18 +71,6 @@ class _KeyLine(TypedDict):
 
     key: str
     path: str
-
-
-class _SavedFile(TypedDict):
-    """A shard in state.json, as Hugging Face datasets writes it."""
-
-    filename: str
-
-
-class _SavedState(TypedDict):
-    """state.json of a folder that Hugging Face datasets saved."""
-
-    _data_files: list[_SavedFile]
 
 
 class Dataset:
@@ -136,8 +124,7 @@ class Dataset:
         self._layouts: list[Any] = [layout for _ in shards]
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
-            # Any member of a TAR can be read as bytes; columns cannot.
-            names = None if format == "wds" else self._names
+            names = None if self._format.any_as_bytes else self._names
             self.schema, other_types = _common_schema(self._layouts, counts, names)
             self._class_names = _common_names(self._layouts, self._names)
             self.unusable = other_types
@@ -558,8 +545,10 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
         return {name: _Place(path / name, partial(_only, path / name)) for name in names}
     if manifests.has_manifest(path):
         return {"": _Place(path, lambda: _open_ours(path))}
-    if (saved := _saved(path)) is not None:
-        return {"": _Place(path, lambda: _foreign(path, saved, "hf"))}
+    if (format := listing_format(path)) is not None:
+        listed = get_format(format).listed(path)
+        if listed is not None:
+            return {"": _Place(path, partial(_foreign, path, listed, format))}
     found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
@@ -603,18 +592,6 @@ def _foreign(
     dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
     dataset._beside = ignored or {}
     return dataset
-
-
-def _saved(folder: Path) -> list[str] | None:
-    """The files of a folder that Hugging Face datasets saved; None for another folder."""
-    state = folder / "state.json"
-    if not (state.is_file() and (folder / "dataset_info.json").is_file()):
-        return None
-    saved = from_json(_SavedState, storage.read(state, MOST_BYTES), "the file", path=state)
-    return [
-        checked_name(file["filename"], state, f"_data_files[{number}].filename")
-        for number, file in enumerate(saved["_data_files"])
-    ]
 
 
 def _open_ours(path: Path) -> Dataset:

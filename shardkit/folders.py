@@ -66,6 +66,7 @@ def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -
         # Of millions of images, names are looked at once.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
         shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
+        paired = {name for name, format in shards.items() if FORMATS[format].needs}
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
         if len(names) < len(entries):
@@ -76,13 +77,13 @@ def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -
             if _belongs_to(name, shards):
                 continue
             kind = together or kind_by_name(name)
-            if kind is not None and not (name in shards and _has_index(name, names)):
+            if kind is not None and name not in paired:
                 found.foreign.setdefault(kind, []).append(prefix + name)
             elif name in shards:
                 found.shards[prefix + name] = shards[name]
                 continue
-            elif name.endswith(".bin"):
-                unpaired[prefix + name] = "megatron"
+            elif (format := format_of(Path(name))) and FORMATS[format].needs:
+                unpaired[prefix + name] = format
             elif is_text(name):
                 found.text_files += 1
             found.ignored[kind_of_file(name)] += 1
@@ -99,28 +100,19 @@ def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -
     return found
 
 
-# What a file beside a shard of a format is called; the shard has another ending.
-_BESIDE = {
-    ".idx": ".bin",
-    ".keys": ".bin",
-    ".index.npy": ".tar",
-    "lock.mdb": "data.mdb",
-    ".lmdb-lock": ".lmdb",
-}
-
-
 def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
     """Whether a file is the index or the lock of one of the shards."""
     return any(
         name.endswith(ending) and name.removesuffix(ending) + of in shards
-        for ending, of in _BESIDE.items()
+        for declaration in FORMATS.values()
+        for ending, of in declaration.beside.items()
     )
 
 
 def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
     """The files in a folder that are shards, with their formats.
 
-    None are caches, the tables that img2dataset puts beside its shards, and a .bin without .idx.
+    Caches are none, nor tables that img2dataset puts beside its shards, nor a .bin without .idx.
     """
     every = {name: format for name in names if (format := format_of(Path(name)))}
     beside = {name.rpartition(".")[0] for name in names if name.endswith((".tar", ".tfrecord"))}
@@ -131,12 +123,15 @@ def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
         for name, format in every.items()
         if not (format == "parquet" and name.removesuffix(".parquet") in beside)
         and not (hub and _CACHE.fullmatch(name))
-        and not (format == "megatron" and not _has_index(name, names))
+        and _has_index(name, format, names)
     }
 
 
-def _has_index(name: str, names: Sequence[str]) -> bool:
-    return name.endswith(".bin") and name.removesuffix(".bin") + ".idx" in names
+def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:
+    """Whether the file is there without which a file of this name is no shard."""
+    if format is None or not (needs := FORMATS[format].needs):
+        return True
+    return name.rpartition(".")[0] + needs in names
 
 
 def _holder(name: str, format: str) -> str:
@@ -199,7 +194,15 @@ def shards_by_split(found: Contents, *, together: bool = False) -> dict[str, lis
 
 def _is_dataset(found: Contents, folder: str) -> bool:
     path = found.root / folder
-    return manifests.has_manifest(path) or (path / "state.json").is_file()
+    return manifests.has_manifest(path) or listing_format(path) is not None
+
+
+def listing_format(folder: Path) -> str | None:
+    """The format, if any, of which a file in the folder names the shards."""
+    for name, declaration in FORMATS.items():
+        if declaration.listing and (folder / declaration.listing).is_file():
+            return name
+    return None
 
 
 def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:

@@ -1,4 +1,4 @@
-"""How many shards a process has open: one bound for all datasets, from its limit of open files."""
+"""The shards that a process has open: bounds for all datasets, of open files and of memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ except ImportError:  # Windows, which has no such limit
     resource = None  # type: ignore[assignment]
 
 _MOST = 1024  # shards: what readers keep takes memory too
+_MEMORY = 256 << 20  # bytes of tables that all open shards keep
 _FILES = 3  # that an open shard holds at most
 _SHARE = 2  # one of so many files that the process may open is for shards
 
@@ -41,6 +42,7 @@ def added(readers: Readers, shard: int) -> None:
     """A shard was opened: close the oldest of any dataset where there are too many."""
     _opened.append((weakref.ref(readers), shard))
     _close(limit())
+    _close_beyond(_MEMORY)
 
 
 def close_all() -> None:
@@ -55,3 +57,16 @@ def _close(kept: int) -> None:
             readers = reference()
             if readers is not None:
                 readers.pop(shard, None)
+
+
+def _close_beyond(most: int) -> None:
+    """Close the oldest until the tables of all take no more than so many bytes, or one is left."""
+    latest = _opened.copy()
+    latest.reverse()
+    for number, (reference, shard) in enumerate(latest):
+        readers = reference()
+        reader = None if readers is None else readers.get(shard)
+        most -= 0 if reader is None else reader.in_memory
+        if most < 0:
+            _close(max(number, 1))
+            return

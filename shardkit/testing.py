@@ -1,7 +1,7 @@
 """The contract of formats, as tests: subclass `FormatContract`, and pytest runs it all.
 
     class TestWds(FormatContract):
-        name = "wds"
+        tested = get_format("wds")
 
         def independent_keys(self, path):
             ...  # by another library
@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardkit.errors import FormatError, SampleError, ShardkitError
-from shardkit.formats import file_name, get_format
+from shardkit.formats import file_name
 from shardkit.formats.base import (
     Format,
     Joins,
@@ -157,10 +157,12 @@ HARMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _read_harmed(name: str, paths: dict[str, Path], layout: dict[str, Any], answers: Any) -> None:
+def _read_harmed(
+    format: Format, paths: dict[str, Path], layout: dict[str, Any], answers: Any
+) -> None:
     """Read shards that are harmed after they were opened, and after their first sample was read."""
     for harm, path in paths.items():
-        reader = get_format(name).open(path, layout)
+        reader = format.open(path, layout)
         found: list[Any] = [reader[0]]
         HARMS[harm](path)
         for position in range(1, len(reader)):
@@ -186,7 +188,9 @@ class FormatContract:
     tests write, where they are not about a type.
     """
 
-    name: ClassVar[str]
+    tested: ClassVar[Format]
+    # Of a shard's file, for a format that is not installed: such as ".lines".
+    suffix: ClassVar[str] = ""
     # Of the samples that `sample` and `any_sample` give: as many types as the format holds.
     schema: ClassVar[Schema] = EVERYTHING
     # One field, and two values of it.
@@ -221,13 +225,19 @@ class FormatContract:
     def independent_keys(self, path: Path) -> list[str]:
         """The keys in a shard, in order, read by another library than ours."""
 
+    @classmethod
+    def file_name(cls) -> str:
+        """The name of a shard's file."""
+        stem = "shard-000000"
+        return stem + cls.suffix if cls.suffix else file_name(stem, cls.tested.name)
+
     @pytest.fixture
     def format(self) -> Format:
-        return get_format(self.name)
+        return self.tested
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
-        return tmp_path / file_name("shard-000000", self.name)
+        return tmp_path / self.file_name()
 
     @pytest.fixture
     def samples(self) -> list[Sample]:
@@ -381,11 +391,11 @@ class FormatContract:
             return
         parts, samples = [], [self.sample(n) for n in range(12)]
         for number, (start, stop) in enumerate([(0, 5), (5, 5), (5, 6), (6, 12)]):
-            part = tmp_path / str(number) / file_name("shard-000000", self.name)
+            part = tmp_path / str(number) / self.file_name()
             part.parent.mkdir(parents=True)
             write_shard(format, part, self.schema, samples[start:stop]).close()
             parts.append(part)
-        path = tmp_path / file_name("shard-000000", self.name)
+        path = tmp_path / self.file_name()
         format.join(path, parts, self.schema)
         reader = format.open(path, format.layout(self.schema))
         assert len(reader) == 12
@@ -483,7 +493,7 @@ class FormatContract:
         for name in ("one", "two"):
             folder = tmp_path / name
             folder.mkdir()
-            path = folder / file_name("shard-000000", self.name)
+            path = folder / self.file_name()
             write_shard(format, path, self.schema, [self.sample(n) for n in range(20)])
             found.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
         assert found[0] == found[1]
@@ -585,11 +595,11 @@ class FormatContract:
         paths: dict[str, Path] = {}
         for harm in HARMS:
             (tmp_path / harm).mkdir()
-            paths[harm] = tmp_path / harm / file_name("shard-000000", self.name)
+            paths[harm] = tmp_path / harm / self.file_name()
             layout = write_shard(format, paths[harm], self.large, samples).layout
         context: Any = multiprocessing.get_context("spawn")
         answers = context.Queue()
-        process = context.Process(target=_read_harmed, args=(self.name, paths, layout, answers))
+        process = context.Process(target=_read_harmed, args=(self.tested, paths, layout, answers))
         process.start()
         for harm, path in paths.items():
             found = answers.get(timeout=60)
@@ -636,8 +646,8 @@ class FormatContract:
     ) -> None:
         some = st.lists(self.any_sample(), max_size=4, unique_by=lambda s: s["__key__"])
         samples = data.draw(some)
-        path = tmp_path_factory.mktemp("any") / file_name("shard-000000", self.name)
-        reader = write_shard(get_format(self.name), path, self.schema, samples)
+        path = tmp_path_factory.mktemp("any") / self.file_name()
+        reader = write_shard(self.tested, path, self.schema, samples)
         assert len(reader) == len(samples)
         for number, sample in enumerate(samples):
             assert_same(reader[number], sample)

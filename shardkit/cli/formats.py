@@ -16,20 +16,20 @@ def command(as_json: bool) -> None:
     """List the formats and what each can do."""
     about = {
         name: {
-            "suffixes": list(row.suffixes),
-            "summary": row.summary,
+            "suffixes": list(declared.suffixes),
+            "summary": declared.summary,
             **_abilities(name),
         }
-        for name, row in FORMATS.items()
+        for name, declared in FORMATS.items()
     }
     if as_json:
         print_json(about)
         return
-    for name, row in FORMATS.items():
-        rows = [("files", ", ".join(row.suffixes))]
+    for name, declared in FORMATS.items():
+        rows = [("files", ", ".join(declared.suffixes))]
         for word, found in _abilities(name).items():
             rows += [("can" if word == "abilities" else word, line) for line in found]
-        print_table(f"{name}: {row.summary}", rows)
+        print_table(f"{name}: {declared.summary}", rows)
 
 
 def _abilities(name: str) -> dict[str, list[str]]:

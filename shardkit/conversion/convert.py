@@ -42,8 +42,8 @@ def convert(
     began = time.monotonic()
     checked = ConvertOptions.of(**options)
     workers = checked.processes(source)
-    row = FORMATS.get(to)
-    preload = [row.module] if row else []
+    declared = FORMATS.get(to)
+    preload = [declared.module] if declared else []
     images = checked.image.active or checked.transform is not None
     if images:
         preload.append("shardkit.preprocess.images")
@@ -51,7 +51,7 @@ def convert(
         preload.append("shardkit.codecs.tokenizers")
     # One shard of what is copied is most often one task, which this process does itself.
     works = images or checked.text.tokenizer is not None
-    early = row is not None and (works or not row.one_shard)
+    early = declared is not None and (works or not declared.one_shard)
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 

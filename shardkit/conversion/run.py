@@ -189,7 +189,7 @@ def default_output(source: Path | None, format: str) -> Path:
         raise UsageError("a pattern of shards needs an output", path=source, fix="give -o OUT")
     if source.name in ("", "..", "."):
         source = source.resolve()
-    inside = [row.inside for row in FORMATS.values() if row.inside]
+    inside = [declared.inside for declared in FORMATS.values() if declared.inside]
     if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
         source = source.resolve().parent
     if source.is_file():
@@ -198,7 +198,7 @@ def default_output(source: Path | None, format: str) -> Path:
         text = parse_name(source.name)
         if text is not None:
             return source.parent / f"{text.stem}-{format}"
-    suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
+    suffixes = [suffix for declared in FORMATS.values() for suffix in declared.suffixes]
     name = source.name
     for suffix in sorted(suffixes, key=len, reverse=True):
         if len(name) > len(suffix) and name.endswith(suffix):

@@ -1,9 +1,15 @@
-"""The table of formats. A format is imported on first use; a new one is a module and a row here."""
+"""The table of formats: those of shardkit, and those that other packages add.
+
+A format is imported when it is first used. Another package adds one by an entry point of the group
+`shardkit.formats`, which is named like the format and leads to its `Declaration`.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,93 +19,162 @@ from shardkit.formats.foreign import kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from shardkit.formats.base import Format
+
+ENTRY_POINTS = "shardkit.formats"
 
 
 @dataclass(frozen=True)
-class Row:
-    """Where a format lives, and what its shards are called."""
+class Declaration:
+    """Where a format lives, and what its shards are called: what is known before it is imported.
+
+    module: has the format as `FORMAT`.
+    suffixes: of a shard's file; the first is the one that we write.
+    inside: where that file is in a shard that is a folder, such as "/data.mdb".
+    one_shard: a dataset is one shard, as people expect, unless they ask for more.
+    single: a shard by itself, with its manifest, can be a dataset.
+    needs: the suffix of a file without which a file of the first suffix is no shard.
+    beside: endings of files that belong to a shard -> the ending of the shard.
+    listing: a file whose folder is a dataset of the format, and names the shards
+        (`Format.listed`).
+    extra: of shardkit, that brings the library which the format needs.
+    """
 
     module: str
-    suffixes: tuple[str, ...]  # the first is the one we write
+    suffixes: tuple[str, ...]
     summary: str
-    inside: str = ""  # where the file is in a shard that is a folder
-    one_shard: bool = False  # people expect a dataset to be one shard, unless they ask for more
-    single: bool = True  # a shard by itself, with its manifest, can be a dataset
-    extra: str = ""  # of shardkit, that brings the library it needs
+    inside: str = ""
+    one_shard: bool = False
+    single: bool = True
+    needs: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    listing: str = ""
+    extra: str = ""
 
 
-FORMATS: dict[str, Row] = {
-    "wds": Row(
+_OURS: dict[str, Declaration] = {
+    "wds": Declaration(
         "shardkit.formats.wds",
         (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
         "TAR shards as WebDataset reads them, with an index for random access",
+        beside={".index.npy": ".tar"},
     ),
-    "lmdb": Row(
+    "lmdb": Declaration(
         "shardkit.formats.lmdb",
         (".lmdb", "data.mdb"),
         "LMDB environments: a folder with data.mdb, values in msgpack",
         inside="/data.mdb",
         one_shard=True,
+        beside={"lock.mdb": "data.mdb", ".lmdb-lock": ".lmdb"},
     ),
-    "arrow": Row(
+    "arrow": Declaration(
         "shardkit.formats.arrow",
         (".arrow", ".feather"),
         "Arrow IPC files, for pyarrow, pandas and Hugging Face datasets",
         extra="arrow",
     ),
-    "parquet": Row(
+    "parquet": Declaration(
         "shardkit.formats.arrow.parquet",
         (".parquet",),
         "Parquet files of the same columns, read by row groups",
         extra="arrow",
     ),
-    "hf": Row(
+    "hf": Declaration(
         "shardkit.formats.arrow.hf",
         (".arrow",),
         "a folder as Hugging Face datasets saves it, for load_from_disk",
         single=False,
+        listing="state.json",
         extra="arrow",
     ),
-    "beton": Row(
+    "beton": Declaration(
         "shardkit.formats.beton",
         (".beton",),
         "FFCV's files, one by default",
         one_shard=True,
     ),
-    "megatron": Row(
+    "megatron": Declaration(
         "shardkit.formats.megatron",
         (".bin",),
         "Megatron-LM's tokens: a .bin with its .idx, one pair by default",
         one_shard=True,
+        needs=".idx",
+        beside={".idx": ".bin", ".keys": ".bin"},
     ),
 }
 
 
+class _Formats(Mapping[str, Declaration]):
+    """Formats by name. Other packages are looked for when none of shardkit's is meant."""
+
+    def __getitem__(self, name: str) -> Declaration:
+        return _OURS[name] if name in _OURS else _declaration(_entry_points()[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**_OURS, **_entry_points()})
+
+    def __len__(self) -> int:
+        return len({**_OURS, **_entry_points()})
+
+
+FORMATS: Mapping[str, Declaration] = _Formats()
+
+
+@functools.cache
+def _entry_points() -> dict[str, EntryPoint]:
+    import importlib.metadata  # takes as long as all the rest of this module
+
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+@functools.cache
+def _declaration(entry: EntryPoint) -> Declaration:
+    package = entry.dist.name if entry.dist is not None else entry.value
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise FormatError(
+            f"the format {entry.name!r} cannot be loaded",
+            expected=f"a shardkit.formats.Declaration at {entry.value}",
+            found=f"{type(error).__name__}: {error}",
+            fix=f"install the package {package} again, or uninstall it",
+        ) from error
+    if not isinstance(found, Declaration):
+        raise FormatError(
+            f"the format {entry.name!r} cannot be loaded",
+            expected=f"a shardkit.formats.Declaration at {entry.value}",
+            found=type(found).__name__,
+            fix=f"install another version of the package {package}, or uninstall it",
+        )
+    return found
+
+
 def file_name(stem: str, format: str) -> str:
     """The name of a shard's file: `shard-000000.tar`, or `shard-000000.lmdb/data.mdb`."""
-    row = FORMATS[format]
-    return stem + row.suffixes[0] + row.inside
+    declaration = FORMATS[format]
+    return stem + declaration.suffixes[0] + declaration.inside
 
 
 def get_format(name: str) -> Format:
     """The format called `name`; raises UsageError for an unknown one, and without its library."""
-    row = FORMATS.get(name)
-    if row is None:
+    declaration = FORMATS.get(name)
+    if declaration is None:
         raise UsageError(
             f"there is no format {name!r}",
             expected="one of " + ", ".join(sorted(FORMATS)),
         )
-    with extra(row.extra, f"the format {name!r}"):
-        format: Format = importlib.import_module(row.module).FORMAT
+    with extra(declaration.extra, f"the format {name!r}"):
+        format: Format = importlib.import_module(declaration.module).FORMAT
     return format
 
 
 def format_of(path: Path) -> str | None:
     """The name of the format that a file's name says it is of; None for a name of no format."""
     name = path.name.lower()
-    for format, row in FORMATS.items():
-        if name.endswith(row.suffixes):
+    for format, declaration in FORMATS.items():  # ours first
+        if name.endswith(declaration.suffixes):
             return format
     return None
 
@@ -109,7 +184,7 @@ def unknown_format(path: Path) -> FormatError:
     kind = kind_of_file(path)
     if kind is not None:
         return not_read(kind, path)
-    suffixes = sorted({suffix for row in FORMATS.values() for suffix in row.suffixes})
+    suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})
     pair = path.with_suffix(".bin")
     if path.suffix == ".idx" and pair.is_file():
         return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")

@@ -1,7 +1,8 @@
 """The whole contract of a format: a reader of one shard, a writer of one shard.
 
-To add a format, write one module with these three classes, export `FORMAT`, add a row to the table
-in `shardkit.formats`, and run `shardkit.testing.FormatContract` on it (docs/adding-a-format.md).
+To add a format, write one module with these three classes and `FORMAT`, declare it in
+`shardkit.formats` or by an entry point, and run `shardkit.testing.FormatContract` on it
+(docs/adding-a-format.md).
 
 Reader. To write: `__len__`, and `read(position, fields, json_text)`, which gives a dict with
 `__key__` and those fields of `reader.schema` that are asked for and that the sample has: a field
@@ -197,6 +198,7 @@ class Format(ABC):
     encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
     join_pads: bool = False  # a joined shard may be larger than its parts together
+    any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
 
     @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
@@ -206,7 +208,7 @@ class Format(ABC):
         field -> names of its values; `ignored`, what it passes over -> how often; and `unusable`,
         a field that it cannot read -> the error that says why; `ours`, where the shard says that
         shardkit wrote it; and `guessed`, fields that are not optional as far as a few samples tell,
-        which `KeepsJsonText.stored` does not rely on.
+        which `read` does not rely on with `json_text`.
         """
 
     @abstractmethod
@@ -222,21 +224,28 @@ class Format(ABC):
         `classes` names the values of fields, for formats that store such names.
         """
 
-    @abstractmethod
     def layout(self, schema: Schema) -> dict[str, Any]:
         """What a reader needs beside the bytes, for the manifest: at least the schema, as JSON.
 
         What it has beside that is named in `layout_types`: a manifest may be damaged.
-        Raises FormatError for a schema that the format cannot carry.
+        Raises FormatError for a schema that the format cannot hold.
         """
+        return {"schema": schema.to_json()}
 
-    @abstractmethod
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         """Bounds in bytes of samples with `payload` bytes in up to `fields` fields each.
 
         For planning alone: where a rare sample (a very long key) is larger, shards still keep
         their limit.
         """
+        return payload + 64 * (fields + 1)
+
+    def listed(self, folder: Path) -> list[str] | None:
+        """The shards that the file `Declaration.listing` of a folder names, relative to it.
+
+        None for a folder that is no dataset of the format.
+        """
+        return None
 
     def notes(self, schema: Schema) -> list[str]:
         """What a user may not expect of how this schema is stored; said before the work starts."""

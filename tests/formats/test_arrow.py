@@ -38,7 +38,7 @@ def table_of(path: Path) -> pa.Table:
 
 
 class TestArrow(FormatContract):
-    name = "arrow"
+    tested = get_format("arrow")
 
     def independent_keys(self, path: Path) -> list[str]:
         return list(table_of(path).column("__key__").to_pylist())

@@ -53,7 +53,7 @@ def keys_by_hand(path: Path) -> list[str]:
 
 
 class TestBeton(FormatContract):
-    name = "beton"
+    tested = get_format("beton")
     least_bytes = 40_000  # the room for the table
     gaps = {  # noqa: RUF012 - a ClassVar, as the contract declares
         f"test_a_image_comes_back_byte_for_byte[{format}]": _ENCODED

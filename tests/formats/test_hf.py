@@ -41,7 +41,7 @@ def datasets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 class TestHf(FormatContract):
-    name = "hf"
+    tested = get_format("hf")
 
     def independent_keys(self, path: Path) -> list[str]:
         with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:

@@ -29,7 +29,7 @@ def entries(path: Path) -> dict[bytes, bytes]:
 
 
 class TestLmdb(FormatContract):
-    name = "lmdb"
+    tested = get_format("lmdb")
     least_bytes = 6 * PAGE
 
     def independent_keys(self, path: Path) -> list[str]:

@@ -101,7 +101,7 @@ _ARRAYS = (
 
 
 class TestMegatron(FormatContract):
-    name = "megatron"
+    tested = get_format("megatron")
     schema = TOKENS
     small = Schema({"input_ids": Array("<i4", (2,))})
     small_values = (np.array([1, -1], "<i4"), np.array([70_000, 0], "<i4"))

@@ -29,7 +29,7 @@ PARQUET = get_format("parquet")
 
 
 class TestParquet(FormatContract):
-    name = "parquet"
+    tested = get_format("parquet")
 
     def independent_keys(self, path: Path) -> list[str]:
         return list(pandas.read_parquet(path, columns=["__key__"])["__key__"])

@@ -22,7 +22,7 @@ WDS = get_format("wds")
 
 
 class TestWds(FormatContract):
-    name = "wds"
+    tested = get_format("wds")
 
     def independent_keys(self, path: Path) -> list[str]:
         return [sample["__key__"] for sample in by_webdataset(path)]

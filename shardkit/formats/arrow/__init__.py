@@ -64,9 +64,6 @@ class Arrow(Format):
         readers = (IpcReader(part, self.layout(schema)) for part in parts)
         join_batches(path, readers, schema, ipc_file, classes)
 
-    def layout(self, schema: Schema) -> dict[str, Any]:
-        return {"schema": schema.to_json()}
-
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import xxhash
 
 from shardkit import storage
+from shardkit.checked import MOST_BYTES, from_json
 from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.arrow.unmapped import UnmappedIpcReader
 from shardkit.formats.arrow.writer import BatchWriter, ipc_stream, join_batches
 from shardkit.formats.base import Format
+from shardkit.names import checked_name
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.manifest import Manifest
+
+
+class _File(TypedDict):
+    """A shard in state.json, as Hugging Face datasets writes it."""
+
+    filename: str
+
+
+class _State(TypedDict):
+    """state.json of a folder that Hugging Face datasets saved."""
+
+    _data_files: list[_File]
 
 
 class Hf(Format):
@@ -55,8 +69,15 @@ class Hf(Format):
         readers = (IpcReader(part, self.layout(schema)) for part in parts)
         join_batches(path, readers, schema, ipc_stream, classes)
 
-    def layout(self, schema: Schema) -> dict[str, Any]:
-        return {"schema": schema.to_json()}
+    def listed(self, folder: Path) -> list[str] | None:
+        state = folder / "state.json"
+        if not (folder / "dataset_info.json").is_file():
+            return None
+        saved = from_json(_State, storage.read(state, MOST_BYTES), "the file", path=state)
+        return [
+            checked_name(file["filename"], state, f"_data_files[{number}].filename")
+            for number, file in enumerate(saved["_data_files"])
+        ]
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)

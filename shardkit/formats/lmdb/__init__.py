@@ -48,9 +48,6 @@ class Lmdb(Format):
     ) -> LmdbWriter:
         return LmdbWriter(path, schema, max_bytes, classes)
 
-    def layout(self, schema: Schema) -> dict[str, Any]:
-        return {"schema": schema.to_json()}
-
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         stored = payload + fields * _FIELD_BYTES + _SAMPLE_BYTES
         pages = -(-(stored + HEADER) // PAGE) * PAGE + _SAMPLE_BYTES

@@ -34,6 +34,7 @@ class Wds(Format):
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
 
+    any_as_bytes = True  # any member of a TAR
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
