@@ -393,9 +393,9 @@ class Dataset:
         try:
             opened = self._format.open(path, layout)
         except Exception as error:
-            if not storage.too_many_open(error):
+            if not storage.shortage(error):
                 raise
-            open_shards.close_all()  # somebody else needs more files than we left for them
+            open_shards.close_all()  # somebody else needs more than we left for them
             opened = self._format.open(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 from typing import Any
 
@@ -111,10 +112,21 @@ def drop_option(field: str) -> str:
 
 
 def is_want_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, for a library that was to be loaded, too."""
-    words = ("failed to map segment", "cannot allocate memory")
-    unloaded = isinstance(error, ImportError) and any(w in str(error).lower() for w in words)
-    return unloaded or isinstance(error, MemoryError)
+    """Whether memory ran out: also for a library that was to be loaded, or a thread."""
+    if isinstance(error, ImportError):
+        words = ("failed to map segment", "cannot allocate memory")
+        return any(word in str(error).lower() for word in words)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        return str(error) == "can't start new thread"
+    return isinstance(error, MemoryError)
+
+
+def memory_ran_out(error: BaseException, where: str = "") -> str:
+    """What to say of it: of NumPy's page of advice, for one, the line with the reason."""
+    reason = str(error).strip().rpartition("\n")[2]
+    return f"memory ran out{where}" + (f": {reason}" if reason else "")
 
 
 class UsageError(ShardkitError):

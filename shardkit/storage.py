@@ -34,6 +34,7 @@ CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remov
 
 CHECKSUM = "xxh3-128"
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+_SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
 _BLOCK = 1 << 20  # bytes per read while hashing
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
@@ -264,6 +265,8 @@ def remove(path: Path) -> None:
 def read(path: Path, most: int = -2) -> bytes:
     """All bytes of a file; of one with more than `most`, so many and one."""
     with explained("read", path), open(path, "rb", opener=regular) as file:
+        if most >= 0:  # Python takes memory for all that is asked for
+            most = min(most, os.fstat(file.fileno()).st_size)
         return file.read(most + 1)
 
 
@@ -496,7 +499,7 @@ def unreadable(error: Exception, path: Path, position: int | None = None) -> Exc
     raise. Want of memory says nothing of the data, and stays what it is. Nor do too many open
     files, whatever a reader took them for.
     """
-    if lack := too_many_open(error):
+    if lack := shortage(error):
         error = explain(lack, "open", path)
         error.__cause__ = lack
     if isinstance(error, ShardkitError):
@@ -543,13 +546,17 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
         if error.errno == errno.ENFILE:
             fix = "close other programs, or raise the limit of the system, fs.file-max"
         return StorageError(f"cannot {doing}: {reason(error)}", path=path, fix=fix)
+    if error.errno == errno.ENOMEM:
+        fix = "use fewer --workers or --threads, or raise the limit of memory, `ulimit -v`"
+        return StorageError(f"cannot {doing}: memory ran out", path=path, fix=fix)
     return StorageError(f"cannot {doing}: {reason(error)}", path=path)
 
 
-def too_many_open(error: BaseException | None) -> OSError | None:
-    """What an error came of, if that is too many open files: no file is at fault then."""
+def shortage(error: BaseException | None) -> OSError | None:
+    """What an error came of, if that is too many open files or too little memory: no file is at
+    fault then."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _TOO_MANY_OPEN:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return error
         error = error.__cause__
     return None

@@ -15,7 +15,13 @@ from typing import Any, TextIO
 
 import click
 
-from shardkit.errors import ShardkitError, ShardkitWarning, is_want_of_memory, printable
+from shardkit.errors import (
+    ShardkitError,
+    ShardkitWarning,
+    is_want_of_memory,
+    memory_ran_out,
+    printable,
+)
 from shardkit.version import __version__
 
 # Name -> what `shardkit --help` says of it.
@@ -125,10 +131,10 @@ def _run() -> int:
     except ShardkitError as error:
         _show(error)
         return error.exit_code
-    except (MemoryError, ImportError) as error:
+    except Exception as error:
         if not is_want_of_memory(error):
             raise
-        complain(f"shardkit: memory ran out: {error}\n  fix: use fewer --workers or --threads")
+        complain(f"shardkit: {memory_ran_out(error)}\n  fix: use fewer --workers or --threads")
         return 1
     return 0
 

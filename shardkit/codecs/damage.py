@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 
 from shardkit.codecs.header import png_chunks, read_header
-from shardkit.codecs.image import NotAnImageError, opened, probe
+from shardkit.codecs.image import NotAnImageError, opened, probe, refuse_want_of_memory
 from shardkit.codecs.jpeg import decode_jpeg
 from shardkit.options import MAX_PIXELS
 
@@ -35,16 +35,16 @@ def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
     if width * height > max_pixels:
         raise TooLargeError
     if format != "jpeg":
-        return _pillow(data, format)
+        return _pillow(data, format, width * height)
     try:
         if decode_jpeg(data, read_header(data).colour) is not None:
             return None
     except NotAnImageError as error:
         return str(error)
-    return _pillow(data, format)
+    return _pillow(data, format, width * height)
 
 
-def _pillow(data: bytes, format: str) -> str | None:
+def _pillow(data: bytes, format: str, pixels: int) -> str | None:
     import PIL.ImageSequence
 
     try:
@@ -57,6 +57,7 @@ def _pillow(data: bytes, format: str) -> str | None:
         if format == "png":
             return _rows_missing(data)
     except Exception as error:  # its parsers raise whatever damage leads them to
+        refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
     return None
 

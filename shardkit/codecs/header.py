@@ -14,7 +14,15 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from shardkit.codecs.image import FRAMES, NotAnImageError, format_of, jpeg_segments, opened, probe
+from shardkit.codecs.image import (
+    FRAMES,
+    NotAnImageError,
+    format_of,
+    jpeg_segments,
+    opened,
+    probe,
+    refuse_want_of_memory,
+)
 
 _FRAME = struct.Struct(">BHHB")
 _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive
@@ -228,6 +236,7 @@ def _other(data: bytes) -> dict[str, Any]:
         try:
             return _described(image)
         except Exception as error:  # its parsers raise whatever damage leads them to
+            refuse_want_of_memory(error, 0)
             raise NotAnImageError(f"a damaged image: {error}") from error
 
 

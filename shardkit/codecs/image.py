@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, is_want_of_memory
+from shardkit.options import MAX_PIXELS
 
 # File suffixes of images, with the format that each usually holds; the first suffix of a format
 # is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
@@ -51,6 +53,7 @@ _FRAME = struct.Struct(">HH")
 _JPEG_END = b"\xff\xd9"
 _PNG_END = b"IEND\xae\x42\x60\x82"
 _GIF_END = b"\0;"  # the last block's end, and the trailer
+_TAKEN = 16  # bytes a pixel that decoders take: WebP's has three frames of RGBA, Pillow one
 
 # Pillow's readers by name, and not `Image.open`: that tries others too, and has a limit of its own.
 _PLUGINS = {
@@ -255,7 +258,23 @@ def opened(data: bytes) -> Any:
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
     except Exception as error:  # its parsers raise whatever damage leads them to
+        # WebP's takes memory for the pixels here already.
+        refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)
         raise NotAnImageError(f"a damaged {format} file: {error}") from error
+
+
+def refuse_want_of_memory(error: Exception, pixels: int) -> None:
+    """Raise MemoryError where an image of so many pixels met an error since memory ran out: that
+    says nothing of the image.
+
+    Some decoders have the same words for it as for damage. So what they take is asked for again.
+    """
+    try:
+        if is_want_of_memory(error):
+            raise MemoryError
+        bytes(_TAKEN * min(pixels, MAX_PIXELS))  # zeros that are never touched
+    except MemoryError:
+        raise MemoryError(f"an image of {pixels:,} pixels could not be decoded") from error
 
 
 def _describe(data: bytes) -> str:

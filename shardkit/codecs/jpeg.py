@@ -48,6 +48,8 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
             return pixels
         except ValueError as error:
             words = str(error)
+        if "nsufficient memory" in words:
+            raise MemoryError(words)
         if "nsupported" in words or words.startswith("tjDecompressHeader"):
             return None
         mended = _mended(data, words)

@@ -22,7 +22,14 @@ import numpy as np
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
 from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, read_header
-from shardkit.codecs.image import CutError, DecodeError, NotAnImageError, check_end, opened
+from shardkit.codecs.image import (
+    CutError,
+    DecodeError,
+    NotAnImageError,
+    check_end,
+    opened,
+    refuse_want_of_memory,
+)
 from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
 
 if TYPE_CHECKING:
@@ -204,6 +211,7 @@ def loaded(data: bytes, header: Header) -> Iterator[Any]:
     except NotAnImageError:
         raise
     except Exception as error:  # its decoders raise whatever damage leads them to
+        refuse_want_of_memory(error, header.width * header.height)
         raise DecodeError(f"a damaged image: {error}") from error
 
 

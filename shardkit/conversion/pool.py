@@ -26,7 +26,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError, is_want_of_memory
+from shardkit.errors import (
+    ShardkitError,
+    ShardkitWarning,
+    WorkerError,
+    is_want_of_memory,
+    memory_ran_out,
+)
 
 if TYPE_CHECKING:
     from shardkit.conversion.work import Progress, Report, Work
@@ -324,7 +330,7 @@ def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
 def _unexpected(error: Exception, work: Work) -> WorkerError:
     if is_want_of_memory(error):
         return WorkerError(
-            f"memory ran out in a worker: {error}",
+            memory_ran_out(error, " in a worker"),
             found=f"task {work.number}: {work.reading}",
             fix="use fewer --workers; then run the same command again: it continues where it was",
         )

@@ -110,7 +110,7 @@ class ShardReader(ABC):
         """The error to raise for what `read` raised: fields are read one by one to find which."""
         if self.closed:
             return ValueError(f"{self.path} is closed")
-        if isinstance(error, MemoryError | Warning) or storage.too_many_open(error):
+        if isinstance(error, MemoryError | Warning) or storage.shortage(error):
             return storage.unreadable(error, self.path, position)
         key, culprit = None, None
         for field in (KEY, *(name for name in self.schema if fields is None or name in fields)):

@@ -42,6 +42,8 @@ class Transform:
         key = sample["__key__"]
         try:
             made = self.function(sample)
+        except MemoryError:  # that says nothing of the sample
+            raise
         except Exception as error:
             raise SampleError(
                 f"the transform raised {type(error).__name__}: {error}",

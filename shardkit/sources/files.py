@@ -78,7 +78,7 @@ def changed(path: str, found: str, kind: type[ShardkitError] = SampleError) -> S
 
 def unreadable(error: OSError, path: str) -> ShardkitError:
     """The error of a sample for a file that could not be opened or read."""
-    if storage.too_many_open(error):  # no sample is at fault, so that none is skipped
+    if storage.shortage(error):  # no sample is at fault, so that none is skipped
         return storage.explain(error, "open the file", Path(path))
     if os.path.islink(path):
         try:

@@ -88,7 +88,7 @@ class SequenceSource(Source):
     def _at(self, number: int) -> Sample:
         try:
             sample = self._sequence[number]
-        except ShardkitError:
+        except (ShardkitError, MemoryError):
             raise
         except Exception as error:  # it is the user's code: whatever it raises is about this sample
             raise SampleError(

@@ -167,7 +167,7 @@ class BatchMaker:
         enter("collate")
         bad = sorted(batch.errors)
         for row in bad:
-            if self._max_errors is None or storage.too_many_open(batch.errors[row]):
+            if self._max_errors is None or storage.shortage(batch.errors[row]):
                 raise batch.errors[row]
         valid = batch.step.valid
         if bad:

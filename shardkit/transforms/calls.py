@@ -60,7 +60,7 @@ class Call:
         more = {"rng": draws.generator(row, self._stream)} if self._takes_rng else {}
         try:
             made = self._seeded(draws, row)(*values, **named, **more)
-        except ShardkitError:
+        except (ShardkitError, MemoryError):
             raise
         except Exception as error:
             raise SampleError(

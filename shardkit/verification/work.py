@@ -43,9 +43,10 @@ class Findings:
     def add(self, problem: ShardkitError, shard: int = LAST, position: int = -1) -> None:
         """A problem of the sample at `position`, or of the whole shard, or of the dataset.
 
-        Raises it where too many files are open: that says nothing of the dataset.
+        Raises it where too many files are open or memory ran out: that says nothing of the
+        dataset.
         """
-        if storage.too_many_open(problem):
+        if storage.shortage(problem):
             raise problem
         self._problems.append((shard, position, problem))
 
