@@ -12,6 +12,7 @@ from shardkit.cli import complain, print_json
 from shardkit.cli.tables import counted, print_table, size
 
 if TYPE_CHECKING:
+    from shardkit.verification.client import ClientReport
     from shardkit.verification.verify import VerifyReport
 
 _PROBLEMS = 100  # that are printed; --json has all
@@ -26,9 +27,16 @@ _PROBLEMS = 100  # that are printed; --json has all
     help="Compare every sample with this folder of images or dataset.",
 )
 @click.option("--decode", is_flag=True, help="Read every value, and decode every image.")
+@click.option(
+    "--client",
+    is_flag=True,
+    help="Compare every sample with what the format's own library reads (webdataset, lmdb, ...).",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but problems.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json: bool) -> None:
+def command(
+    path: Path, against: Path | None, decode: bool, client: bool, quiet: bool, as_json: bool
+) -> None:
     """Check that PATH, a dataset, is what was written: all its files, shards and keys.
 
     Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
@@ -37,7 +45,7 @@ def command(path: Path, against: Path | None, decode: bool, quiet: bool, as_json
     from shardkit.verification.verify import verify
 
     with VerifyMonitor(quiet) as monitor:
-        report = verify(path, against, decode=decode, monitor=monitor)
+        report = verify(path, against, decode=decode, client=client, monitor=monitor)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -60,4 +68,14 @@ def _show(report: VerifyReport, quiet: bool) -> None:
     if not report.sound:
         words = f"{counted(len(report.problems), 'problem')}; {words}"
     rows = [("sound:" if report.sound else "damaged:", words)]
+    rows += [("client:", _of_client(client)) for client in report.clients.values()]
     print_table(report.path, rows + [("note:", note) for note in report.notes])
+
+
+def _of_client(client: ClientReport) -> str:
+    """The library, how many samples it gave, and what could not be compared."""
+    versions = ", ".join(f"{name} {version}" for name, version in client.versions.items())
+    words = f"{versions}: {counted(client.samples, 'sample')}, "
+    words += counted(client.problems, "difference") if client.problems else "all equal"
+    rest = [f"{what} ({count:,})" for what, count in (+client.not_compared).items()]
+    return words + (f"; not compared: {', '.join(rest)}" if rest else "")

@@ -6,5 +6,7 @@ shards.py     one shard: its files, then its keys and counts, in one thread
 keys.py       where every key is, in 8 bytes each
 samples.py    every value of every sample, and what it should be
 compare.py    a dataset beside the source it was made of, or another dataset
+client.py     a dataset beside what the library of its format reads
+client_reader.py  the process that reads with such a library, a script
 work.py       threads whose results come in order; progress
 """

@@ -21,6 +21,7 @@ from shardkit.verification.shards import Part, check
 from shardkit.verification.work import Findings, Meter, Monitor
 
 if TYPE_CHECKING:
+    from shardkit.verification.client import Client, ClientReport
     from shardkit.verification.compare import Against, Group
 
 
@@ -36,6 +37,7 @@ class VerifyReport:
     bytes: int  # that were read to compare checksums
     problems: list[ShardkitError] = field(default_factory=list)  # by shard, then by position
     notes: list[str] = field(default_factory=list)
+    clients: dict[str, ClientReport] = field(default_factory=dict)  # by the name of the library
     seconds: float = 0.0
 
     @property
@@ -45,7 +47,8 @@ class VerifyReport:
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: all of it, of values that JSON can hold."""
         problems = [problem.to_dict() for problem in self.problems]
-        return {**self.__dict__, "sound": self.sound, "problems": problems}
+        clients = {name: report.to_dict() for name, report in self.clients.items()}
+        return {**self.__dict__, "sound": self.sound, "problems": problems, "clients": clients}
 
 
 def verify(
@@ -53,6 +56,7 @@ def verify(
     against: Against | None = None,
     *,
     decode: bool = False,
+    client: bool = False,
     monitor: Monitor | None = None,
 ) -> VerifyReport:
     """Whether a dataset is what was written: every problem, not only the first.
@@ -60,18 +64,22 @@ def verify(
     Every file is read and compared with its checksum in the manifest; shards, counts and keys are
     compared with what the manifest says. `decode` reads every value as well, and decodes every
     image. `against` compares every sample with a source: the folder that the dataset was made of,
-    or a dataset of any format. Shards that others made have no checksums: all samples are read.
+    or a dataset of any format. `client` has every sample read by the library that others read the
+    format with, and compared. Shards that others made have no checksums: all samples are read.
 
-    Raises NotFoundError, and FormatError for what is no dataset. Damage is reported, not raised.
+    Raises NotFoundError, FormatError for what is no dataset, and UsageError where no library for
+    `client` is installed. Damage is reported, not raised.
     """
     began = time.monotonic()
     run = _Run(storage.local(path), Meter(monitor))
     run.open()
     compared = run.open_source(against) if against is not None else []
+    clients = run.find_clients() if client else []
     try:
         run.check()
         run.check_values(decode)
         run.compare(compared)
+        run.compare_clients(clients)
     finally:
         run.close()
     return run.report(time.monotonic() - began)
@@ -88,6 +96,7 @@ class _Run:
         self._parts: list[Part] = []
         self._format: str | None = None
         self._files: tuple[File, ...] = ()  # of a folder of splits itself
+        self._clients: dict[str, ClientReport] = {}
 
     def open(self) -> None:
         """Find the datasets at the path; a damaged manifest is a problem like any other."""
@@ -215,6 +224,26 @@ class _Run:
             compare(group, self._last, self._meter)
         self._meter.report(now=True)
 
+    def find_clients(self) -> list[Client]:
+        """The libraries to compare with; before the work, as a missing one is soon told."""
+        from shardkit.verification.client import installed_clients
+
+        return installed_clients(self._parts)
+
+    def compare_clients(self, clients: list[Client]) -> None:
+        """With what these libraries read."""
+        if not clients:
+            return
+        from shardkit.verification.client import ClientReport, compare
+
+        for client in clients:
+            total = sum(len(part.dataset) for part in self._parts)
+            self._meter.start(f"reading with {client.name}", total, "samples")
+            report = self._clients[client.name] = ClientReport()
+            for part in self._parts:
+                compare(part, client, report, self._meter)
+        self._meter.report(now=True)
+
     def close(self) -> None:
         for part in self._parts:
             part.dataset.close()
@@ -236,6 +265,7 @@ class _Run:
             bytes=sum(file.bytes for file in ours) - sum(self._meter.skipped),
             problems=[problem for findings in every for problem in findings.problems()],
             notes=notes,
+            clients=self._clients,
             seconds=round(seconds, 3),
         )
 

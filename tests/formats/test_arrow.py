@@ -82,16 +82,6 @@ def test_each_type_has_its_column(tmp_path: Path, kind: FieldType, stored: pa.Da
     assert table_of(path).schema.field("x").type == stored
 
 
-def test_pyarrow_reads_the_same_values(shard: Path) -> None:
-    for number, row in enumerate(table_of(shard).to_pylist()):
-        expected = everything(number)
-        assert row.pop("image") == {"bytes": expected["image"], "path": None}
-        assert row.pop("points") == expected["points"].tolist()
-        assert json.loads(row.pop("about")) == expected["about"]
-        assert row.pop("caption") == expected.get("caption")
-        assert row == {name: expected[name] for name in row}
-
-
 def test_pandas_reads_the_same_values(shard: Path) -> None:
     frame = pandas.read_feather(shard)
     for number, expected in enumerate(everything(n) for n in range(7)):

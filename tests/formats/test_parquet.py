@@ -6,7 +6,6 @@ What they share with Arrow files (columns, bounds, datasets) is in test_arrow.py
 from __future__ import annotations
 
 import inspect
-import json
 import threading
 import traceback
 from pathlib import Path
@@ -40,16 +39,6 @@ def shard(tmp_path: Path) -> Path:
     path = tmp_path / "shard-000000.parquet"
     write_shard(PARQUET, path, EVERYTHING, [everything(n) for n in range(7)])
     return path
-
-
-def test_pyarrow_reads_the_same_values(shard: Path) -> None:
-    for number, row in enumerate(pq.read_table(shard).to_pylist()):
-        expected = everything(number)
-        assert row.pop("image") == {"bytes": expected["image"], "path": None}
-        assert row.pop("points") == expected["points"].tolist()
-        assert json.loads(row.pop("about")) == expected["about"]
-        assert row.pop("caption") == expected.get("caption")
-        assert row == {name: expected[name] for name in row}
 
 
 def test_pandas_reads_the_same_values(shard: Path) -> None:

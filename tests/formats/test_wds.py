@@ -65,17 +65,6 @@ def test_webdatasets_own_class_reads_the_shard(shard: Path) -> None:
     assert found.stdout.splitlines() == expected
 
 
-def test_webdataset_decodes_to_the_same_values(shard: Path) -> None:
-    for number, found in enumerate(by_webdataset(shard, decode=True)):
-        expected = everything(number)
-        assert found["cls"] == expected["label"]
-        assert found["txt"] == expected["text"]
-        assert found["score.json"] == expected["score"]
-        assert found["good.json"] is expected["good"]
-        assert found["about.json"] == expected["about"]
-        np.testing.assert_array_equal(found["points.npy"], expected["points"])
-
-
 def test_tarfile_and_gnu_tar_list_the_same_names(tmp_path: Path) -> None:
     path = tmp_path / "shard-000000.tar"
     keys = ["a", "long/" + "x" * 200, "ü/" + "é" * 60, "n" * 96, "n" * 97]

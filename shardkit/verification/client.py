@@ -1,0 +1,351 @@
+"""A dataset as the library of its format reads it, beside what shardkit reads: sample by sample.
+
+The library runs in a process of its own (client_reader.py), which sends a summary of each value, in
+order. The values that it is compared with are shardkit's own, in the same form: where a library
+gives another one, `ours` of its `Client` says which.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from shardkit.codecs.pixels import ppm_header
+from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, WorkerError
+from shardkit.extras import missing
+from shardkit.schema import Bool, FieldType, Float, Image
+from shardkit.verification.client_reader import summary
+from shardkit.verification.keys import Place
+from shardkit.verification.shards import Part
+from shardkit.verification.work import Meter
+
+SCRIPT = Path(__file__).with_name("client_reader.py")
+_SILENT = 600.0  # seconds: FFCV compiles for a minute before its first sample
+
+_Ours: TypeAlias = Callable[[FieldType, Any], Any]
+_Given: TypeAlias = tuple["str | None", dict[str, str]]  # key, summaries of its fields
+
+
+def _same(kind: FieldType, value: Any) -> Any:
+    return value
+
+
+def _of_webdataset(kind: FieldType, value: Any) -> Any:
+    """JSON has no NaN and no infinities: a TAR has their names as text."""
+    infinite = isinstance(kind, Float) and not math.isfinite(value)
+    return json.dumps(value) if infinite else value
+
+
+def _of_ffcv(kind: FieldType, value: Any) -> Any:
+    """FFCV has no booleans, and gives the pixels of raw images; of a JPEG we compare the bytes."""
+    if isinstance(kind, Bool):
+        return int(value)
+    header = ppm_header(value) if isinstance(kind, Image) else None
+    if header is None:
+        return value
+    pixels = np.frombuffer(value, np.uint8, header.stop - header.start, header.start)
+    return pixels.reshape(header.height, header.width, 3)
+
+
+def _of_megatron(kind: FieldType, value: Any) -> Any:
+    """Tokens are stored in a type that may be wider."""
+    return value.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A library that reads a format; its reader in client_reader.py has the same name."""
+
+    name: str
+    modules: tuple[str, ...]
+    extra: str
+    ours: _Ours = _same
+    whole: bool = False  # it opens a folder, not each shard
+    absent: bool = True  # it tells an absent value from any other
+
+
+_DATASETS = Client("datasets", ("datasets", "pyarrow"), "hf")
+_PYARROW = Client("pyarrow", ("pyarrow",), "arrow")
+CLIENTS: dict[str, tuple[Client, ...]] = {
+    "wds": (Client("webdataset", ("webdataset",), "webdataset", _of_webdataset),),
+    "lmdb": (Client("lmdb", ("lmdb", "msgpack"), "lmdb"),),
+    "arrow": (_PYARROW, _DATASETS),
+    "parquet": (_PYARROW, _DATASETS),
+    "hf": (replace(_DATASETS, whole=True),),
+    "beton": (Client("ffcv", ("ffcv",), "ffcv", _of_ffcv, absent=False),),
+    "megatron": (Client("megatron-core", ("megatron.core",), "megatron", _of_megatron),),
+}
+
+
+@dataclass
+class ClientReport:
+    """What came of reading a dataset with a library."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    samples: int = 0  # that it gave
+    problems: int = 0
+    not_compared: Counter[str] = field(default_factory=Counter)  # what, and how often
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "not_compared": dict(+self.not_compared)}
+
+
+def installed_clients(parts: list[Part]) -> list[Client]:
+    """The libraries that are there for the format of the datasets, which are of one.
+
+    Raises UsageError where there is none, and for what shardkit has not written.
+    """
+    for part in parts:
+        if not part.dataset.ours:
+            raise UsageError(
+                "only what shardkit wrote is compared with a library, and there is no manifest",
+                path=part.dataset.path,
+                fix="verify it without --client, or the folder that has the manifest",
+            )
+    if not parts:
+        return []
+    format = parts[0].dataset.format
+    clients = CLIENTS.get(format, ())
+    if not clients:
+        raise UsageError(f"no library is known that reads the format {format!r}")
+    found = [client for client in clients if all(map(_is_installed, client.modules))]
+    if not found:
+        first = clients[0]
+        library = next(module for module in first.modules if not _is_installed(module))
+        raise missing(first.extra, f"verify --client of the format {format!r}", library)
+    return found
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+class _Unit(NamedTuple):
+    """What the library opens at once: its first shard, and its samples' numbers in the dataset."""
+
+    path: Path
+    shard: int
+    samples: range
+
+
+def compare(part: Part, client: Client, report: ClientReport, meter: Meter) -> None:
+    """Compare all samples of the shards that were found whole. Problems go to the part's findings.
+
+    Raises UsageError where the library is installed and cannot be imported.
+    """
+    dataset = part.dataset
+    if client.whole and part.whole and part.all_readable:
+        units = [_Unit(dataset.path, 0, range(len(dataset)))]
+    else:
+        starts = accumulate((dataset.extent(n)[0] for n in range(dataset.shards)), initial=0)
+        every = [range(*ends) for ends in pairwise(starts)]
+        units = [_Unit(dataset.shard_path(n), n, every[n]) for n in part.readable]
+    report.not_compared["samples of damaged shards"] += len(dataset) - _count(units)
+    extensions = (part.manifest.layout if part.manifest else {}).get("extensions", {})
+    job = {
+        "client": client.name,
+        "format": dataset.format,
+        "units": [os.path.abspath(unit.path) for unit in units],
+        "fields": dataset.schema.to_json(),
+        "members": {name: field for field, names in extensions.items() for name in names},
+    }
+    comparison = _Comparison(part, client, report, meter)
+    with _Process(client.name, job) as process:
+        report.versions |= process.versions()
+        for number, unit in enumerate(units):
+            try:
+                comparison.compare(unit, process.samples())
+            except WorkerError as error:
+                comparison.add(error.located(path=unit.path), unit.shard)
+                report.not_compared["samples"] += _count(units[number + 1 :])
+                break
+
+
+def _count(units: list[_Unit]) -> int:
+    return sum(len(unit.samples) for unit in units)
+
+
+class _Comparison:
+    """One dataset beside what one library gives."""
+
+    def __init__(self, part: Part, client: Client, report: ClientReport, meter: Meter) -> None:
+        self._part = part
+        self._client = client
+        self._report = report
+        self._meter = meter
+
+    def add(self, problem: ShardkitError, shard: int, position: int = -1) -> None:
+        self._report.problems += 1
+        self._part.findings.add(problem, shard, position)
+
+    def compare(self, unit: _Unit, given: Iterator[_Given]) -> None:
+        """Samples in their order; from the first one with another key on, by their keys.
+
+        Raises WorkerError where the library has ended.
+        """
+        index, stop = unit.samples.start, unit.samples.stop
+        by_key: dict[str | None, int] | None = None
+        count = 0
+        try:
+            for key, fields in given:
+                count += 1
+                self._meter.add(1)
+                self._meter.report()
+                if by_key is None and index < stop and key in (None, self._key(index)):
+                    self._compare_sample(index, fields)
+                    self._report.not_compared["keys"] += key is None
+                    index += 1
+                    continue
+                if by_key is None:
+                    by_key = {self._key(number): number for number in range(index, stop)}
+                number = by_key.pop(key, None)
+                if number is not None:
+                    self._compare_sample(number, fields)
+                else:
+                    words = f"{self._client.name} gives a sample that shardkit does not read"
+                    self.add(SampleError(words, path=unit.path, key=key), unit.shard)
+        except ShardkitError as error:
+            self._report.not_compared["samples"] += max(len(unit.samples) - count, 0)
+            if isinstance(error, WorkerError):
+                raise
+            self.add(error.located(path=unit.path), unit.shard)
+        else:
+            for number in range(index, stop) if by_key is None else by_key.values():
+                self._add(number, "does not give a sample that shardkit reads")
+        finally:
+            self._report.samples += count
+
+    def _key(self, index: int) -> str | None:
+        return self._part.key_at(Place(0, *self._part.dataset.locate(index)))
+
+    def _add(self, index: int, words: str, **about: Any) -> None:
+        shard, position = self._part.dataset.locate(index)
+        about |= {"path": self._part.dataset.shard_path(shard), "position": position}
+        problem = SampleError(f"{self._client.name} {words}", key=self._key(index), **about)
+        self.add(problem, shard, position)
+
+    def _compare_sample(self, index: int, given: dict[str, str]) -> None:
+        schema = self._part.dataset.schema
+        try:
+            sample = self._part.dataset[index]
+        except ShardkitError as error:
+            return self.add(error, *self._part.dataset.locate(index))
+        for name in dict.fromkeys((*schema, *given)):
+            found = given.get(name)
+            if name in sample:
+                expected = summary(self._client.ours(schema[name], sample[name]))
+                if found != expected:
+                    about = {"expected": expected, "found": found or "no value"}
+                    self._add(index, "gives another value than shardkit", field=name, **about)
+            elif found is not None and (self._client.absent or name not in schema):
+                words = "gives a value that the sample does not have"
+                self._add(index, words, field=name, found=found)
+            elif found is not None:
+                self._report.not_compared[f"absent values of {name!r}"] += 1
+        return None
+
+
+class _Process:
+    """The library in its process, which is killed at the end, or when it is silent for too long.
+
+    It has an empty folder for caches, and no network.
+    """
+
+    def __init__(self, name: str, job: dict[str, Any]) -> None:
+        self._name = name
+        self._folder = tempfile.TemporaryDirectory(prefix="shardkit-client-")
+        caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), self._folder.name)
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **caches, **offline},
+        )
+        self._waiting: float | None = None  # since when
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+        assert self._process.stdin is not None
+        with suppress(OSError), self._process.stdin as stdin:  # it has ended: its output says so
+            stdin.write(json.dumps(job).encode())
+
+    def _watch(self) -> None:
+        while not self._closed.wait(1):
+            since = self._waiting
+            if since is not None and time.monotonic() - since > _SILENT:
+                self._process.kill()
+
+    def _line(self) -> Any:
+        """What it says next; raises WorkerError where it has ended."""
+        assert self._process.stdout is not None
+        self._waiting = time.monotonic()
+        line = self._process.stdout.readline()
+        waited, self._waiting = time.monotonic() - self._waiting, None
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        code = self._process.wait()
+        self._errors.seek(0)
+        words = self._errors.read().decode("utf-8", "replace").strip().split("\n")
+        found = words[-1][:500] or f"exit code {code}"
+        if waited > _SILENT:
+            found = f"nothing for {_SILENT:.0f} s"
+        elif code < 0:
+            found = f"killed by {signal.Signals(-code).name}"
+        raise WorkerError(
+            f"{self._name} ended while it read",
+            found=found,
+            fix="read it with the library by hand, to see whether that or the shard is at fault",
+        )
+
+    def versions(self) -> dict[str, str]:
+        try:
+            return dict(self._line())
+        except WorkerError as error:
+            raise UsageError(
+                f"{self._name} is installed and cannot be imported", found=error.found,
+                fix="install it again, or verify without --client",
+            ) from None  # fmt: skip
+
+    def samples(self) -> Iterator[_Given]:
+        """The key and the summaries of each sample in the next unit.
+
+        Raises DamagedError where the library has raised an error, WorkerError where it has ended.
+        """
+        while isinstance(line := self._line(), list):
+            yield line[0], line[1]
+        if "error" in line:
+            raise DamagedError(f"{self._name} cannot read what shardkit wrote", found=line["error"])
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdout, self._errors):
+            if file is not None:
+                file.close()
+        self._folder.cleanup()

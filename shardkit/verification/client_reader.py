@@ -1,0 +1,314 @@
+"""Reads shards with the library that others read them with, in a process of its own: a script.
+
+It imports nothing of shardkit, so that what it gives is that library's word alone, and what ends it
+ends nobody else. On stdin it gets a job, a JSON object:
+
+    client   a name in `READERS`
+    units    paths: a shard each, or the folder of all
+    fields   field -> its type and the options of that, as in a manifest
+    members  extension -> field, of TARs
+
+On stdout, line by line: an object with the versions; then for each unit a list of key and summaries
+for each sample, and {"end": true}, or {"error": words} where the library raised one. The key is
+null where the library knows none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module, metadata
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+# All of a reader is `Any`: a library may be there or not, and none of them has types.
+Sample = tuple["str | None", dict[str, Any]]  # key and fields
+Job = dict[str, Any]
+
+_LONGEST = 60  # characters of a value that stands for itself
+_ROWS = 100  # at a time
+_PIXELS = 64 << 20  # bytes of a batch of FFCV's
+
+
+def summary(value: Any) -> str:
+    """A text that is the same for equal values alone, of equal types: a digest of a long one.
+
+    A NaN equals any other one, and JSON is the same in any order of its keys.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "fc":
+            value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
+        head, data = f"array {value.dtype.str} {value.shape}", value.tobytes()
+    elif isinstance(value, bytes):
+        head, data = "bytes", value
+    elif isinstance(value, list) and value and all(isinstance(one, bytes) for one in value):
+        head, data = f"{len(value)} images", " ".join(map(summary, value)).encode()
+    else:
+        text = json.dumps(value, sort_keys=True, default=repr)
+        if len(text) <= _LONGEST:
+            return text
+        head, data = "text", text.encode()
+    return (
+        f"{head}, {len(data):,} bytes, digest {hashlib.blake2b(data, digest_size=12).hexdigest()}"
+    )
+
+
+def loaded(data: bytes) -> Any:
+    """The array of a .npy file."""
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+# --- TAR ------------------------------------------------------------------------------------------
+
+
+def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
+    """Values by the library's own decoders: of extensions that stand for types of ours alone, as
+    those of others unpickle."""
+    import webdataset
+    from webdataset.autodecode import basichandlers
+
+    shards = webdataset.SimpleShardList([path])
+    for sample in webdataset.DataPipeline(shards, webdataset.tarfile_to_samples()):
+        fields = {}
+        for extension, data in sample.items():
+            name = job["members"].get(extension, extension)
+            kind = job["fields"].get(name, {"type": "Bytes"})["type"]
+            if extension not in _OWN:
+                raw = kind in ("Image", "Bytes")
+                fields[name] = data if raw else basichandlers(extension, data)
+        yield sample["__key__"], fields
+
+
+_OWN = ("__key__", "__url__", "__local_path__")
+
+
+# --- LMDB -----------------------------------------------------------------------------------------
+
+
+def read_lmdb(path: str, job: Job) -> Iterator[Sample]:
+    import lmdb
+    import msgpack
+
+    folder = os.path.dirname(path) if os.path.basename(path) == "data.mdb" else path
+    options = {"readonly": True, "lock": False, "subdir": folder != path, "readahead": False}
+    with lmdb.open(folder, **options) as environment, environment.begin() as transaction:
+        for number, stored in transaction.cursor():
+            if not number.isdigit():  # what is no sample
+                continue
+            fields = msgpack.unpackb(stored)
+            key = fields.pop("__key__")
+            for name in fields.keys() & job["fields"].keys():
+                kind = job["fields"][name]["type"]
+                if kind in _STORED_AS:
+                    fields[name] = _STORED_AS[kind](fields[name])
+            yield key, fields
+
+
+_STORED_AS: Mapping[str, Callable[[Any], Any]] = {"Json": json.loads, "Array": loaded}
+
+
+# --- Arrow, Parquet, folders of Hugging Face datasets ---------------------------------------------
+
+
+def read_pyarrow(path: str, job: Job) -> Iterator[Sample]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    if job["format"] == "parquet":
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches(_ROWS):
+                yield from rows(batch, job["fields"])
+    else:
+        with pyarrow.memory_map(path) as source, pyarrow.ipc.open_file(source) as file:
+            for number in range(file.num_record_batches):
+                yield from rows(file.get_batch(number), job["fields"])
+
+
+def read_datasets(path: str, job: Job) -> Iterator[Sample]:
+    """As Arrow, so that no image is decoded."""
+    import datasets
+
+    if os.path.isdir(path):
+        data = datasets.load_from_disk(path)
+    elif job["format"] == "hf":
+        data = datasets.Dataset.from_file(path)
+    else:
+        given = {"data_files": [path], "split": "train", "streaming": True}
+        data = datasets.load_dataset(job["format"], **given)
+    for table in data.with_format("arrow").iter(_ROWS):
+        for batch in table.to_batches():
+            yield from rows(batch, job["fields"])
+
+
+def rows(batch: Any, fields: Mapping[str, Any]) -> Iterator[Sample]:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    keys = columns.pop("__key__")
+    for number in range(batch.num_rows):
+        values = {name: column[number] for name, column in columns.items()}
+        yield (
+            keys[number].as_py(),
+            {
+                name: of_scalar(value, fields.get(name, {"type": ""}))
+                for name, value in values.items()
+                if value.is_valid
+            },
+        )
+
+
+def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
+    """An image as the bytes in its struct, JSON as its value, lists as arrays."""
+    name = kind["type"]
+    if name == "Array" and hasattr(scalar, "values"):
+        values, shape = scalar.values, [len(scalar.values), *kind["shape"][1:]]
+        while values.type.num_fields:
+            values = values.flatten()
+        return values.to_numpy(zero_copy_only=False).reshape(shape)
+    value = scalar.as_py()
+    if name == "Images":
+        return [image["bytes"] for image in value]
+    if name == "Image":
+        return value["bytes"]
+    return _STORED_AS[name](value) if name in _STORED_AS else value
+
+
+# --- .beton ---------------------------------------------------------------------------------------
+
+
+def read_ffcv(path: str, job: Job) -> Iterator[Sample]:
+    """FFCV's loader, whose table says how long values are."""
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.reader import Reader
+
+    reader = Reader(path)
+    tables = {name: reader.metadata[f"f{n}"] for n, name in enumerate(reader.field_names)}
+    images = [name for name in tables if "mode" in (tables[name].dtype.names or ())]
+    largest = max((int(pixels_of(tables[name]).max(initial=1)) for name in images), default=1)
+    rows = max(min(_PIXELS // (3 * largest), _ROWS), 1)
+    loader = Loader(
+        path, batch_size=rows, num_workers=1, order=OrderOption.SEQUENTIAL, drop_last=False,
+        pipelines={name: [whole_images()] for name in images},
+    )  # fmt: skip
+    stored, position = np.memmap(path, np.uint8, "r"), 0
+    sizes = np.sort(reader.alloc_table, order="ptr")
+    for batch in loader:
+        columns = dict(zip(loader.pipeline_specs, map(np.asarray, batch), strict=True))
+        for row in range(len(next(iter(columns.values())))):
+            fields = {}
+            for name, column in columns.items():
+                entry, kind = tables[name][position], job["fields"].get(name, {"type": ""})
+                if name in images:
+                    fields[name] = of_image(column[row], entry, stored, sizes)
+                else:
+                    fields[name] = of_ffcv(column[row], entry, kind["type"])
+            yield None, fields
+            position += 1
+
+
+def pixels_of(table: Any) -> Any:
+    return table["width"].astype(np.int64) * table["height"]
+
+
+def whole_images() -> Any:
+    """A decoder of images of any sizes: each stands at the beginning of its row, uncropped."""
+    from dataclasses import replace
+
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.pipeline.allocation_query import AllocationQuery
+
+    class Whole(SimpleRGBImageDecoder):  # type: ignore[misc] # it has no types
+        def declare_state_and_memory(self, previous_state: Any) -> Any:
+            shape, dtype = (3 * int(pixels_of(self.metadata).max(initial=1)),), np.dtype("u1")
+            state = replace(previous_state, jit_mode=True, shape=shape, dtype=dtype)
+            return state, AllocationQuery(shape, dtype)
+
+    return Whole()
+
+
+def of_image(row: Any, entry: Any, stored: Any, sizes: Any) -> Any:
+    """The pixels of a raw image; the bytes of a JPEG, once the pixels are what they decode to."""
+    from ffcv.libffcv import imdecode
+
+    height, width, at = int(entry["height"]), int(entry["width"]), int(entry["data_ptr"])
+    pixels = row[: 3 * height * width].reshape(height, width, 3)
+    if entry["mode"] != 0:
+        return pixels
+    size = int(sizes["size"][np.searchsorted(sizes["ptr"], at)])
+    data = np.array(stored[at : at + size])
+    expected = np.zeros_like(pixels)
+    imdecode(data, expected, height, width, height, width, 0, 0, 1, 1, False, False)
+    return data.tobytes() if np.array_equal(pixels, expected) else pixels
+
+
+def of_ffcv(value: Any, entry: Any, kind: str) -> Any:
+    """Numbers as such, values of bytes at their own length, JSON unpacked."""
+    from ffcv.fields.json import JSONField
+
+    if "size" not in (entry.dtype.names or ()):
+        return value if kind == "Array" else value.item()
+    data = value[: int(entry["size"])]
+    if kind in ("Json", "Text"):
+        return JSONField.unpack(data)
+    return loaded(data.tobytes()) if kind == "Array" and len(data) else data.tobytes()
+
+
+# --- Megatron -------------------------------------------------------------------------------------
+
+
+def read_megatron(path: str, job: Job) -> Iterator[Sample]:
+    """Documents, whose sequences are joined, as numbers of 64 bits."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    data = IndexedDataset(path.removesuffix(".bin"))
+    ends = data.document_indices.tolist()
+    for start, stop in pairwise(ends):
+        sequences = [np.zeros(0, np.int64), *(data[number] for number in range(start, stop))]
+        yield None, dict.fromkeys(job["fields"], np.concatenate(sequences).astype(np.int64))
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+# By name: the distributions whose versions are told, the modules to import first, what reads.
+READERS: dict[str, tuple[str, str, Callable[[str, Job], Iterable[Sample]]]] = {
+    "webdataset": ("webdataset", "webdataset", read_webdataset),
+    "lmdb": ("lmdb msgpack", "lmdb msgpack", read_lmdb),
+    "pyarrow": ("pyarrow", "pyarrow pyarrow.parquet", read_pyarrow),
+    "datasets": ("datasets pyarrow", "datasets", read_datasets),
+    "ffcv": ("ffcv", "ffcv.loader", read_ffcv),
+    "megatron-core": ("megatron-core", "megatron.core.datasets.indexed_dataset", read_megatron),
+}
+
+
+def main() -> None:
+    """Do the job on stdin. What a library prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1 << 16)
+    os.dup2(2, 1)
+    del sys.path[0]  # the folder of this file, whose names are not of modules
+
+    def say(what: Any) -> None:
+        out.write(json.dumps(what) + "\n")
+
+    job: Job = json.load(sys.stdin)
+    distributions, modules, read = READERS[job["client"]]
+    for module in modules.split():
+        import_module(module)
+    say({name: metadata.version(name) for name in distributions.split()})
+    for path in job["units"]:
+        out.flush()
+        try:
+            for key, fields in read(path, job):
+                say([key, {name: summary(value) for name, value in fields.items()}])
+            say({"end": True})
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"[:2000]})
+    out.flush()
+    os._exit(0)  # numba complains of what Python takes down before it
+
+
+if __name__ == "__main__":
+    main()

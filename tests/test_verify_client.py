@@ -1,0 +1,369 @@
+"""C6: with `verify --client` the library of each format reads what shardkit writes, beside it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.codecs.pixels import to_ppm
+from shardkit.dataset import Dataset
+from shardkit.errors import UsageError
+from shardkit.sample import Sample
+from shardkit.schema import Array, Float, Image, Images, Int, Json, Schema
+from shardkit.testing import EVERYTHING, everything, make_image
+from shardkit.verification import client
+from shardkit.verification.client_reader import summary
+from shardkit.verification.verify import VerifyReport, verify
+from tests.test_cli import run
+from tests.test_verify import accept_files, shard_paths
+
+SLOW = {"beton": "ffcv", "megatron": "megatron"}  # their libraries take long to import
+
+
+def some(*default: str) -> pytest.MarkDecorator:
+    """These formats, and in the large run all, as far as their libraries are there."""
+    formats = []
+    for name in client.CLIENTS:
+        module = SLOW.get(name, "shardkit")
+        gone = importlib.util.find_spec(module) is None
+        marks = [pytest.mark.skipif(gone, reason=f"{module} is not installed")]
+        marks += [pytest.mark.xdist_group("ffcv")] if name in SLOW else []
+        marks += [] if name in default else [pytest.mark.large]
+        formats.append(pytest.param(name, marks=marks))
+    return pytest.mark.parametrize("format", formats)
+
+
+TOKENS = Schema({"tokens": Array("<u2", (None,))})
+# Beside those of EVERYTHING: numbers at their ends, arrays of other types and shapes.
+MORE = Schema(
+    {
+        **EVERYTHING,
+        "matrix": Array("<f8", (2, 3)),
+        "flags": Array("|b1", (None,)),
+        "half": Array("<f2", (None, 2)),
+        "any": Array(),
+        "maybe": Float(optional=True),
+        "no": Json(optional=True),
+    }
+)
+
+
+def sample(number: int, format: str) -> Sample:
+    if format == "megatron":
+        return {"__key__": f"{number}", "tokens": np.arange(number, dtype="<u2")}
+    made = everything(number)
+    made |= {
+        "label": (-(2**63), 2**63 - 1, number)[number % 3],
+        "score": (float("nan"), -0.0, float("inf"), number / 3)[number % 4],
+        "about": (None, [], {"z": 1, "a": 1.0, "b": True}, "x" * 100, made["about"])[number % 5],
+        "matrix": np.arange(6.0).reshape(2, 3) - number,
+        "flags": np.arange(number) % 2 == 0,
+        "half": np.full((number % 3, 2), np.nan, "<f2"),
+        "any": np.array(["a", "bcd"]) if number % 2 else np.arange(number, dtype=">i4"),
+    }
+    if number % 2:
+        made |= {"maybe": number / 7, "no": None}
+    return made
+
+
+def make(tmp_path: Path, format: str, name: str = "out", count: int = 9) -> Path:
+    schema = TOKENS if format == "megatron" else MORE
+    with shardkit.create(tmp_path / name, format, schema, shard_samples=4) as writer:
+        for number in range(count):
+            writer.write(sample(number, format))
+    return tmp_path / name
+
+
+def checked(path: Path) -> VerifyReport:
+    return verify(path, client=True)
+
+
+@some("wds", "lmdb", "arrow", "parquet", "hf")
+def test_the_library_reads_every_type_as_shardkit_does(tmp_path: Path, format: str) -> None:
+    report = checked(make(tmp_path, format))
+    assert report.problems == []
+    assert report.sound
+    assert list(report.clients) == [library.name for library in client.CLIENTS[format]]
+    for found in report.clients.values():
+        assert (found.samples, found.problems) == (9, 0)
+        assert all(found.versions.values())
+        missing = found.to_dict()["not_compared"]
+        absent = {f"absent values of {name!r}": n for name, n in _absent().items()}
+        keys = {"keys": 9} if format in SLOW else {}
+        assert missing == (keys | absent if format == "beton" else keys)
+    assert json.loads(json.dumps(report.to_dict()))["clients"].keys() == report.clients.keys()
+
+
+def _absent() -> dict[str, int]:
+    samples = [sample(number, "beton") for number in range(9)]
+    counts = {name: sum(name not in one for one in samples) for name in MORE}
+    return {name: count for name, count in counts.items() if count}
+
+
+@some("lmdb", "arrow")
+def test_another_sample_is_found_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """As if our reader had got the sixth one wrong; the library reads what is there."""
+    out = make(tmp_path, format)
+    field, value = ("tokens", np.zeros(5, "<u2")) if format == "megatron" else ("label", 77)
+    read = Dataset.__getitem__
+
+    def wrong(self: Dataset, index: int) -> dict[str, Any]:
+        return read(self, index) | ({field: value} if index == 5 else {})
+
+    monkeypatch.setattr(Dataset, "__getitem__", wrong)
+    report = checked(out)
+    assert len(report.problems) == len(report.clients)
+    for problem, (name, found) in zip(report.problems, report.clients.items(), strict=True):
+        assert problem.what == f"{name} gives another value than shardkit"
+        key = sample(5, format)["__key__"]
+        about = {"position": 1, "key": key, "field": field}
+        assert problem.where == {"path": problem.where["path"], **about}
+        assert Path(problem.where["path"]) == shard_paths(out)[1]
+        if format != "megatron":
+            assert (problem.expected, problem.found) == ("77", str(sample(5, format)["label"]))
+        assert (found.samples, found.problems) == (9, 1)
+
+
+def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> None:
+    """The index of a TAR is ours alone: webdataset goes by the headers of its members."""
+    out = make(tmp_path, "wds")
+    path = out / "__shardkit__/shard-000000.index.npy"
+    index = np.load(path)
+    index["image"][[1, 2]] = index["image"][[2, 1]]
+    np.save(path, index)
+    accept_files(out)
+    assert shardkit.verify(out, decode=True).sound
+    report = json.loads(run("verify", out, "--client", "--json", check=1).stdout)
+    assert [problem["key"] for problem in report["problems"]] == ["folder/0001", "folder/0002"]
+    assert {problem["field"] for problem in report["problems"]} == {"image"}
+    found = report["clients"]["webdataset"]
+    assert (found["samples"], found["problems"], list(found["versions"])) == (9, 2, ["webdataset"])
+
+
+@pytest.mark.parametrize("format", ["hf", "lmdb"])
+def test_splits_single_files_and_single_shards(tmp_path: Path, format: str) -> None:
+    for split, count in (("train", 3), ("val", 2)):
+        (tmp_path / "in" / split).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "in" / split / f"{number}.jpg").write_bytes(make_image(number))
+    options: dict[str, Any] = {"workers": 0, "shard_samples": 2}
+    shardkit.convert(tmp_path / "in", format, tmp_path / "out", **options)
+    for path, count in {"out": 5, "out/train": 3}.items():
+        report = checked(tmp_path / path)
+        assert report.sound
+        assert {found.samples for found in report.clients.values()} == {count}
+    (shard, _) = shard_paths(tmp_path / "out/train")
+    assert {found.samples for found in checked(shard).clients.values()} == {2}
+    if format == "lmdb":
+        shardkit.convert(tmp_path / "in/val", format, tmp_path / "one.lmdb", workers=0)
+        assert {found.samples for found in checked(tmp_path / "one.lmdb").clients.values()} == {2}
+
+
+@pytest.mark.parametrize("format", ["lmdb", pytest.param("parquet", marks=pytest.mark.large)])
+def test_lists_of_images(tmp_path: Path, format: str) -> None:
+    schema = Schema({"pages": Images(optional=True)})
+    with shardkit.create(tmp_path / "out", format, schema) as writer:
+        for number in range(4):
+            pages = {} if number == 2 else {"pages": [make_image(n) for n in range(number)]}
+            writer.write({"__key__": f"{number}", **pages})
+    assert checked(tmp_path / "out").problems == []
+
+
+@pytest.mark.large
+@pytest.mark.xdist_group("ffcv")
+@pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
+def test_ffcv_gives_the_pixels_of_raw_images_and_the_bytes_of_jpegs(tmp_path: Path) -> None:
+    """Of any sizes; of a PNG, the JPEG that was made of it."""
+    rng = np.random.default_rng(3)
+    with shardkit.create(tmp_path / "a.beton", "beton", Schema({"image": Image()})) as writer:
+        for number in range(12):
+            pixels = rng.integers(0, 256, (8 + number, 20 - number, 3), np.uint8)
+            image = make_image(number, ("JPEG", "PNG")[number % 2])
+            writer.write({"__key__": f"{number}", "image": image if number % 3 else to_ppm(pixels)})
+    report = checked(tmp_path / "a.beton")
+    assert report.problems == []
+    assert report.clients["ffcv"].samples == 12
+    with shardkit.open(tmp_path / "a.beton") as dataset:
+        offset = (tmp_path / "a.beton").read_bytes().find(dataset[0]["image"][-480:])
+    with (tmp_path / "a.beton").open("r+b") as file:  # it and its checksum: both read it so
+        file.seek(offset)
+        file.write(b"x")
+    assert len(checked(tmp_path / "a.beton").problems) == 1  # of the file
+    assert checked(tmp_path / "a.beton").clients["ffcv"].not_compared["samples of damaged shards"]
+
+
+# --- without the library, and where it fails ------------------------------------------------------
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tars = make(tmp_path, "lmdb"), make(tmp_path, "wds", "tars")
+    monkeypatch.setattr("shardkit.verification.client._is_installed", lambda name: name == "lmdb")
+    done = run("verify", out, "--client", check=2)
+    assert "needs msgpack, which is not installed" in done.stderr
+    assert 'fix: pip install "shardkit[lmdb]"' in done.stderr
+    with pytest.raises(UsageError, match="webdataset") as error:
+        checked(tars)
+    assert error.value.fix == 'pip install "shardkit[webdataset]"'
+
+
+def test_a_second_library_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = "shardkit.verification.client._is_installed"
+    monkeypatch.setattr(is_there, lambda name: name == "pyarrow")
+    assert list(checked(make(tmp_path, "arrow")).clients) == ["pyarrow"]
+
+
+def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
+    shard = make(tmp_path, "wds") / "shard-000000.tar"
+    shutil.copy(shard, tmp_path / "other.tar")
+    with pytest.raises(UsageError, match="only what shardkit wrote"):
+        checked(tmp_path / "other.tar")
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *lines: str) -> None:
+    """A script in the place of ours: what comes before the first line, which are the versions."""
+    script = tmp_path / "fake.py"
+    head = "import json, os, sys, time\njob = json.load(sys.stdin)\n"
+    head += "def say(what):\n    print(json.dumps(what), flush=True)\n"
+    script.write_text(head + "\n".join(lines))
+    monkeypatch.setattr(client, "SCRIPT", script)
+
+
+def given(*numbers: int, **other: int) -> list[str]:
+    """Lines of a script that gives samples with these numbers as label."""
+    lines = [f"say(['{n}', {{'label': '{other.get(f'_{n}', n)}'}}])" for n in numbers]
+    return ["say({'x': '1'})", *lines, "say({'end': True})"]
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    with shardkit.create(tmp_path / "out", "wds", Schema({"label": Int()})) as writer:
+        for number in range(5):
+            writer.write({"__key__": f"{number}", "label": number})
+    return tmp_path / "out"
+
+
+GIVES, LACKS = "gives a sample that shardkit does not read", "does not give a sample that shardkit"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "keys"),
+    [
+        (given(0, 1, 2, 3, 4), [], []),
+        (given(0, 1, 3, 4), [LACKS], ["2"]),
+        (given(0, 1, 2), [LACKS, LACKS], ["3", "4"]),
+        (given(4, 3, 2, 1, 0), [], []),
+        (given(0, 1, 7, 2, 3, 4), [GIVES], ["7"]),
+        (given(0, 1, 2, 3, 4, 4), [GIVES], ["4"]),
+        (given(0, 1, 3, 4, 7, _4=5), [GIVES, LACKS, "another value"], ["7", "2", "4"]),
+    ],
+)
+def test_samples_that_one_side_lacks_are_named(
+    labels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str],
+    words: list[str],
+    keys: list[str],
+    tmp_path: Path,
+) -> None:
+    fake(monkeypatch, tmp_path, *lines)
+    report = checked(labels)
+    assert [problem.where.get("key") for problem in report.problems] == keys
+    for problem, expected in zip(report.problems, words, strict=True):
+        assert expected in problem.what
+    assert report.clients["webdataset"].problems == len(words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "what", "found"),
+    [
+        ([*given(0, 1)[:-1], "os.abort()"], "webdataset ended while it read", "SIGABRT"),
+        ([*given(0, 1)[:-1], "sys.exit('no more')"], "webdataset ended while it read", "no more"),
+        ([*given(0, 1)[:-1], "time.sleep(60)"], "webdataset ended while it read", "nothing for"),
+        ([*given(0, 1)[:-1], "say({'error': 'ValueError: no'})"], "webdataset cannot read", "no"),
+        (["1 / 0"], "cannot be imported", "ZeroDivisionError"),
+        (["os.abort()"], "cannot be imported", "SIGABRT"),
+    ],
+)
+def test_a_library_that_fails_is_an_error(
+    labels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str],
+    what: str,
+    found: str,
+    tmp_path: Path,
+) -> None:
+    fake(monkeypatch, tmp_path, *lines)
+    if found == "nothing for":
+        monkeypatch.setattr(client, "_SILENT", 1.0)
+    if "imported" in what:
+        with pytest.raises(UsageError, match=what) as error:
+            checked(labels)
+        assert found in (error.value.found or "")
+        return
+    report = checked(labels)
+    (problem,) = report.problems
+    assert what in problem.what
+    assert found in (problem.found or "")
+    assert Path(problem.where["path"]).name == "shard-000000.tar"
+    assert report.clients["webdataset"].not_compared["samples"] == 3
+    run("verify", labels, "--client", check=1)
+
+
+def test_a_library_that_a_damaged_file_ends_is_an_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB follows any pointer; here the file is damaged after its checksum was compared."""
+    out = make(tmp_path, "lmdb", count=2000)
+    damaged = shard_paths(out)[0]
+    compare = client.compare
+
+    def damage_first(*arguments: Any) -> None:
+        data = bytearray(damaged.read_bytes())
+        for page in range(2, len(data) // 4096):
+            data[page * 4096 + 16 : page * 4096 + 40] = b"\xff" * 24  # the pointers of its nodes
+        damaged.write_bytes(data)
+        compare(*arguments)
+
+    monkeypatch.setattr(client, "compare", damage_first)
+    report = checked(out)
+    assert not report.sound
+    assert any("lmdb" in problem.what for problem in report.problems)
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+def test_the_script_imports_nothing_of_shardkit() -> None:
+    tree = ast.parse(client.SCRIPT.read_text("utf-8"))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+             for alias in node.names]  # fmt: skip
+    names += [node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not [name for name in names if name.startswith(("shardkit", "."))]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 1.0, True, "1", b"1", None, [1], {"1": 1}, np.array(1), np.array([1])],
+        ["x" * 70, "x" * 71, "y" * 70, b"x" * 70, [b"x" * 70], [b"x" * 35, b"x" * 35], []],
+        [np.zeros(3, "<f4"), np.zeros(3, "<f8"), np.zeros((1, 3), "<f4"), np.full(3, -0.0, "<f4")],
+    ],
+)
+def test_summaries_are_the_same_for_equal_values_alone(values: list[Any]) -> None:
+    assert len({summary(value) for value in values}) == len(values)
+    assert [summary(value) for value in values] == [summary(value) for value in values]
+    other = np.array([np.float32("nan"), -np.float32("nan")])
+    assert summary(other) == summary(np.full(2, np.nan, "<f4"))
+    assert summary({"b": 1, "a": 2}) == summary({"a": 2, "b": 1})
