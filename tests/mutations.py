@@ -325,7 +325,7 @@ MUTATIONS = [
         "performance/test_machine.py",
     ),
     Mutation(
-        "performance/padding.py",
+        "performance/checks.py",
         "if gain < LEAST:",
         "if gain < 0:",
         "performance/test_checks.py",

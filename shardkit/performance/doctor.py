@@ -13,12 +13,11 @@ from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError, printable
 from shardkit.performance import findings as looks
-from shardkit.performance.checks import other_format, shards, sorted_order
+from shardkit.performance.checks import other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
 from shardkit.performance.image_checks import png, stored_size
 from shardkit.performance.machine import memory
-from shardkit.performance.padding import padding
 from shardkit.performance.runs import (
     ROUNDS,
     Run,

@@ -114,8 +114,11 @@ class Case:
         chains = self.loader.dataset.stream.transforms.chains
         return [str(stage) for chain in chains for stage in chain.stages if isinstance(stage, Call)]
 
-    def found(self, finding: Finding) -> Finding | None:
+    def finding(self, cause: str, seen: str, do: str, **more: Any) -> Finding | None:
         """A finding with its gain, if that is worth the change."""
+        return self.rated(Finding(cause, seen, do, **more))
+
+    def rated(self, finding: Finding) -> Finding | None:
         if finding.rate is not None:
             finding = replace(finding, gain=finding.rate / max(self.now.rate, 1e-9))
         return finding if finding.gain >= LEAST else None
@@ -128,44 +131,43 @@ def with_threads(loader: Loader, number: int) -> dict[str, int]:
 
 def threads(case: Case) -> Finding | None:
     """Too few threads for the processors or for storage that answers late; or too many."""
-    used, now = case.now.times.threads, case.now.rate
-    best = max(case.tried, key=lambda number: case.tried[number].rate, default=0)
+    used, best = (
+        case.now.times.threads,
+        max(case.tried, key=lambda n: case.tried[n].rate, default=0),
+    )
     if not best:
         return None
-    rate, settings = case.tried[best].rate, with_threads(case.loader, best)
+    rate = case.tried[best].rate
+    given: dict[str, Any] = {"rate": rate, "settings": with_threads(case.loader, best)}
     if case.waits >= SHARE:
-        return case.found(
-            Finding(
-                "storage",
-                f"{_waits(case)}; {best} threads, which wait at the same time, made "
-                f"{rate:,.0f} samples/s",
-                f"use {best} threads: those that wait need no processor",
-                rate=rate,
-                stage="read",
-                settings=settings,
-            )
+        return case.finding(
+            "storage",
+            f"{_waits(case)}; {best} threads, which wait at the same time, made {rate:,.0f} "
+            "samples/s",
+            f"use {best} threads: those that wait need no processor",
+            stage="read",
+            **given,
         )
     many = "one thread makes" if used == 1 else f"{used} threads make"
-    seen = f"{many} {now:,.0f} samples/s with {case.processors} processors; {best} made {rate:,.0f}"
-    return case.found(Finding("threads", seen, f"use {best} threads", rate=rate, settings=settings))
+    seen = f"{many} {case.now.rate:,.0f} samples/s with {case.processors} processors"
+    return case.finding(
+        "threads", f"{seen}; {best} made {rate:,.0f}", f"use {best} threads", **given
+    )
 
 
 def storage(case: Case) -> Finding | None:
     """Storage that is slow, and a dataset that fits into memory."""
-    stored = stored_bytes(case.loader)
-    cached = case.loader.dataset.options.cache
+    stored, cached = stored_bytes(case.loader), case.loader.dataset.options.cache
     if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
         return None
-    return case.found(
-        Finding(
-            "storage",
-            f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
-            "keep them there, from the second epoch on",
-            rate=case.in_memory.rate,
-            stage="read",
-            share=0.0,
-            settings={"cache": "memory"},
-        )
+    return case.finding(
+        "storage",
+        f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
+        "keep them there, from the second epoch on",
+        rate=case.in_memory.rate,
+        stage="read",
+        share=0.0,
+        settings={"cache": "memory"},
     )
 
 
@@ -180,46 +182,39 @@ def stored_bytes(loader: Loader) -> int:
 
 
 def transform(case: Case) -> Finding | None:
-    """Slow functions of a user; those that hold the interpreter lock need processes.
+    """Slow functions of a user, or else `Normalize`, which makes floats of images.
 
-    Without any it is `Normalize`, which makes floats of images.
+    Functions that hold the interpreter lock need processes.
     """
     share, functions, processors = case.share("transform"), case.calls(), case.processors
     if share < SHARE:
         return None
     if not functions:
-        return case.found(
-            Finding(
-                "copy",
-                f"Normalize takes {share:.0%} of a thread's time and makes batches four times as "
-                "large",
-                "leave it out, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
-                **case.without("transform"),
-            )
+        return case.finding(
+            "copy",
+            f"Normalize takes {share:.0%} of a thread's time and makes batches four times as large",
+            "leave it out, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
+            **case.without("transform"),
         )
     cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
     seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms a sample"
     if case.scales:
-        return case.found(
-            Finding(
-                "transform",
-                seen,
-                "make it cheaper, or do it once: `shardkit convert --transform` (without it "
-                "loading would be as fast as said)",
-                **case.without("transform"),
-            )
-        )
-    return case.found(
-        Finding(
+        return case.finding(
             "transform",
-            f"{seen}, and threads do not share it, as it holds the interpreter lock",
-            f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader"
-            f" with batch_size=None, num_workers={processors}; or write it with functions of"
-            " NumPy or OpenCV, which let other threads work",
-            rate=case.alone.rate * processors,
-            stage="transform",
-            settings={"workers": processors},
+            seen,
+            "make it cheaper, or do it once: `shardkit convert --transform` (without it loading "
+            "would be as fast as said)",
+            **case.without("transform"),
         )
+    return case.finding(
+        "transform",
+        f"{seen}, and threads do not share it, as it holds the interpreter lock",
+        f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader with "
+        f"batch_size=None, num_workers={processors}; or write it with functions of NumPy or "
+        "OpenCV, which let other threads work",
+        rate=case.alone.rate * processors,
+        stage="transform",
+        settings={"workers": processors},
     )
 
 
@@ -228,14 +223,12 @@ def collating(case: Case) -> Finding | None:
     collate, share = case.loader.dataset.stream.own_collate, case.share("collate", "copy")
     if collate is None or share < SHARE:
         return None
-    return case.found(
-        Finding(
-            "copy",
-            f"{name_of(collate)} and what follows it take {share:.0%} of a thread's time",
-            "leave collate= out: rows are written where the batch is, without a copy",
-            **case.without("collate", "copy"),
-            settings={"collate": None},
-        )
+    return case.finding(
+        "copy",
+        f"{name_of(collate)} and what follows it take {share:.0%} of a thread's time",
+        "leave collate= out: rows are written where the batch is, without a copy",
+        **case.without("collate", "copy"),
+        settings={"collate": None},
     )
 
 
@@ -265,15 +258,13 @@ def prefetch(case: Case, trained: Times) -> Finding | None:
     if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
         return None
     more = 4 * case.loader.prefetch
-    return case.found(
-        Finding(
-            "prefetch",
-            f"the training loop waits {trained.waiting:.0%} of its time for batches, and threads "
-            f"wait {idle:.0%} of theirs for it",
-            f"make up to {more} batches ahead, for the steps that take less time than others",
-            gain=1 / (1 - trained.waiting),
-            settings={"prefetch": more},
-        )
+    return case.finding(
+        "prefetch",
+        f"the training loop waits {trained.waiting:.0%} of its time for batches, and threads wait "
+        f"{idle:.0%} of theirs for it",
+        f"make up to {more} batches ahead, for the steps that take less time than others",
+        gain=1 / (1 - trained.waiting),
+        settings={"prefetch": more},
     )
 
 
@@ -309,12 +300,12 @@ def tried_on_samples(case: Case, finding: Finding, before: Run, after: Run) -> F
     The runs read nothing, so that what reading takes now is added.
     """
     reading = max(1 / case.now.rate - 1 / before.rate, 0.0)
-    return case.found(replace(finding, rate=1 / (1 / after.rate + reading)))
+    return case.rated(replace(finding, rate=1 / (1 / after.rate + reading)))
 
 
 def of_data(case: Case, finding: Finding) -> Finding | None:
     """A finding on the data, with the rate that follows for this loader."""
     if finding.stage is None:
-        return finding if finding.rate is None and finding.gain == 1 else case.found(finding)
+        return finding if finding.rate is None and finding.gain == 1 else case.rated(finding)
     saved = case.share(finding.stage) * (1 - finding.share)
-    return case.found(replace(finding, rate=case.now.rate / max(1 - saved, 1e-9)))
+    return case.rated(replace(finding, rate=case.now.rate / max(1 - saved, 1e-9)))

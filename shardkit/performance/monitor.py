@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from shardkit.errors import OutputError, ShardkitWarning, UsageError
 from shardkit.options import check_numbers
+from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Counted, Report, counted, shown
-from shardkit.performance.system import System, Usage
 from shardkit.stream.world import find_world
 
 if TYPE_CHECKING:

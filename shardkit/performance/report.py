@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from shardkit.performance.system import Usage, has_psutil
+from shardkit.performance.machine import Usage, has_psutil
 
 
 @dataclass(frozen=True)

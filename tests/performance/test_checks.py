@@ -18,11 +18,10 @@ from shardkit import Bucket, CenterCrop, Decode, RandomResizedCrop, Resize, pad_
 from shardkit.cli import group
 from shardkit.performance import checks as storing
 from shardkit.performance import image_checks
-from shardkit.performance.checks import other_format, shards, sorted_order
+from shardkit.performance.checks import other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any
 from shardkit.performance.doctor import checks
 from shardkit.performance.image_checks import png, stored_size
-from shardkit.performance.padding import padding
 from shardkit.schema import Array, Bytes, Image, Int, Text
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions

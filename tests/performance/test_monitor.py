@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shardkit
 from shardkit.errors import OutputError, ShardkitWarning, UsageError
+from shardkit.performance.machine import Usage
 from shardkit.performance.monitor import Monitor as PlainMonitor
 from shardkit.performance.report import counted
-from shardkit.performance.system import Usage
 from shardkit.torch import Loader, Monitor, StreamingDataset
 from tests.stream.data import write_documents, write_photos
 

@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Report
-from shardkit.performance.system import System, Usage
 from shardkit.processors import processors
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is shared")
