@@ -96,8 +96,7 @@ def command(
     all runs failed, 2 the command line is at fault.
     """
     from shardkit.cli.progress import BenchMonitor
-    from shardkit.performance.bench import bench
-    from shardkit.performance.plot import check_plot, draw
+    from shardkit.performance.bench import bench, check_plot, draw
 
     if plot is not None:
         check_plot(plot)
@@ -153,7 +152,7 @@ def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
 
 
 def _show_measure(measure: str, report: dict[str, Any]) -> None:
-    from shardkit.performance.plot import words_of
+    from shardkit.performance.bench import words_of
 
     runs = [run for run in report["runs"] if run["measure"] == measure]
     slowest = min((run["rate"] for run in runs if run["rate"]), default=0.0)

@@ -26,24 +26,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-    from torch import Tensor
+    pass
 
 # The modules beside this script are not for everybody who imports one of their names.
 sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).parent]
 
-_IMAGES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
-# Name -> what it imports; the first has the version.
-NEEDS = {
-    "imagefolder": _IMAGES,
-    "webdataset": ("webdataset", *_IMAGES),
-    "datasets": ("datasets", *_IMAGES),
-    "ffcv": ("ffcv", "torch"),
-    "litdata": ("litdata", *_IMAGES),
-    "streaming": ("streaming", *_IMAGES),
-    "mmap": ("torch", "xxhash"),
-    "litdata-tokens": ("litdata", "torch", "xxhash"),
-}
 # Modules whose packages have another name.
 PACKAGES = {"cv2": "opencv-python-headless", "streaming": "mosaicml-streaming"}
 
@@ -92,7 +79,7 @@ class Crops:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __call__(self, samples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    def __call__(self, samples: list[dict[str, Any]]) -> tuple[Any, Any]:
         import torch
 
         crops = [torch.from_numpy(self._crop(sample["image"])) for sample in samples]
@@ -134,8 +121,7 @@ class ClassFolders:
     """Loose files of images; the name of a folder is the label."""
 
     def __init__(self, root: Path) -> None:
-        folders = sorted(root.iterdir())
-        self.items = [(str(p), int(f.name)) for f in folders for p in sorted(f.iterdir())]
+        self.items = [(str(path), int(path.parent.name)) for path in sorted(root.glob("*/*"))]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -145,8 +131,7 @@ class ClassFolders:
 
 
 def load(item: tuple[str, int]) -> dict[str, Any]:
-    with open(item[0], "rb") as file:
-        return {"image": file.read(), "label": item[1]}
+    return {"image": Path(item[0]).read_bytes(), "label": item[1]}
 
 
 def data_loader(data: Any, **options: Any) -> Any:
@@ -191,13 +176,8 @@ def litdata(store: Path, setting: Setting) -> Any:
 
 
 def write_litdata(source: Path, store: Path) -> None:
-    import_module("litdata").optimize(
-        fn=load,
-        inputs=ClassFolders(source).items,
-        output_dir=str(store),
-        chunk_bytes="64MB",
-        num_workers=2,
-    )
+    items, limits = ClassFolders(source).items, {"chunk_bytes": "64MB", "num_workers": 2}
+    import_module("litdata").optimize(fn=load, inputs=items, output_dir=str(store), **limits)
 
 
 def mosaicml() -> ModuleType:
@@ -207,9 +187,8 @@ def mosaicml() -> ModuleType:
 
 
 def streaming(store: Path, setting: Setting) -> Any:
-    data = mosaicml().StreamingDataset(
-        local=str(store), shuffle=True, batch_size=setting.batch_size
-    )
+    module, size = mosaicml(), setting.batch_size
+    data = module.StreamingDataset(local=str(store), shuffle=True, batch_size=size)
     return data_loader(data, **setting.options())
 
 
@@ -253,19 +232,17 @@ class MappedBlocks:
 
 def litdata_tokens(store: Path, setting: Setting) -> Any:
     module = import_module("litdata")
-    block = int((store / "block_size").read_text())
-    data = module.StreamingDataset(
-        str(store), item_loader=module.TokensLoader(block_size=block), shuffle=True
-    )
+    blocks = module.TokensLoader(block_size=int((store / "block_size").read_text()))
+    data = module.StreamingDataset(str(store), item_loader=blocks, shuffle=True)
     collate = arrays if setting.measure == "read" else rows_of_tokens
     return module.StreamingDataLoader(data, **setting.options(collate))
 
 
-def arrays(blocks: list[Tensor]) -> list[npt.NDArray[Any]]:
+def arrays(blocks: list[Any]) -> list[Any]:
     return [block.numpy() for block in blocks]
 
 
-def rows_of_tokens(blocks: list[Tensor]) -> tuple[Tensor]:
+def rows_of_tokens(blocks: list[Any]) -> tuple[Any]:
     import torch
 
     return (torch.stack(blocks).long(),)
@@ -287,7 +264,7 @@ def write_litdata_tokens(source: Path, store: Path) -> None:
     (store / "block_size").write_text(str(block))
 
 
-def some_tokens(chunk: tuple[str, int]) -> Iterable[Tensor]:
+def some_tokens(chunk: tuple[str, int]) -> Iterable[Any]:
     """The blocks of a chunk, one after the other."""
     import numpy as np
     import torch
@@ -301,27 +278,32 @@ def some_tokens(chunk: tuple[str, int]) -> Iterable[Tensor]:
 
 # --- the script ----------------------------------------------------------------------------------
 
-LOADERS: dict[str, Callable[[Path, Setting], Iterable[Any]]] = {
-    "imagefolder": imagefolder,
-    "webdataset": webdataset,
-    "datasets": datasets,
-    "ffcv": ffcv,
-    "litdata": litdata,
-    "streaming": streaming,
-    "mmap": MappedBlocks,
-    "litdata-tokens": litdata_tokens,
-}
-WRITERS: dict[str, Callable[[Path, Path], None]] = {
-    "litdata": write_litdata,
-    "streaming": write_streaming,
-    "litdata-tokens": write_litdata_tokens,
+
+class Peer(NamedTuple):
+    """A loop, the modules that it imports, of which the first has the version, and its writer."""
+
+    load: Callable[[Path, Setting], Iterable[Any]]
+    needs: tuple[str, ...]
+    write: Callable[[Path, Path], None] | None = None
+
+
+_IMAGES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
+PEERS = {
+    "imagefolder": Peer(imagefolder, _IMAGES),
+    "webdataset": Peer(webdataset, ("webdataset", *_IMAGES)),
+    "datasets": Peer(datasets, ("datasets", *_IMAGES)),
+    "ffcv": Peer(ffcv, ("ffcv", "torch")),
+    "litdata": Peer(litdata, ("litdata", *_IMAGES), write_litdata),
+    "streaming": Peer(streaming, ("streaming", *_IMAGES), write_streaming),
+    "mmap": Peer(MappedBlocks, ("torch", "xxhash")),
+    "litdata-tokens": Peer(litdata_tokens, ("litdata", "torch", "xxhash"), write_litdata_tokens),
 }
 
 
 def found() -> dict[str, dict[str, Any]]:
     """Of each peer its version, or the packages that are missing; nothing is imported for it."""
     answer: dict[str, dict[str, Any]] = {}
-    for name, needs in NEEDS.items():
+    for name, (_, needs, _) in PEERS.items():
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
         package = PACKAGES.get(needs[0], needs[0])
         if missing:
@@ -339,7 +321,7 @@ def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
             asked = json.loads(line)
             setting = Setting(**{name: asked[name] for name in Setting._fields if name in asked})
             if setting not in loaders:
-                loaders[setting] = LOADERS[name](store, setting)
+                loaders[setting] = PEERS[name].load(store, setting)
             began = time.perf_counter()
             samples = consume(setting.measure, loaders[setting])
             answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "samples": samples}
@@ -378,7 +360,9 @@ def main(action: str, *words: str) -> None:
         if action == "found":
             answer = found()
         elif action == "write":
-            WRITERS[words[0]](Path(words[1]), Path(words[2]))
+            write = PEERS[words[0]].write
+            assert write is not None
+            write(Path(words[1]), Path(words[2]))
         else:
             import_module("torch").set_num_threads(1)  # as in its workers
             serve(words[0], Path(words[1]), sys.stdin, answers)

@@ -22,7 +22,7 @@ from shardkit.cli.bench import command
 from shardkit.dataset import Dataset
 from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.performance import bench as benching
-from shardkit.performance import peers, plot
+from shardkit.performance import peers
 from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender, Process
 from shardkit.performance.defaults import open_any
@@ -361,7 +361,7 @@ def report_of(*rates: float | None) -> dict[str, Any]:
 def test_a_plot_is_drawn_of_what_was_measured(tmp_path: Path, rates: tuple[Any, ...]) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        plot.draw(report_of(*rates), tmp_path / "bench.svg")
+        benching.draw(report_of(*rates), tmp_path / "bench.svg")
     text = (tmp_path / "bench.svg").read_text("utf-8")
     measured = [rate for rate in rates if rate is not None]
     assert text.count("photos, 2 threads, batch 64, crop 224") == len(measured)

@@ -87,7 +87,7 @@ def answers(process: subprocess.Popen[str], *requests: dict[str, Any]) -> list[d
 
 def epoch(contender: PeerContender, **setting: Any) -> list[Any]:
     """The batches of an epoch, made in this process."""
-    made = peer.LOADERS[contender.command[3]](contender.store, peer.Setting(**setting))
+    made = peer.PEERS[contender.command[3]].load(contender.store, peer.Setting(**setting))
     return list(made)
 
 
