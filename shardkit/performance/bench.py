@@ -24,7 +24,7 @@ from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 
 MEASURES = ("read", "decode", "load")
-PEER = "peer"  # in the place of a format: another library
+PEER = "peer"  # instead of a format: another library
 _STAYED = 0.05  # of the bytes, in memory: with more, a run is not called cold
 _ROW = 0.3  # inches, of a plot
 
@@ -57,7 +57,7 @@ class Sweep:
         unknown = [measure for measure in self.measures if measure not in MEASURES]
         if unknown or not self.measures:
             raise UsageError(
-                "there is no such measure",
+                "unknown measure",
                 found=", ".join(map(repr, unknown)) or "none",
                 expected=", ".join(MEASURES),
             )
@@ -185,17 +185,17 @@ def bench(
         for _, dataset in datasets.values():
             dataset.close()  # what is mapped cannot be dropped
         dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
-        icy = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
+        cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
         if progress:
-            progress.start(len(warm) * (asked.rounds + 1) + len(icy) * asked.rounds)
+            progress.start(len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds)
         _run_warm(warm, asked.rounds, progress)
-        _run_cold(icy, asked.rounds, progress)
+        _run_cold(cold_runs, asked.rounds, progress)
     return {
         "versions": versions(),
         "machine": about_machine(),
         "settings": {**asdict(asked), "threads": asked.powers(), "cold": cold},
         "contenders": [{"name": c.name, "format": c.format, **c.about} for c in contenders],
-        "runs": [measured.to_dict() for measured in (*warm, *icy)],
+        "runs": [measured.to_dict() for measured in (*warm, *cold_runs)],
         "skipped": skipped,
     }
 
@@ -334,7 +334,7 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
             if each.contender.format != PEER:
                 process.ask({"measure": "open"})
             stayed = drop_from_cache(each.contender.files)
-            if stayed > _STAYED:  # somebody else reads them
+            if stayed > _STAYED:  # another process reads them
                 each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
             else:
                 each.stayed.append(stayed)

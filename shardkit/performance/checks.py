@@ -90,7 +90,7 @@ def other_format(stream: Stream) -> Finding | None:
         try:
             numbers = numbers[: _write(stream.samples, numbers, Path(folder) / "tried")]
         except ShardkitError:
-            return None  # whoever makes the batches will tell
+            return None  # the loader raises the error
         tried = Samples([open_dataset(Path(folder) / "tried")])
         rounds = [
             (_seconds(stream.samples, numbers), _seconds(tried, range(len(numbers))))
@@ -356,11 +356,11 @@ def _packed(step: Step, seq_len: int) -> tuple[int, int]:
 
 def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> float:
     """The share of padding, by the tokens of each step without and with it."""
-    place, samples, real, padded = START, 0, 0, 0
-    while samples < _PLANNED and (step := schedule.step(0, place)) is not None:
+    at, samples, real, padded = START, 0, 0, 0
+    while samples < _PLANNED and (step := schedule.step(0, at)) is not None:
         counts = tokens(step)
         real, padded = real + counts[0], padded + counts[1]
-        place, samples = step.after, samples + len(step.number)
+        at, samples = step.after, samples + len(step.number)
     return 1 - real / padded if padded else 0.0
 
 

@@ -48,7 +48,7 @@ _START = (
 
 def command(path: str | os.PathLike[str], limit: int) -> list[str]:
     """What starts the process of a dataset; it finds a user's functions where this one does."""
-    search = json.dumps([place for place in sys.path if place])
+    search = json.dumps([folder for folder in sys.path if folder])
     return [sys.executable, "-c", _START, search, os.fspath(path), str(limit)]
 
 
@@ -76,13 +76,13 @@ class Process:
             with contextlib.suppress(OSError):  # it has ended
                 print(json.dumps(request), file=process.stdin, flush=True)
                 line = process.stdout.readline()
-        except BaseException:  # Ctrl-C: nobody waits for the answer
+        except BaseException:  # Ctrl-C
             process.kill()
             raise
         finally:
             late.cancel()
         try:
-            answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+            answer: dict[str, Any] = json.loads(line) if line else {"error": self._why_it_ended()}
         except ValueError:
             answer = {"error": f"the process answered {line!r:.100}"}
         return answer
@@ -115,7 +115,7 @@ class Process:
             errors="replace",
         )
 
-    def _last_words(self) -> str:
+    def _why_it_ended(self) -> str:
         """Why a process has ended, as far as it has said."""
         assert self._process is not None
         code = self._process.wait()
@@ -205,7 +205,7 @@ class Contender:
     def _images(self) -> tuple[Samples, str]:
         """The images alone, and their field."""
         field = image_field(self.dataset)
-        assert field is not None  # or nobody would ask
+        assert field is not None  # or it would not be asked for
         return Samples([self.dataset], [field]), field
 
     def _load(

@@ -132,7 +132,7 @@ def _steps(transform: str, size: int) -> list[Any]:
         return known[transform]
     if ":" not in transform:
         raise UsageError(
-            "there is no such transform",
+            "unknown transform",
             found=repr(transform),
             expected=", ".join(TRANSFORMS) + ", or module:function",
         )

@@ -310,7 +310,7 @@ def _of_workers(
         Finding(
             "workers",
             f"{is_now}; a Loader, whose threads write into the batch, gives {threads.rate:,.0f}",
-            "use shardkit.torch.Loader in its place",
+            "use shardkit.torch.Loader instead",
             rate=threads.rate,
             gain=threads.rate / now.rate,
         ),

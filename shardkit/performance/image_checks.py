@@ -194,7 +194,7 @@ class StoredImages:
                     raw = self._converted(sample, replace(options, format="raw"))
                     jpeg = self._converted(sample, options)
                     if raw is None or jpeg is None:
-                        continue  # whoever makes batches will tell
+                        continue  # the loader raises the error
                     pixels, stored = raw[name], to_rgb(jpeg[name])
                 except NotAnImageError:
                     continue
@@ -250,7 +250,7 @@ def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -
 
 
 def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
-    """Samples and their numbers, without bad ones: whoever makes batches will tell of these."""
+    """Samples and their numbers, without bad ones: the loader raises their errors."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     samples, numbers, size = [], [], 0
     for number in spread[permutation(len(spread), 0)].tolist():
@@ -303,7 +303,7 @@ def _seconds(
 
 
 def _may_be_jpeg(data: bytes, header: Header) -> bool:
-    """Whether an image has all that a JPEG keeps, and colours enough to hide the noise of one."""
+    """Whether an image has no more than a JPEG can hold, and enough colours to hide its noise."""
     if not header.lossless or header.oddity:
         return False
     with opened(data) as image:

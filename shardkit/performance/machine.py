@@ -141,7 +141,7 @@ def _cached(handle: int, size: int) -> int:
         failed = mincore is None or mincore(
             ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), resident
         )
-        del first  # the mapping cannot be closed while somebody refers to it
+        del first  # the mapping cannot be closed while anything refers to it
     if failed:
         return size
     return min(sum(page & 1 for page in bytes(resident)) * mmap.PAGESIZE, size)
@@ -229,7 +229,7 @@ class System:
         now, usage = self._read()
         if before is None:
             return Usage()
-        # Less than nothing where a process has gone that nobody waited for.
+        # Less than nothing where a process has ended without being waited for.
         cpu = None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0)
         disk = None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0)
         return usage + Usage(now.when - before.when, cpu, disk, now.memory)
@@ -271,7 +271,7 @@ class _Tree:
                 if hasattr(process, "io_counters"):  # not on every system
                     disk = (disk or 0) + process.io_counters().read_bytes
                 memory += self._memory(process)
-            except self._error:  # it has just ended, or belongs to somebody else
+            except self._error:  # it has just ended, or belongs to another user
                 continue
         return cpu, disk, memory
 

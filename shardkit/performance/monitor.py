@@ -74,8 +74,8 @@ class Monitor(Generic[T]):
         self.every = every
         check_numbers(self, every=1)
         self._clock = time.perf_counter
-        self._speaks = find_world(None, None).rank == 0
-        self._log = self._open(Path(log)) if self._speaks and log is not None else None
+        self._is_first = find_world(None, None).rank == 0
+        self._log = self._open(Path(log)) if self._is_first and log is not None else None
         self._system: System | None = None
         self._window = _Window()
         self._whole = Report()  # without that window
@@ -87,7 +87,7 @@ class Monitor(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         clock = self._clock
-        if self._system is None and self._speaks:
+        if self._system is None and self._is_first:
             self._system = System(self._gpu(), clock)
         if self._system is not None:
             self._system.begin()
@@ -174,7 +174,7 @@ class Monitor(Generic[T]):
         except OSError as error:  # a full disk is no reason to end a training
             self._log = None
             _warn(f"the monitor logs no more, as it cannot write: {error}")
-        if self._speaks and not self._warned:
+        if self._is_first and not self._warned:
             self._judge()
 
     def _judge(self) -> None:
@@ -228,7 +228,7 @@ class _Window:
 
 
 class _Csv:
-    """Adds lines to a file. It is open while one is written, so that nobody has to close it."""
+    """Adds lines to a file. It is open while one is written, so that it need not be closed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -246,7 +246,7 @@ class _Csv:
             ) from error
         if there not in (None, names):
             raise OutputError(
-                "the file is no log of a monitor, or of another version",
+                "not a monitor's log, or one of another version",
                 path=path,
                 expected="columns " + ", ".join(names),
                 found=", ".join(there or []),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     pass
 
 # The modules beside this script are not for everybody who imports one of their names.
-sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).parent]
+sys.path[:] = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
 
 # Modules whose packages have another name.
 PACKAGES = {"cv2": "opencv-python-headless", "streaming": "mosaicml-streaming"}
@@ -203,7 +203,7 @@ def write_streaming(source: Path, store: Path) -> None:
 
 
 class MappedBlocks:
-    """The loop of nanoGPT and others: no order that is kept, no epoch, no keys, no workers.
+    """The loop of nanoGPT and others: no order to resume, no epoch, no keys, no workers.
 
     `read` gives every block once; `load` as many tokens, in blocks that begin anywhere.
     """
@@ -327,7 +327,7 @@ def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
             answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "samples": samples}
         except Exception as error:  # it is the peer's code: whatever it raises is the answer
             answer = {"error": last_line(error)}
-            loaders.clear()  # nobody knows what state they are in
+            loaders.clear()  # their state is unknown
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -16,14 +16,14 @@ class Report:
 
     `start` is seconds until the first batches of `epochs` came. Apart from those, `data` is seconds
     of waiting for batches, and `step` of using them. `samples` and `tokens` are without padding;
-    `places` counts tokens with it, or is 0 where nothing tells them apart.
+    `padded_tokens` counts tokens with padding, or is 0 where nothing tells them apart.
     """
 
     epochs: int = 0
     batches: int = 0
     samples: int = 0
     tokens: int = 0
-    places: int = 0
+    padded_tokens: int = 0
     start: float = 0.0
     data: float = 0.0
     step: float = 0.0
@@ -61,7 +61,7 @@ class Report:
     @property
     def padding(self) -> float | None:
         """The share of padding in tokens."""
-        return 1 - self.tokens / self.places if self.places else None
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else None
 
     @property
     def first_batch(self) -> float | None:
@@ -140,7 +140,7 @@ class Counted(NamedTuple):
 
     samples: Any
     tokens: Any
-    places: Any
+    padded_tokens: Any
 
 
 def counted(batch: object) -> Counted:
@@ -159,7 +159,7 @@ def _samples(batch: object) -> int:
         columns = batch.values()
     elif isinstance(batch, list | tuple):
         if batch and all(isinstance(sample, Mapping) for sample in batch):
-            return len(batch)  # nobody has put them together
+            return len(batch)  # samples that are not put together
         columns = batch
     columns = list(columns)
     arrays = (_samples(c) if isinstance(c, Mapping) else _rows(c) for c in columns)

@@ -260,7 +260,12 @@ def test_tokens_of_a_loop_are_summed_up(clock):
     monitor = monitor_of(clock, itertools.repeat(batch, 5), every=2)
     train(monitor, step=1)
     report = monitor.report()
-    assert (report.tokens, report.places, report.token_rate, report.padding) == (15, 30, 3, 0.5)
+    assert (report.tokens, report.padded_tokens, report.token_rate, report.padding) == (
+        15,
+        30,
+        3,
+        0.5,
+    )
 
 
 # --- warnings ------------------------------------------------------------------------------------
@@ -365,7 +370,7 @@ def test_a_csv_file_that_is_there_is_continued_unless_it_is_another(clock, tmp_p
         train(monitor_of(clock, Waiting(clock), log=log))
     assert [row["step"] for row in rows_of(log)] == ["10", "10"]
     (tmp_path / "labels.csv").write_text("key,label\n")
-    with pytest.raises(OutputError, match="no log of a monitor") as error:
+    with pytest.raises(OutputError, match="not a monitor's log") as error:
         Monitor([], log=tmp_path / "labels.csv")
     assert error.value.found == "key, label"
     assert (tmp_path / "labels.csv").read_text() == "key,label\n"
