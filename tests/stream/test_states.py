@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 from functools import cache
 
 import pytest
@@ -82,7 +83,18 @@ def mutated(state, dice):
     return state if dice.random() < 0.97 else dice.choice(VALUES)
 
 
+def peak():
+    """The most memory that this process has held, in kB; 0 where it is counted otherwise."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def test_a_mutated_state_is_refused_or_continued_exactly(door, large):
+    before = peak()
+
     @cache
     def places(epoch):
         """By place, what is left of an epoch; a window's end is the beginning of the next."""
@@ -123,6 +135,7 @@ def test_a_mutated_state_is_refused_or_continued_exactly(door, large):
             expected = places(epoch + 1)[0, 0]  # the end of an epoch is the beginning of the next
         assert got == expected, state
     print(seen)
+    assert peak() - before < 1 << 20
     assert seen["continued"] > 0 or not large
 
 
