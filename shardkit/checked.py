@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-from shardkit.errors import DamagedError, UsageError
+from shardkit.errors import DamagedError, FormatError, UsageError
 
 MOST_BYTES = 128 << 20  # of a manifest: 31 MB tell of 100,000 shards
 _DEPTH = 32  # of lists and objects inside one another where any value is allowed
@@ -108,6 +108,27 @@ def from_json(hint: type[_T], data: bytes, what: str, **where: Any) -> _T:
         raise damaged(what, error, **where) from error
 
 
+def of_version(version: int, name: str, data: bytes, what: str, **where: Any) -> dict[str, Any]:
+    """The object in JSON of ours that has its version under `name`.
+
+    Raises DamagedError, which says that `what` is damaged, and FormatError for another version.
+    """
+    try:
+        found = parse(data)
+        if type(found) is not dict or name not in found:
+            raise MismatchError(f"an object with its version as {name!r}", found)
+    except ValueError as error:
+        raise damaged(what, error, **where) from error
+    if found[name] != version:
+        raise FormatError(
+            f"{what} is of another version",
+            expected=f"version {version}",
+            found=f"version {found[name]!r:.60}",
+            **{"fix": "use the shardkit that wrote it, or a newer one", **where},
+        )
+    return cast("dict[str, Any]", found)
+
+
 def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator[_T]:
     """The values of a file with one on each line; raises DamagedError."""
     for number, line in enumerate(data.splitlines(), 1):
@@ -147,7 +168,7 @@ def _checker(hint: Any) -> _Check:
         return functools.partial(_ruled, _checker(kind), rule)
     if origin in (typing.Union, types.UnionType):
         kinds = [arg for arg in args if arg is not types.NoneType]
-        inner = _checker(kinds[0]) if len(kinds) == 1 else _anything
+        inner = _checker(kinds[0]) if len(kinds) == 1 else functools.partial(_either, kinds)
         return lambda value: None if value is None else inner(value)
     if origin in (list, tuple):
         return functools.partial(_listed, origin, _checker(args[0]))
@@ -176,6 +197,16 @@ def _scalar(kind: type, words: str, holds: Callable[[Any], Any]) -> _Check:
         raise MismatchError(words, value)
 
     return check
+
+
+def _either(kinds: list[Any], value: Any) -> Any:
+    """A value of one of several kinds: text, a list, an object, ..."""
+    for kind in kinds:
+        made_of = typing.get_origin(kind) or kind
+        if made_of is type(value) or (made_of is tuple and type(value) is list):
+            return _checker(kind)(value)
+    words = (_WORDS.get(typing.get_origin(kind) or kind) for kind in kinds)
+    raise MismatchError(" or ".join(filter(None, words)), value)
 
 
 def _ruled(check: _Check, rule: Rule, value: Any) -> Any:
@@ -260,7 +291,8 @@ def _object(kind: Any) -> _Check:
     return check
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text"}
+_WORDS |= {bool: "true or false", tuple: "a list", dict: "an object"}
 _NOTHING = object()
 
 

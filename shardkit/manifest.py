@@ -2,12 +2,13 @@
 
 It stands in the folder `__shardkit__`, with all other files that shardkit alone reads. Pyarrow and
 pandas, Spark, Dask and Hugging Face datasets pass over a folder of such a name, so that they find
-nothing but shards in a dataset. A dataset that is a single file, `train.beton`, has its manifest in
-`__shardkit__/train.beton.manifest.json`. No times, no absolute paths, no worker counts: the same
-source and options give the same bytes.
+nothing but shards in a dataset. A dataset that is a single file, `x.tar`, has its manifest in
+`__shardkit__/x.tar.manifest.json`. No times, no absolute paths, no worker counts: the same source
+and options give the same bytes.
 
 Earlier versions put these files among the shards, the manifest as `shardkit.json` or
-`train.beton.shardkit.json`. Such datasets are read as well.
+`x.tar.shardkit.json`, and had `source` and `options` in it instead of a recipe. Such datasets are
+read as well.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from shardkit.checked import (
     checked,
     damaged,
     from_json,
-    parse,
+    of_version,
     plain,
     under,
 )
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
+from shardkit.recipe import TokenizerEntry, recipe_of_version_1
 from shardkit.schema import Schema
 
 AGAIN = "copy it again from where it is whole, or convert again"
@@ -65,11 +67,12 @@ class File(Extensible):
 
 @dataclass(frozen=True)
 class Shard(Extensible):
-    """One shard: its own file, and those that stand beside it (a TAR's index)."""
+    """One shard: its own file, and those that stand beside it, such as an index."""
 
-    file: File  # names have slashes where a shard is a folder: shard-000000.lmdb/data.mdb
+    file: File  # the name has a slash where a shard is a folder
     samples: Count
     beside: tuple[File, ...] = ()
+    tasks: tuple[Count, ...] = ()  # numbers of the first and the last that made it
 
 
 @dataclass(frozen=True)
@@ -107,24 +110,6 @@ class TextEntry(TypedDict):
     histogram: Annotated[dict[int, Count], _SIZES]
 
 
-class _TokenizerEntry(TypedDict, total=False):
-    pattern: str
-    special_ids: dict[str, Count]
-
-
-class TokenizerEntry(_TokenizerEntry):
-    """What made the tokens: `Tokenizer.identity`."""
-
-    kind: str
-    file: str  # its copy in the dataset
-    digest: Digest
-    vocab_size: Count
-    eos_id: Count | None
-    bos_id: Count | None
-    pad_id: Count | None
-    special_tokens: str
-
-
 @dataclass(frozen=True)
 class Manifest(Extensible):
     """One dataset."""
@@ -148,9 +133,8 @@ class Manifest(Extensible):
     text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, of a dataset of tokens
     tokenizer: dict[str, Any] = field(default_factory=dict)  # a TokenizerEntry
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
-    source: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
+    versions: dict[str, str] = field(default_factory=dict)  # of what decides the bytes
 
     @property
     def schema(self) -> Schema:
@@ -190,8 +174,7 @@ class Splits(Extensible):
     format: str
     splits: dict[str, Count]  # name of the folder -> samples
     errors: Count  # samples that were dropped, in all of them
-    source: dict[str, Any]
-    options: dict[str, Any]
+    recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
     files: tuple[File, ...] = ()  # what the format adds
 
     def write(self, path: Path) -> None:
@@ -205,7 +188,7 @@ class _DatasetDict(TypedDict):
 
 
 def beside(path: Path, name: str = NAME) -> Path:
-    """What belongs to a dataset that is a single file: `__shardkit__/x.beton.manifest.json`."""
+    """What belongs to a dataset that is a single file: `__shardkit__/x.tar.manifest.json`."""
     return path.parent / FOLDER / f"{path.name}.{name}"
 
 
@@ -257,28 +240,18 @@ def has_manifest(dataset: Path) -> bool:
 def load_any(dataset: Path) -> Manifest | Splits:
     """The manifest of a dataset; raises DamagedError or FormatError that says what is wrong."""
     path = manifest_path(dataset)
+    text = storage.read(path, MOST_BYTES)
+    data = of_version(VERSION, "shardkit", text, "the manifest", path=path)
     try:
-        text = storage.read(path, MOST_BYTES)
-        data = parse(text)
-        if type(data) is not dict or "shardkit" not in data:
-            raise MismatchError("an object with the version of the manifest", data)
-        version = data.pop("shardkit")
         own = data.pop(_OWN_CHECKSUM, None)
-        if version == VERSION:
-            if not _is_as_written(text, own, {"shardkit": version, **data}):
-                raise ValueError("it is not as it was written")
-            return _from_json(data, path)
+        if not _is_as_written(text, own, data):
+            raise ValueError("it is not as it was written")
+        del data["shardkit"]
+        return _from_json(data, path)
     except (ValueError, RecursionError) as error:
         raise damaged("the manifest", error, path=path) from error
     except ShardkitError as error:  # a field of a later version's type
         raise error.located(path=path) from error.__cause__
-    raise FormatError(
-        "the manifest is of another version",
-        path=path,
-        expected=f"version {VERSION}",
-        found=f"version {version!r:.60}",
-        fix="use the shardkit that wrote it, or a newer one",
-    )
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
@@ -331,6 +304,10 @@ def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
 
 
 def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
+    if "options" in data and "recipe" not in data:
+        source, options = data.pop("source", None), data.pop("options")
+        options = checked(dict[str, Any], options, "options")
+        data["recipe"] = recipe_of_version_1(data.get("format"), source, options)
     if "splits" in data:
         splits = checked(Splits, data)
         _check_files(splits.files, "files", path)

@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import UsageError
@@ -221,13 +221,9 @@ class ConvertOptions:
             )
 
     @property
-    def selection(self) -> Selection:
-        return Selection(None if self.fields is None else tuple(self.fields), tuple(self.drop))
-
-    @property
-    def documents(self) -> TextOptions:
-        """The options for text; where `fields` says which fields are stored, they are kept."""
-        return self.text if self.fields is None else replace(self.text, keep_fields=True)
+    def bounded(self) -> bool:
+        """Whether it was said how large shards are."""
+        return self.shard_size is not None or self.shard_samples is not None
 
     @classmethod
     def of(cls, **options: Any) -> ConvertOptions:
@@ -249,21 +245,6 @@ class ConvertOptions:
         if self.shard_samples is not None:
             return None
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
-
-    def shaping(self) -> dict[str, Any]:
-        """The options that decide the bytes of the output, for the manifest."""
-        return {
-            "shard_size": self.max_bytes(),
-            "shard_samples": self.shard_samples,
-            "shuffle": self.seed if self.shuffle else None,
-            "limit": self.limit,
-            "split": self.split,
-            **{name: sorted(set(n)) for name, n in asdict(self.selection).items() if n},
-            "rename": dict(self.rename),
-            "image": asdict(self.image) if self.image.active else None,
-            "image_defaults": IMAGE_DEFAULTS if self.image.active or self.transform else None,
-            **({"safe_keys": True} if self.safe_keys else {}),  # others are as they always were
-        }
 
 
 def check_names(kind: type[Any], options: Iterable[str]) -> None:

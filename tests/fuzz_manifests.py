@@ -56,7 +56,7 @@ def mutated(data: Any, chance: random.Random) -> Any:
     """A manifest with one to three values that are wrong."""
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         every = places(data)
-        serious = [way for way in every if way[0] not in ("options", "source", "versions")]
+        serious = [way for way in every if way[0] not in ("recipe", "versions")]
         *way, last = chance.choice(serious if chance.random() < 0.8 else every)
         inner = data
         for key in way:

@@ -174,13 +174,13 @@ MUTATIONS = [
         "conversion/test_kill.py",
     ),
     Mutation(
-        "conversion/partial.py",
-        "if not self._replaced.exists() or self.out.exists():",
+        "conversion/commit.py",
+        "if not self._replaced.exists() or self._out.exists():",
         "if True:",
         "conversion/test_crash.py",
     ),
     Mutation(
-        "conversion/partial.py",
+        "conversion/lock.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "conversion/test_convert.py conversion/test_create.py",
@@ -192,7 +192,7 @@ MUTATIONS = [
         "conversion/test_one_shard.py",
     ),
     Mutation(
-        "conversion/reading.py",
+        "conversion/read_ahead.py",
         "self.start <= key_fraction(key) < self.stop",
         "self.start < key_fraction(key) <= self.stop + 0.1",
         "conversion/test_convert.py conversion/test_text.py",

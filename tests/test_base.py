@@ -23,6 +23,7 @@ from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.options import ConvertOptions, parse_size, parse_split
 from shardkit.order import permutation
+from shardkit.recipe import Recipe, identity
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
 from shardkit.stream import Loader
@@ -150,9 +151,11 @@ def test_splits() -> None:
 
 
 def test_options_that_shape_the_output_are_those_in_the_manifest() -> None:
-    shaping = ConvertOptions(workers=3, overwrite=True, on_error="skip").shaping()
-    assert shaping == ConvertOptions().shaping()
-    assert ConvertOptions(shuffle=True).shaping() != shaping
+    def made(**options: Any) -> dict[str, Any]:
+        return identity(Recipe.of("wds", ConvertOptions(**options)).to_json())
+
+    assert made(workers=3, overwrite=True, on_error="skip") == made()
+    assert made(shuffle=True) != made()
 
 
 def test_the_permutation_is_the_same_for_ever() -> None:

@@ -148,8 +148,8 @@ def test_values_inside_one_another_are_bounded(change: Callable[..., Path]) -> N
     value: Any = 1
     for _ in range(32):
         value = {"a": [value]}
-    with pytest.raises(DamagedError, match=r"at options\.a") as error:
-        shardkit.open(change(value, "options"))
+    with pytest.raises(DamagedError, match=r"at recipe\.a") as error:
+        shardkit.open(change(value, "recipe"))
     assert error.value.expected == "at most 32 lists and objects inside one another"
 
 

@@ -16,6 +16,7 @@ from shardkit.options import (
     ConvertOptions,
     ImageOptions,
 )
+from shardkit.recipe import Recipe
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,10 @@ def test_the_options_of_images_are_an_object_that_does_not_change() -> None:
 
 
 def test_what_is_done_to_images_shapes_the_output() -> None:
-    plain = ConvertOptions().shaping()
+    plain = Recipe.of("wds", ConvertOptions()).to_json()
     assert plain["image"] is None
     shaped = [
-        ConvertOptions(image=image).shaping()
+        Recipe.of("wds", ConvertOptions(image=image)).to_json()
         for image in (ImageOptions(), ImageOptions(resize=8), ImageOptions(background="#fff"))
     ]
     assert shaped[0] == plain

@@ -17,6 +17,7 @@ from shardkit.options import (
     PACKINGS,
     REMAINDERS,
     RESIZE_MODES,
+    ConvertOptions,
     ImageOptions,
     TextOptions,
 )
@@ -222,16 +223,13 @@ def command(
     if options["transform"] is not None:
         search_here()
     if plan_only:
-        from shardkit.conversion import run
-        from shardkit.conversion.partial import check_output, is_single
+        from shardkit.conversion.run import prepare
 
-        plan = run.prepare(source, to, out, **options)
-        target = out or run.default_output(source, to)
-        check_output(target, source, single=is_single(target, to))
+        plan = prepare(source, to, out, ConvertOptions(**options))
         if as_json:
-            print_json({"out": str(target), **plan.describe()})
+            print_json(plan.describe())
         else:
-            show_plan(plan, target)
+            show_plan(plan)
         return
     with ConvertMonitor(quiet) as monitor:
         result = convert(source, to, out, monitor=monitor, **options)

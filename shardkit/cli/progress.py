@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardkit.cli import complain
 from shardkit.cli.tables import console, counted, print_table, size, spread, tally, text_rows
@@ -176,39 +176,46 @@ class BenchMonitor(_Monitor):
         return self
 
 
-def show_plan(plan: Plan, out: Path) -> None:
+def show_plan(plan: Plan) -> None:
     """What a conversion would do, for people."""
     about = plan.describe()
-    rows = [("output", str(out)), ("format", plan.format.name)]
+    rows = [("output", about["out"]), ("format", about["format"])]
     for part in about["parts"]:
         name = f"split {part['split']}" if part["split"] else "samples"
         classes = f" in {counted(part['classes'], 'class')}" if part["classes"] else ""
         amount = "of documents" if part["samples"] is None else f"{part['samples']:,}"
         rows.append((name, f"{amount}{classes}: {', '.join(part['schema'])}"))
     rows.append(("bytes to read", size(plan.bytes)))
-    pieces = sum(task.piece for task in plan.tasks)
-    what = f"{pieces:,} of them pieces of shards" if pieces else "each a shard or more"
+    joined = sum(task.joined for task in plan.tasks)
+    what = f"{joined:,} of them parts of shards" if joined else "each a shard or more"
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
-    for option, value in about["options"].items():
-        if option == "image" and value:
-            usual = asdict(ImageOptions())
-            asked = {name: v for name, v in value.items() if v != usual[name]}
-            rows.append(("images", ", ".join(f"{n}={v}" for n, v in asked.items())))
-        elif option == "text" and value:
-            usual = asdict(TextOptions())
-            asked = {n: v for n, v in value.items() if n in usual and v != usual[n]}
-            if value["tokenizer"]:
-                asked["tokenizer"] = value["tokenizer"]["file"]
-            rows.append((option, ", ".join(f"{n}={v}" for n, v in asked.items())))
-        elif option == "image_defaults":
-            continue
-        elif option == "transform" and value:
-            rows.append((option, value["name"]))
-        elif value not in (None, {}):
-            rows.append((option.replace("_", " "), size(value) if "size" in option else str(value)))
+    rows += _options(about["recipe"])
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     rows += [("problem", problem) for problem in about["problems"]]
     print_table("Would convert", rows)
+
+
+def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a recipe asks for that is not the usual."""
+    shown = {**recipe, "tokenizer": None, "image_defaults": None, "sources": None}
+    for name, value in shown.items():
+        label = name.replace("_", " ")
+        if value in (None, False, [], {}, "fail") or name == "format":
+            continue
+        if name in _USUAL:
+            usual = asdict(_USUAL[name])
+            asked = ", ".join(f"{n}={v}" for n, v in value.items() if v != usual[n])
+            yield _LABELS.get(name, name), asked
+        elif name == "transform":
+            yield label, value["name"]
+        elif name == "classes":
+            yield label, f"{len(value):,} names"
+        else:
+            yield label, size(value) if name == "shard_size" else str(value)
+
+
+_USUAL: dict[str, ImageOptions | TextOptions] = {"image": ImageOptions(), "text": TextOptions()}
+_LABELS = {"image": "images"}
 
 
 def show_result(result: ConvertResult) -> None:

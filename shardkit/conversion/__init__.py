@@ -1,12 +1,20 @@
 """The conversion engine: every source to every format.
 
-plan.py      source and options -> tasks, and what identifies the run
-partial.py   OUT.partial: what an interrupted run left, and the lock
-work.py      one task: read, check, write shards, count
-shards.py    samples -> shards in a folder, used by tasks and by `create`
-pool.py      worker processes
-publish.py   finished tasks -> a dataset, in one rename
-run.py       a whole conversion: plan, work, publish
-convert.py   `convert`: starts the workers, then all of it
-create.py    `create`: a user's own samples, one by one
+plan.py       recipe, sources and target -> tasks
+shares.py     which samples are in which split
+cuts.py       where tasks begin and end
+target.py     the output: a folder, or a single file
+existing.py   what is at the output already
+partial.py    OUT.partial: what an interrupted run left
+lock.py       only one run at a time works there
+work.py       one task: read, check, write shards, count
+read_ahead.py samples in their order after their steps, read ahead where that waits
+shards.py     samples -> shards in a folder, used by tasks and by `create`
+lengths.py    how long arrays are
+pool.py       worker processes
+publish.py    finished tasks -> a dataset in OUT.partial
+commit.py     that dataset -> the output, in one rename
+run.py        a whole conversion: plan, work, publish
+convert.py    `convert`: starts the workers, then all of it
+create.py     `create`: a user's own samples, one by one
 """

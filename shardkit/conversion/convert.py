@@ -55,6 +55,6 @@ def convert(
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 
-        plan = prepare(source, to, out, schema=schema, **options)
-        result = run(plan, source, out, monitor, processes if workers else None)
+        plan = prepare(source, to, out, checked, schema=schema)
+        result = run(plan, checked, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from shardkit import storage
 from shardkit.conversion.lengths import lengths_header
-from shardkit.conversion.partial import Partial, check_output, is_single
-from shardkit.conversion.publish import Content, Made, described, place
+from shardkit.conversion.partial import Partial
+from shardkit.conversion.publish import Content, Made, described, publish_shards
 from shardkit.conversion.shards import ShardSequence
-from shardkit.errors import OutputError, SampleError, UsageError
-from shardkit.formats import FORMATS, get_format
+from shardkit.conversion.target import Target
+from shardkit.errors import OutputError, SampleError
+from shardkit.formats import get_format
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, length_fields, named_classes
@@ -49,13 +49,9 @@ class DatasetWriter:
             from shardkit.preprocess.steps import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, self._format.raw_images)
-        target = storage.local(out, output=True)
-        self._single = is_single(target, to)
-        bounded = shard_size is not None or shard_samples is not None
-        if self._single and bounded:
-            raise UsageError("an output that is one shard has no bound", fix="give a folder")
-        one_shard = self._single or (FORMATS[to].one_shard and not bounded)
-        self._partial = _begin(target, overwrite, self._single)
+        self._target = Target.of(out, to)
+        one_shard = self._target.one_shard(options.bounded)
+        self._partial = _begin(self._target, overwrite)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
             self._folder,
@@ -111,18 +107,17 @@ class DatasetWriter:
         storage.make_folder(folder / FOLDER)
         files = []
         if self._shards.lengths:
-            path = self._partial.list_path(folder, LENGTHS)
+            path = self._target.list_path(folder, LENGTHS)
             rows = self._shards.lengths.rows()
             header = lengths_header(length_fields(self._schema), len(rows))
             storage.write_file(path, header + rows)
             files.append(path)
-        place(
+        publish_shards(
             Content(self._format, self._schema, self._class_names, label_of(self._class_names)),
             [[Made(self._folder, shard)] for shard in self._shards.shards],
             self._shards.stats,
             folder,
-            stem=self._partial.stem(self._format.name),
-            manifest=self._partial.manifest(),
+            self._target,
             files=described(folder, files),
         )
         self._partial.publish()
@@ -151,13 +146,13 @@ class DatasetWriter:
             self.discard()
 
 
-def _begin(out: Path, overwrite: bool, single: bool) -> Partial:
-    check_output(out, None, single=single)
-    if out.exists() and (single or any(out.iterdir())) and not overwrite:
+def _begin(target: Target, overwrite: bool) -> Partial:
+    target.check(None)
+    if not overwrite and not target.is_empty():
         raise OutputError(
-            "the output exists", path=out, fix="give another folder, or pass overwrite=True"
+            "the output exists", path=target.path, fix="give another folder, or pass overwrite=True"
         )
-    partial = Partial(out, single=single)
+    partial = Partial(target)
     job = partial.job() if partial.exists() else None
     if job not in (None, _JOB) and not overwrite:
         raise OutputError(
@@ -165,5 +160,5 @@ def _begin(out: Path, overwrite: bool, single: bool) -> Partial:
             path=partial.path,
             fix="finish it by its own command, or pass overwrite=True",
         )
-    partial.begin(_JOB, go_on=False)
+    partial.begin(_JOB, resume=False)
     return partial

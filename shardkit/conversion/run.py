@@ -6,26 +6,21 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from shardkit import storage
 from shardkit.checked import plain
 from shardkit.conversion import pool
-from shardkit.conversion.partial import (
-    Partial,
-    check_output,
-    differences,
-    is_complete,
-    is_single,
-)
+from shardkit.conversion.existing import is_done
+from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
+from shardkit.conversion.target import Target, default_output
 from shardkit.conversion.work import Progress, Work, read_result
-from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError
-from shardkit.folders import is_pattern
-from shardkit.formats import FORMATS, get_format
+from shardkit.errors import ShardkitError, SourceError, UsageError
+from shardkit.formats import get_format
 from shardkit.manifest import (
     ERRORS,
     FILTERED,
@@ -37,6 +32,8 @@ from shardkit.manifest import (
     manifest_path,
 )
 from shardkit.options import ConvertOptions
+from shardkit.preprocess.transform import load_transform
+from shardkit.recipe import Recipe
 from shardkit.sources import open_sources
 
 _OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
@@ -118,52 +115,44 @@ def prepare(
     source: str | os.PathLike[str] | Sequence[Any],
     to: str,
     out: str | os.PathLike[str] | None = None,
+    options: ConvertOptions | None = None,
     *,
     schema: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> Plan:
     """The plan of a conversion to `out`: everything is looked at, nothing is done."""
     get_format(to)  # an unknown one is an error before all others
-    checked = ConvertOptions.of(**options)
-    sources = open_sources(
-        source,
-        split=checked.split,
-        classes=checked.classes,
-        schema=schema,
-        text=checked.documents,
-        selection=checked.selection,
-    )
-    if any(checked.text.reads and not source.reads_text for source in sources.values()):
+    options = options or ConvertOptions()
+    recipe = Recipe.of(to, options)
+    sources = open_sources(source, recipe, schema=schema)
+    if any(recipe.text.reads and not source.reads_text for source in sources.values()):
         raise UsageError(
             "encoding, encoding_errors and documents are for files of text",
             found="a source that has no such files",
         )
-    single = out is not None and is_single(storage.local(out, output=True), to)
-    return make_plan(sources, to, checked, single=single, workers=checked.processes(source))
+    path = storage.local(source) if isinstance(source, str | os.PathLike) else None
+    target = Target.of(default_output(path, to) if out is None else out, to)
+    if target.one_shard(options.bounded):
+        recipe = replace(recipe, shard_size=None)
+    transform = None
+    if options.transform is not None:
+        transform = load_transform(options.transform, options.processes(source))
+    plan = make_plan(recipe, sources, target, transform=transform)
+    target.check(path)
+    return plan
 
 
 def run(
-    plan: Plan,
-    source: str | os.PathLike[str] | Sequence[Any],
-    out: str | os.PathLike[str] | None,
-    monitor: Monitor | None,
-    processes: pool.Pool | None,
+    plan: Plan, options: ConvertOptions, monitor: Monitor | None, processes: pool.Pool | None
 ) -> ConvertResult:
-    """Carry out a plan made of `source`, in `processes` or in this one."""
-    source_path = storage.local(source) if isinstance(source, str | os.PathLike) else None
-    target = storage.local(
-        default_output(source_path, plan.format.name) if out is None else out, output=True
-    )
-    single = is_single(target, plan.format.name)
-    check_output(target, source_path, single=single)
-    partial = Partial(target, single=single)
-    if _is_done(plan, target, partial):
-        return _result(plan, target, already_complete=True)
-    _refuse_problems(plan)
-    partial.begin(plan.identity, go_on=plan.resumable)
+    """Carry out a plan in `processes` or in this one."""
+    partial = Partial(plan.target)
+    if is_done(plan, partial, overwrite=options.overwrite):
+        return _result(plan, already_complete=True)
+    _refuse_problems(plan, options.max_errors)
+    partial.begin(plan.job, resume=plan.resumable)
     try:
         finished = _finished(plan, partial)
-        _work(plan, partial, finished, monitor, processes)
+        _work(plan, partial, finished, options.max_errors, monitor, processes)
         assemble(plan, partial, finished)
         partial.publish()
     except BaseException as error:
@@ -178,89 +167,14 @@ def run(
         raise
     finally:
         partial.release()
-    return _result(plan, target)
+    return _result(plan)
 
 
-def default_output(source: Path | None, format: str) -> Path:
-    """`<name>-<format>` beside the source."""
-    if source is None:
-        raise UsageError("a sequence needs an output folder", fix="pass out=")
-    if is_pattern(source):
-        raise UsageError("a pattern of shards needs an output", path=source, fix="give -o OUT")
-    if source.name in ("", "..", "."):
-        source = source.resolve()
-    inside = [declared.inside for declared in FORMATS.values() if declared.inside]
-    if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
-        source = source.resolve().parent
-    if source.is_file():
-        from shardkit.sources.text.names import parse_name
-
-        text = parse_name(source.name)
-        if text is not None:
-            return source.parent / f"{text.stem}-{format}"
-    suffixes = [suffix for declared in FORMATS.values() for suffix in declared.suffixes]
-    name = source.name
-    for suffix in sorted(suffixes, key=len, reverse=True):
-        if len(name) > len(suffix) and name.endswith(suffix):
-            name = name.removesuffix(suffix)
-            break
-    return source.parent / f"{name}-{format}"
-
-
-def _is_done(plan: Plan, out: Path, partial: Partial) -> bool:
-    """Whether the dataset is there already; raises OutputError where it must not be replaced."""
-    job = partial.job() if partial.exists() else None
-    overwrite = plan.options.overwrite
-    complete = is_complete(out, plan.identity, with_errors=plan.options.on_error == "skip")
-    if complete and (job == plan.identity or not overwrite):
-        if partial.exists() and job in (plan.identity, None):
-            partial.begin(plan.identity, go_on=True)  # the last run was killed while cleaning up
-            partial.discard()
-        return True
-    if job is not None and job != plan.identity and not overwrite and partial.has_work():
-        raise OutputError(
-            "there is an unfinished conversion to this output, of other options or another source,"
-            " or with other versions",
-            path=partial.path,
-            found=differences(job, plan.identity),
-            fix="repeat it with its own options to finish it, or start again with --overwrite",
-        )
-    if out.exists() and not _is_empty(out) and not overwrite:
-        raise OutputError(
-            "the output exists and holds another dataset",
-            path=out,
-            found=_difference(out, plan),
-            fix="give another folder with -o, or replace this one with --overwrite",
-        )
-    return False
-
-
-def _difference(out: Path, plan: Plan) -> str:
-    """Why the dataset at `out` is not the one that is asked for."""
-    made = _made_with(out)
-    words = differences(made, {name: plan.identity[name] for name in made})
-    if not words:
-        dropped = load_any(out).errors and plan.options.on_error == "fail"
-        words = "bad samples were dropped from it" if dropped else "it is damaged, or may be older"
-    return words
-
-
-def _made_with(out: Path) -> dict[str, Any]:
-    manifest = load_any(out)
-    made = {"source": manifest.source, "options": manifest.options}
-    return {"format": manifest.format, **made}
-
-
-def _is_empty(out: Path) -> bool:
-    return out.is_dir() and not any(out.iterdir())
-
-
-def _refuse_problems(plan: Plan) -> None:
-    problems = [problem for part in plan.parts for problem in part.problems]
-    if problems and plan.options.on_error == "fail":
-        raise problems[0]
-    if len(problems) > plan.options.max_errors:
-        raise _too_many(plan.options.max_errors, " ".join(str(problems[0]).split()))
+def _refuse_problems(plan: Plan, allowed: int) -> None:
+    if plan.problems and plan.recipe.on_error == "fail":
+        raise plan.problems[0]
+    if len(plan.problems) > allowed:
+        raise _too_many(allowed, " ".join(str(plan.problems[0]).split()))
 
 
 def _too_many(allowed: int, last: str = "") -> SourceError:
@@ -275,19 +189,21 @@ def _work(
     plan: Plan,
     partial: Partial,
     finished: set[int],
+    allowed: int,
     monitor: Monitor | None,
     processes: pool.Pool | None,
 ) -> None:
+    """Do the tasks that are left; no more than so many samples are `allowed` to be bad."""
     if monitor is not None:
         done = sum(plan.amount(task) for task in plan.tasks if task.number in finished)
         monitor.start(plan, done)
-    bad = sum(len(part.problems) for part in plan.parts) + _errors_of(partial, finished)
+    bad = len(plan.problems) + _errors_of(partial, finished)
 
     def report(progress: Progress) -> None:
         nonlocal bad
         bad += progress.errors
-        if bad > plan.options.max_errors:
-            raise _too_many(plan.options.max_errors)
+        if bad > allowed:
+            raise _too_many(allowed)
         if monitor is not None:
             monitor.advance(progress)
 
@@ -304,29 +220,23 @@ def _work(
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
-    options = plan.options
+    recipe = replace(plan.recipe, sources={}, classes=None)  # these may be long
     for task in plan.tasks:
         if task.number not in finished:
             yield Work(
                 number=task.number,
                 folder=partial.task_folder(task.number),
                 reading=task.reading(),
-                format=plan.format.name,
-                max_bytes=plan.max_bytes(),
-                max_samples=options.shard_samples,
+                recipe=recipe,
                 schema=task.part.schema,
-                rename=options.rename,
-                safe_keys=options.safe_keys and not task.part.source.safe_keys,
-                skip_errors=options.on_error == "skip",
-                transformed=options.transform is not None,
-                durable=not task.piece,
+                durable=not task.joined,
             )
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:
     """The tasks that an earlier run has done, less those that dropped samples if we must not."""
     finished = set(partial.finished(len(plan.tasks)))
-    if plan.options.on_error == "fail":
+    if plan.recipe.on_error == "fail":
         dropped = {number for number in finished if _errors_of(partial, {number})}
         if dropped and partial.dataset.exists():  # shards have moved, and their numbers may change
             storage.remove(partial.dataset)
@@ -341,7 +251,8 @@ def _errors_of(partial: Partial, finished: set[int]) -> int:
     return sum(read_result(partial.task_folder(number)).errors for number in finished)
 
 
-def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> ConvertResult:
+def _result(plan: Plan, *, already_complete: bool = False) -> ConvertResult:
+    out = plan.target.path
     made = load_any(out)
     folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
     splits = {name: _split_result(folder) for name, folder in folders.items()}
@@ -357,33 +268,17 @@ def _result(plan: Plan, out: Path, *, already_complete: bool = False) -> Convert
     )
 
 
-def _beside(dataset: Path, name: str) -> Path:
-    return folder_of(manifest_path(dataset)) / name
-
-
-def _split_result(folder: Path) -> SplitResult:
-    manifest = load_any(folder)
+def _split_result(dataset: Path) -> SplitResult:
+    manifest = load_any(dataset)
     assert isinstance(manifest, Manifest)
-    lists = {
-        name: None if listed is None else str(_beside(folder, listed.name))
-        for name in (ERRORS, FILTERED)
-        for listed in [manifest.list_named(name)]
-    }
+    folder = folder_of(manifest_path(dataset))
+    errors, filtered = (manifest.list_named(name) for name in (ERRORS, FILTERED))
+    names = {f.name for f in fields(SplitResult)} & {*dir(manifest)}
     return SplitResult(
-        path=os.fspath(folder),
-        samples=manifest.samples,
-        bytes=manifest.bytes,
+        **{name: getattr(manifest, name) for name in names - {"shards", "classes"}},
+        path=os.fspath(dataset),
         shards=len(manifest.shards),
-        errors=manifest.errors,
-        errors_list=lists[ERRORS],
+        errors_list=None if errors is None else str(folder / errors.name),
         classes=None if manifest.classes is None else len(manifest.classes),
-        fields=manifest.fields,
-        encoded=manifest.encoded,
-        ignored=manifest.ignored,
-        keys=manifest.keys,
-        filtered=manifest.filtered,
-        filtered_list=lists[FILTERED],
-        text=manifest.text,
-        images=manifest.images,
-        reasons=manifest.reasons,
+        filtered_list=None if filtered is None else str(folder / filtered.name),
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
-from shardkit.conversion.reading import Reading
+from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import ShardSequence, Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
@@ -24,6 +24,7 @@ from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
 from shardkit.names import checked_name
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
+from shardkit.recipe import Recipe
 from shardkit.sample import Sample, renamed, safe_key
 from shardkit.schema import Schema
 
@@ -42,15 +43,9 @@ class Work:
     number: int
     folder: Path
     reading: Reading
-    format: str
-    max_bytes: int | None
-    max_samples: int | None
+    recipe: Recipe  # without sources and classes
     schema: Schema  # of the samples after their steps, and with their new names
-    rename: dict[str, str]
-    safe_keys: bool  # to be made so
-    skip_errors: bool
-    transformed: bool  # whether samples are what a user's function made
-    durable: bool  # whether the shards are final, or pieces to be joined
+    durable: bool  # whether the shards are final, or to be joined
 
 
 @dataclass(frozen=True)
@@ -88,15 +83,15 @@ def run_task(work: Work, report: Report) -> None:
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:
-    source = work.reading.source
+    source, recipe = work.reading.source, work.recipe
     shards = ShardSequence(
         folder,
-        get_format(work.format),
+        get_format(recipe.format),
         work.schema,
-        work.max_bytes,
-        work.max_samples,
-        label=work.rename.get(source.label, source.label),
-        class_names=source.names_in(work.schema, work.rename),
+        recipe.shard_size,
+        recipe.shard_samples,
+        label=recipe.rename.get(source.label, source.label),
+        class_names=source.names_in(work.schema, recipe.rename),
         durable=work.durable,
         unique_keys=work.reading.unique_keys,
     )
@@ -113,7 +108,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
                 reporter.add(item.size, 0)
                 continue
             except SampleError as error:
-                if not work.skip_errors:
+                if recipe.on_error == "fail":
                     raise error.located(path=item.name) from error.__cause__
                 lists[ERRORS].append(error_line(item.name, error))
                 reporter.add(item.size, 1)
@@ -150,10 +145,11 @@ def _count(read: Read, stats: Stats) -> None:
 
 def _checked(sample: Sample, work: Work) -> Sample:
     """A sample with its new names and key; checked, if it is what a user's function made."""
-    sample = renamed(sample, work.rename)
-    if work.safe_keys:
+    recipe = work.recipe
+    sample = renamed(sample, recipe.rename)
+    if recipe.safe_keys and not work.reading.source.safe_keys:
         sample = {**sample, "__key__": safe_key(sample["__key__"])}
-    return work.schema.check(sample) if work.transformed else sample
+    return work.schema.check(sample) if recipe.transform is not None else sample
 
 
 class _Reporter:

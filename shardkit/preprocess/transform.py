@@ -33,10 +33,6 @@ class Transform:
     function: Callable[[Sample], Sample | None] = field(repr=False)
     digest: str | None
 
-    def identity(self) -> dict[str, str | None]:
-        """What a manifest says of it, and what decides whether a run may continue."""
-        return {"name": self.name, "digest": self.digest}
-
     def __call__(self, sample: Sample) -> Sample | None:
         """Raises SampleError for whatever the function raises, or gives that is no sample."""
         key = sample["__key__"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign, wi
 from shardkit.formats import format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import FOLDER, has_manifest
-from shardkit.options import ALL_FIELDS, Selection, TextOptions
+from shardkit.options import ALL_FIELDS, Selection
+from shardkit.recipe import Recipe
 from shardkit.schema import ClassNames, Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.splits import check_card
@@ -25,62 +27,56 @@ WHOLE = ""
 
 def open_sources(
     source: str | os.PathLike[str] | Sequence[Any],
+    recipe: Recipe | None = None,
     *,
-    split: str = "auto",
-    classes: ClassNames | None = None,
     schema: Mapping[str, Any] | None = None,
-    text: TextOptions | None = None,
-    selection: Selection = ALL_FIELDS,
     strict: bool = True,
 ) -> dict[str, Source | Stream]:
     """The sources behind a path or a sequence, one per split; `{"": source}` without splits.
 
-    Raises UsageError where the `selection` leaves no field or, if `strict`, names one that none of
-    the sources has.
+    The recipe says which splits, classes and fields they have, and how text is read. Unless
+    `strict`, it may be that of a dataset that another source was converted to: fields that this one
+    does not have are passed over, and classes that are not named come after those that are.
+    Raises UsageError where no field would be left.
     """
-    sources = _opened(source, split, classes, schema, text or TextOptions(), selection)
-    _narrow(sources, selection, strict)
-    return sources
-
-
-def _opened(
-    source: str | os.PathLike[str] | Sequence[Any],
-    split: str,
-    classes: ClassNames | None,
-    schema: Mapping[str, Any] | None,
-    text: TextOptions,
-    selection: Selection,
-) -> dict[str, Source | Stream]:
+    recipe = recipe or Recipe("")
     if isinstance(source, str | os.PathLike):
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
-        if isinstance(classes, Mapping):
-            raise UsageError(
-                "class names by field are for Python sequences",
-                fix="give a list of names for a folder; a dataset has names of its own",
-            )
-        path = storage.local(source)
-        shares = split not in ("auto", "none")
-        found = _of_path(path, "auto" if shares else split, classes, text, selection)
-        return _one(path, found) if shares else found
+        sources = _of_path(storage.local(source), recipe, strict)
+    else:
+        sources = {WHOLE: _sequence(source, schema, recipe.classes if strict else None)}
+    _narrow(sources, recipe.selection, strict)
+    return sources
+
+
+def _sequence(
+    source: Sequence[Any], schema: Mapping[str, Any] | None, classes: ClassNames | None
+) -> Source:
     from shardkit.dataset import Dataset
     from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.sequence import SequenceSource
 
     if isinstance(source, Dataset) and schema is None and classes is None:
-        return {WHOLE: DatasetSource(source)}
+        return DatasetSource(source)
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
             found=f"{type(source).__name__}, of which nobody knows how many samples it gives",
             fix="make a list of it, or write its samples one by one with shardkit.create",
         )
-    declared = None if schema is None else Schema(schema)
-    return {WHOLE: SequenceSource(source, declared, classes)}
+    return SequenceSource(source, None if schema is None else Schema(schema), classes)
 
 
-def _one(path: Path, found: dict[str, Source | Stream]) -> dict[str, Source | Stream]:
-    """The only source, to be split by shares. Raises UsageError for a path that has splits."""
+def _of_path(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+    if isinstance(recipe.classes, Mapping) and strict:
+        raise UsageError(
+            "class names by field are for Python sequences",
+            fix="give a list of names for a folder; a dataset has names of its own",
+        )
+    if recipe.split in ("auto", "none"):
+        return _found_at(path, recipe, strict)
+    found = _found_at(path, replace(recipe, split="auto"), strict)
     if len(found) > 1:
         raise UsageError(
             "the source has splits of its own, which shares would mix",
@@ -91,28 +87,22 @@ def _one(path: Path, found: dict[str, Source | Stream]) -> dict[str, Source | St
     return {WHOLE: next(iter(found.values()))}
 
 
-def _of_path(
-    path: Path,
-    split: str,
-    classes: Sequence[str] | None,
-    options: TextOptions,
-    selection: Selection,
-) -> dict[str, Source | Stream]:
+def _found_at(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
     try:
         folder = path.is_dir()
         path.stat()
     except OSError as error:
         if not is_pattern(path):
             raise storage.explain(error, "read the source", path) from error
-        return _datasets(path, split, classes)
+        return _datasets(path, recipe, strict)
     if not folder:
         if format_of(path) is None or kind_of_file(path) is not None:
-            return _loose(path, None, split, classes, options, selection)
-        return _datasets(path, split, classes)
+            return _loose(path, None, recipe, strict)
+        return _datasets(path, recipe, strict)
     if path.name == FOLDER:
         raise unknown_format(path)
     if _is_dataset(path):
-        return _datasets(path, split, classes)
+        return _datasets(path, recipe, strict)
     from shardkit.sources.text.names import parse_name
 
     found = look_into(path, lambda name: parse_name(name) is not None)
@@ -120,20 +110,15 @@ def _of_path(
         _refuse_beside(found)
     refuse_foreign(found)
     if found.shards:
-        return _datasets(path, split, classes)
-    sources = _loose(path, found, split, classes, options, selection)
-    if split == "auto":
+        return _datasets(path, recipe, strict)
+    sources = _loose(path, found, recipe, strict)
+    if recipe.split == "auto":
         check_card(path, [name for name in sources if name != WHOLE])
     return sources
 
 
 def _loose(
-    path: Path,
-    found: Contents | None,
-    split: str,
-    classes: Sequence[str] | None,
-    options: TextOptions,
-    selection: Selection,
+    path: Path, found: Contents | None, recipe: Recipe, strict: bool
 ) -> dict[str, Source | Stream]:
     """Files of images or of text; text that stands beside images belongs to them.
 
@@ -143,26 +128,27 @@ def _loose(
     from shardkit.sources.text.names import parse_name
 
     if found is not None and found.image_files:
-        return {**scan_folder(path, split=split, classes=classes)}
+        classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
+        return {**scan_folder(path, split=recipe.split, classes=classes, strict=strict)}
     if found.text_files if found is not None else parse_name(path.name):
-        if classes is not None:
+        if recipe.classes is not None and strict:
             raise UsageError("--classes is for folders of images", path=path, found="text")
         from shardkit.sources.text.scan import open_text  # much, and nothing that images need
 
-        return open_text(path, options, split=split, selection=selection)
+        return open_text(path, recipe.documents, split=recipe.split, selection=recipe.selection)
     if found is None:
         raise unknown_format(path)
     raise no_images(path, found.ignored)
 
 
-def _datasets(path: Path, split: str, classes: Sequence[str] | None) -> dict[str, Source | Stream]:
+def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
     from shardkit.dataset import open_splits
     from shardkit.sources.dataset import DatasetSource
 
-    if classes is not None:
+    if recipe.classes is not None and strict:
         raise UsageError("class names come from the dataset; --classes is for folders")
-    found = open_splits(path, together=split == "none", partly=True)
-    if split == "none" and list(found) != [WHOLE]:
+    found = open_splits(path, together=recipe.split == "none", partly=True)
+    if recipe.split == "none" and list(found) != [WHOLE]:
         raise UsageError(
             "a folder with a dataset for each split cannot be taken as one dataset",
             path=path,

@@ -49,7 +49,7 @@ class DatasetSource(Source):
         self._dataset = dataset
         self._indices = indices
         self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
-        self.safe_keys = bool(dataset.manifest and dataset.manifest.options.get("safe_keys"))
+        self.safe_keys = bool(dataset.manifest and dataset.manifest.recipe.get("safe_keys"))
         self.guessed = dataset.guessed
         self.schema = dataset.schema.with_optional(self.guessed)
         self.others = dataset.unusable

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 def scan_folder(
-    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None
+    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None, strict: bool = True
 ) -> dict[str, Source]:
     """The source of a folder, or one per split folder with one class table over all.
 
+    Unless `strict`, classes that are not among `classes` come after those.
     Raises SourceError for a folder without images, UsageError for folders that `classes` lacks, and
     for those that are neither classes nor splits.
     """
@@ -53,7 +54,9 @@ def scan_folder(
         raise no_images(root, sum((scan.ignored for scan in scans.values()), Counter()))
     labelled = all(scan.labelled for scan in scans.values())
     filled = sorted({name for scan in scans.values() for name in scan.tree.filled()})
-    if classes is None:
+    if not strict and classes is not None:
+        classes = [*classes, *(name for name in filled if name not in set(classes))]
+    elif classes is None:
         for scan in scans.values():
             scan.check_folders(splits=split == "auto")
         _refuse_empty(root, scans.values(), filled, labelled)

@@ -139,7 +139,7 @@ def class_shares(stream: Stream) -> Floats | None:
 def _label_counts(dataset: Dataset) -> tuple[int, ...]:
     """Nothing where they are not known, or where the order of samples has been made random."""
     manifest = dataset.manifest
-    if manifest is None or manifest.options.get("shuffle") is not None:
+    if manifest is None or manifest.recipe.get("shuffle") is not None:
         return ()
     labelled = isinstance(dataset.schema.get(dataset.label), Int)
     return (manifest.label_counts or ()) if labelled else ()

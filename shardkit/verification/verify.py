@@ -22,7 +22,7 @@ from shardkit.verification.work import Findings, Meter, Monitor
 
 if TYPE_CHECKING:
     from shardkit.verification.client import Client, ClientReport
-    from shardkit.verification.compare import Against, Group
+    from shardkit.verification.groups import Against, Group
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class _Run:
 
     def open_source(self, against: Against) -> list[Group]:
         """What to compare with what; before the work, as a wrong path is soon told."""
-        from shardkit.verification.compare import groups
+        from shardkit.verification.groups import groups
 
         return groups(self._path, self._parts, against, self._last) if self._parts else []
 

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit import ConvertOptions
 from shardkit.conversion import run
+from shardkit.conversion.target import default_output
 from shardkit.errors import (
     OutputError,
     SampleError,
@@ -323,7 +325,7 @@ def test_sequences_that_hold_no_samples_are_named(
 
 def test_a_plan_says_what_would_be_done_and_does_nothing(many: Path, tmp_path: Path) -> None:
     before = files_of(tmp_path)
-    plan = run.prepare(many, "wds", shard_size="100kB")
+    plan = run.prepare(many, "wds", options=ConvertOptions(shard_size="100kB"))
     about = plan.describe()
     assert about["samples"] == 60
     assert about["tasks"] == len(plan.tasks) >= 4
@@ -334,8 +336,8 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(many: Path, tmp_path: P
 def test_without_an_output_it_goes_beside_the_source(images: Path, tmp_path: Path) -> None:
     assert shardkit.convert(images, "wds", workers=0).out == str(tmp_path / "images-wds")
     shard = tmp_path / "images-wds/shard-000000.tar"
-    assert run.default_output(shard, "wds") == shard.parent / "shard-000000-wds"
-    assert run.default_output(Path("."), "wds").name == f"{Path.cwd().name}-wds"
+    assert default_output(shard, "wds") == shard.parent / "shard-000000-wds"
+    assert default_output(Path("."), "wds").name == f"{Path.cwd().name}-wds"
     with pytest.raises(UsageError, match="needs an output folder"):
         shardkit.convert([{"label": 1}], "wds")
 
@@ -437,9 +439,9 @@ def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
 def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
     from shardkit.conversion.partial import Partial
 
-    plan = run.prepare(images, "wds")
-    first = Partial(tmp_path / "out")
-    first.begin(plan.identity, go_on=True)
+    plan = run.prepare(images, "wds", tmp_path / "out")
+    first = Partial(plan.target)
+    first.begin(plan.job, resume=True)
     with pytest.raises(OutputError, match="another run is working"):
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     first.release()

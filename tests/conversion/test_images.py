@@ -30,7 +30,7 @@ from shardkit.conversion import run as engine
 from shardkit.errors import OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import load
-from shardkit.options import IMAGE_DEFAULTS, ImageOptions
+from shardkit.options import IMAGE_DEFAULTS, ConvertOptions, ImageOptions
 from shardkit.testing import assert_same
 from tests.conftest import FEW_FORMATS, IMAGE_FORMATS, files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
@@ -251,8 +251,8 @@ def test_raw_pixels_are_those_of_the_image(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 1)
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 20_000)
+    monkeypatch.setattr("shardkit.conversion.cuts._TASK_BYTES", 1)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 20_000)
 
 
 @pytest.mark.parametrize("format", FEW_FORMATS)
@@ -267,7 +267,7 @@ def test_the_same_bytes_for_any_number_of_workers(
         "transform": my_steps if format in ("wds", "lmdb") else None,
         **({} if FORMATS[format].one_shard else {"shard_samples": 4}),
     }  # fmt: skip
-    assert len(engine.prepare(images, format, **options).tasks) > 3
+    assert len(engine.prepare(images, format, options=ConvertOptions(**options)).tasks) > 3
     made = {}
     for workers in (0, 2):
         out = tmp_path / f"out{workers}"
@@ -473,8 +473,10 @@ def test_work_of_a_function_that_nothing_tells_from_another_is_not_continued(
 
 def test_planning_does_not_depend_on_names(images: Path) -> None:
     options: dict[str, Any] = {"shard_size": "8kB", "image": RESIZED}
-    plain = engine.prepare(images, "wds", **options)
-    renamed = engine.prepare(images, "wds", rename={"image": "jpg"}, **options)
+    plain = engine.prepare(images, "wds", options=ConvertOptions(**options))
+    renamed = engine.prepare(
+        images, "wds", options=ConvertOptions(rename={"image": "jpg"}, **options)
+    )
     assert len(plain.tasks) == len(renamed.tasks) > 3
 
 
@@ -500,11 +502,11 @@ def test_the_manifest_has_options_versions_counts_and_reasons(images: Path, tmp_
         ""
     ]
     manifest = load(tmp_path / "out")
-    assert manifest.options["image"] == asdict(image)
-    assert manifest.options["image"]["background"] == "#ff0000"
-    assert manifest.options["image_defaults"] == IMAGE_DEFAULTS
-    assert manifest.options["transform"]["name"] == "my_steps:step"
-    assert len(manifest.options["transform"]["digest"]) == 32
+    assert manifest.recipe["image"] == asdict(image)
+    assert manifest.recipe["image"]["background"] == "#ff0000"
+    assert manifest.recipe["image_defaults"] == IMAGE_DEFAULTS
+    assert manifest.recipe["transform"]["name"] == "my_steps:step"
+    assert len(manifest.recipe["transform"]["digest"]) == 32
     for name in ("shardkit", "simplejpeg", "pillow", "numpy"):
         version = importlib.metadata.version(name)
         assert version.startswith(manifest.versions[name])
@@ -527,8 +529,8 @@ def test_without_steps_the_manifest_says_nothing_of_them(images: Path, tmp_path:
     make(images, "wds", tmp_path / "out", image=ImageOptions())
     manifest = load(tmp_path / "out")
     assert (manifest.images, manifest.reasons, manifest.filtered) == ({}, {}, {})
-    assert manifest.options["image"] is None
-    assert manifest.options["transform"] is None
+    assert manifest.recipe["image"] is None
+    assert manifest.recipe["transform"] is None
     assert "numpy" not in manifest.versions
 
 
@@ -875,7 +877,7 @@ def test_a_plan_shows_the_steps_and_does_nothing(images: Path, tmp_path: Path) -
     for shown in ("#008080", "transform my_steps:step", "mean"):
         assert shown in text
     about = json.loads(run(*words, "--json").stdout)
-    assert about["options"]["image"]["resize"] == 37
+    assert about["recipe"]["image"]["resize"] == 37
     assert about["parts"][0]["schema"]["mean"] == {"type": "Float"}
     made = files_of(tmp_path).keys() - before.keys()
     assert all("__pycache__" in name for name in made)  # Python's own, of the transform

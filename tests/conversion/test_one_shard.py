@@ -1,4 +1,4 @@
-"""Outputs of one shard: pieces made by parallel tasks and joined; single files."""
+"""Outputs of one shard: parts made by parallel tasks and joined; single files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def set_piece_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._COPIED_BYTES", size)
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", size)
+def set_part_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", size)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", size)
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_piece_bytes(monkeypatch, 8_000)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_part_bytes(monkeypatch, 8_000)
 
 
 def single(tmp_path: Path, format: str, name: str = "train") -> Path:
@@ -60,9 +60,7 @@ def assert_holds(out: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("format", [one for one in FEW_FORMATS if one.values[0] in JOINED])
-def test_pieces_of_any_workers_make_the_same_file(
-    source: Path, tmp_path: Path, format: str
-) -> None:
+def test_parts_of_any_workers_make_the_same_file(source: Path, tmp_path: Path, format: str) -> None:
     plan = json.loads(json.dumps(shardkit_plan(source, format, single(tmp_path, format))))
     assert plan["tasks"] > 3
     made = []
@@ -105,23 +103,23 @@ def test_one_shard_of_more_work_than_tasks_share_is_one(
     source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with more than 64 tasks of 256 MB.
-    monkeypatch.setattr("shardkit.conversion.plan._SHARES", 2)
-    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 5_000)
+    monkeypatch.setattr("shardkit.conversion.cuts._SHARES", 2)
+    monkeypatch.setattr("shardkit.conversion.cuts._TASK_BYTES", 5_000)
     convert(source, single(tmp_path, format), format, image=ImageOptions(resize=16))
     with shardkit.open(single(tmp_path, format)) as dataset:
         assert (dataset.shards, len({sample["__key__"] for sample in dataset})) == (1, 13)
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("piece_bytes", [8_000, 10**9], ids=["many pieces", "one piece"])
+@pytest.mark.parametrize("part_bytes", [8_000, 10**9], ids=["many parts", "one part"])
 @pytest.mark.parametrize("format", JOINED)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_replacing_a_single_file_that_dies_anywhere(
-    source: Path, tmp_path: Path, format: str, piece_bytes: int, large: bool,
+    source: Path, tmp_path: Path, format: str, part_bytes: int, large: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    set_piece_bytes(monkeypatch, piece_bytes)
+    set_part_bytes(monkeypatch, part_bytes)
     for name, seed in (("old", 1), ("new", 2)):
         (tmp_path / name).mkdir()
         convert(source, single(tmp_path / name, format), format, shuffle=True, seed=seed)
@@ -144,15 +142,15 @@ def test_replacing_a_single_file_that_dies_anywhere(
         assert files_of(folder) == new
 
 
-@pytest.mark.parametrize("piece_bytes", [30_000, 10**9], ids=["two pieces", "one piece"])
+@pytest.mark.parametrize("part_bytes", [30_000, 10**9], ids=["two parts", "one part"])
 @pytest.mark.parametrize("format", JOINED)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_single_file_that_dies_anywhere_is_continued(
-    source: Path, tmp_path: Path, format: str, piece_bytes: int, large: bool,
+    source: Path, tmp_path: Path, format: str, part_bytes: int, large: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    set_piece_bytes(monkeypatch, piece_bytes)
+    set_part_bytes(monkeypatch, part_bytes)
     (tmp_path / "reference").mkdir()
     convert(source, single(tmp_path / "reference", format), format)
     reference = files_of(tmp_path / "reference")
@@ -172,7 +170,7 @@ def test_a_single_file_that_dies_anywhere_is_continued(
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
 @pytest.mark.parametrize("format", JOINED)
-def test_a_piece_that_a_power_cut_took_is_made_again(
+def test_a_part_that_a_power_cut_took_is_made_again(
     source: Path, tmp_path: Path, format: str, damage: str
 ) -> None:
     (tmp_path / "reference").mkdir()
@@ -184,14 +182,14 @@ def test_a_piece_that_a_power_cut_took_is_made_again(
         with pytest.raises(ZeroDivisionError):
             convert(source, out, format)
     inside = "shard-000000" + FORMATS[format].suffixes[0] + FORMATS[format].inside
-    piece = Path(f"{out}.partial/tasks/000001/{inside}")
-    size = piece.stat().st_size
-    piece.unlink()
+    part = Path(f"{out}.partial/tasks/000001/{inside}")
+    size = part.stat().st_size
+    part.unlink()
     if damage != "gone":
-        piece.write_bytes(bytes(size if damage == "zeros" else size // 2))
-    with pytest.raises(StorageError, match="not what was written") as error:
+        part.write_bytes(bytes(size if damage == "zeros" else size // 2))
+    with pytest.raises(StorageError, match="not as it was written") as error:
         convert(source, out, format)
-    assert "it makes this piece anew" in str(error.value)
+    assert "it makes this part anew" in str(error.value)
     assert not out.exists()
     convert(source, out, format)
     assert files_of(out.parent) == files_of(tmp_path / "reference")
@@ -313,7 +311,7 @@ def test_a_suffix_in_upper_case_is_refused(source: Path, tmp_path: Path) -> None
 def test_the_default_output_stands_beside_the_source(
     tmp_path: Path, name: str, format: str, expected: str
 ) -> None:
-    from shardkit.conversion.run import default_output
+    from shardkit.conversion.target import default_output
 
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()

@@ -6,7 +6,8 @@ import heapq
 import itertools
 import pkgutil
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ import pytest
 import shardkit
 from shardkit import ConvertOptions, ImageOptions, TextOptions
 from shardkit.conversion.plan import Plan, make_plan
+from shardkit.conversion.target import Target
 from shardkit.formats import FORMATS
+from shardkit.recipe import Recipe
 from shardkit.schema import Schema, Text
 from shardkit.sources import open_sources
-from shardkit.sources.base import Document, Stream
+from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text.scan import PART
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
@@ -69,7 +72,21 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan_of(size: int, gpt2: Path, *, to: str = "arrow", seq_len: int | None = 1024) -> Plan:
     text = TextOptions(tokenizer=gpt2, seq_len=seq_len)
-    return make_plan({"": LongFile(size)}, to, ConvertOptions(text=text))
+    return planned({"": LongFile(size)}, to, ConvertOptions(text=text))
+
+
+def planned(
+    sources: Mapping[str, Source | Stream], to: str, options: ConvertOptions | None = None
+) -> Plan:
+    options = options or ConvertOptions()
+    recipe, target = Recipe.of(to, options), Target(Path("out"), to)
+    if target.one_shard(options.bounded):
+        recipe = replace(recipe, shard_size=None)
+    return make_plan(recipe, sources, target)
+
+
+def sizes_of(plan: Plan) -> list[int]:
+    return [task.size for task in plan.tasks]
 
 
 def simulated(sizes: list[int], workers: int) -> tuple[float, float]:
@@ -86,8 +103,8 @@ def simulated(sizes: list[int], workers: int) -> tuple[float, float]:
 
 def test_sixteen_workers_on_a_gigabyte_have_a_task_each_at_all_times(gpt2: Path) -> None:
     plan = plan_of(10**9, gpt2)
-    idle, done = simulated(plan.sizes, 16)
-    assert sum(plan.sizes) == 10**9
+    idle, done = simulated(sizes_of(plan), 16)
+    assert plan.bytes == 10**9
     assert idle > 0.95
     assert done < 1.04
 
@@ -101,7 +118,7 @@ def test_no_core_waits_long_whatever_there_is_to_tokenize(
     size: int, workers: int, slack: float, format: str, gpt2: Path
 ) -> None:
     plan = plan_of(size, gpt2, to=format, seq_len=None if format == "megatron" else 1024)
-    _, done = simulated(plan.sizes, workers)
+    _, done = simulated(sizes_of(plan), workers)
     assert done < 1 + slack
     assert len(plan.tasks) < 64 + 300 + size / (100 * 10**6)
 
@@ -109,11 +126,11 @@ def test_no_core_waits_long_whatever_there_is_to_tokenize(
 def test_large_corpora_begin_with_tasks_of_a_shard_each_that_nobody_has_to_join(
     gpt2: Path,
 ) -> None:
-    pieces = [task.piece for task in plan_of(10**11, gpt2).tasks]
-    first = pieces.index(True)
+    joined = [task.joined for task in plan_of(10**11, gpt2).tasks]
+    first = joined.index(True)
     assert first > 100
-    assert all(pieces[first:])
-    assert plan_of(1000, gpt2).tasks[0].piece is False
+    assert all(joined[first:])
+    assert plan_of(1000, gpt2).tasks[0].joined is False
 
 
 @pytest.mark.parametrize("seq_len", [512, 2048, 8192, 131072])
@@ -125,8 +142,8 @@ def test_less_than_one_block_in_a_hundred_ends_with_its_task(seq_len: int, gpt2:
 
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 2_000)
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_BLOCKS", 1)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_BLOCKS", 1)
     monkeypatch.setattr("shardkit.sources.text.scan.PART", 1_000)
 
 
@@ -135,7 +152,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shards_of_pieces_keep_to_their_size(
     format: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 20_000)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 20_000)
     source = tmp_path / "corpus.txt"
     draw = random.Random(0)
     lines = (draw.sample(range(10**6), draw.randrange(40)) for _ in range(2500))
@@ -161,8 +178,8 @@ def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: P
     photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     options = ConvertOptions(shard_samples=10, image=ImageOptions(resize=8))
     sources = open_sources(photos)
-    plan = make_plan(sources, format, options)
-    assert sum(task.piece for task in plan.tasks) > 6
+    plan = planned(sources, format, options)
+    assert sum(task.joined for task in plan.tasks) > 6
     shardkit.convert(
         photos, format, tmp_path / "out", shard_samples=10, image=options.image, workers=0
     )
@@ -176,11 +193,11 @@ def test_resizing_one_large_shard_is_work_for_many(tmp_path: Path) -> None:
     shardkit.convert(photos, "wds", tmp_path / "large", workers=0)
     sources = open_sources(tmp_path / "large")
     for format in ("wds", "beton"):
-        plan = make_plan(sources, format, ConvertOptions(image=ImageOptions(resize=8)))
-        _, done = simulated(plan.sizes, 4)
+        plan = planned(sources, format, ConvertOptions(image=ImageOptions(resize=8)))
+        _, done = simulated(sizes_of(plan), 4)
         assert len(plan.tasks) > 30
         assert done < 1.1
-    assert len(make_plan(sources, "wds", ConvertOptions()).tasks) == 1  # nothing but copying
+    assert len(planned(sources, "wds").tasks) == 1  # nothing but copying
 
 
 @pytest.mark.usefixtures("small_tasks")

@@ -40,7 +40,7 @@ from shardkit.errors import (
 from shardkit.formats import FORMATS
 from shardkit.inspection import inspect
 from shardkit.manifest import load
-from shardkit.options import PACKINGS, REMAINDERS, TextOptions
+from shardkit.options import PACKINGS, REMAINDERS, ConvertOptions, TextOptions
 from shardkit.sources.text import scan
 from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
@@ -104,8 +104,8 @@ def expected(gpt2: Path) -> list[list[int]]:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in parts of 4 kB, and an only shard in pieces: both are decided in planning alone."""
     monkeypatch.setattr(scan, "PART", 4096)
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 8_000)
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_BLOCKS", 8)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 8_000)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_BLOCKS", 8)
 
 
 # --- documents, tokens, blocks --------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_c1_one_shard_of_pieces_made_by_any_number_of_workers(
     for workers in (0, 2):
         out = tmp_path / str(workers) / f"train{suffix}"
         out.parent.mkdir()
-        plan = engine.prepare(corpus, format, out, text=TextOptions(tokenizer=gpt2))
+        plan = engine.prepare(corpus, format, out, ConvertOptions(text=TextOptions(tokenizer=gpt2)))
         assert len(plan.tasks) > 2
         make(corpus, format, out, {"tokenizer": gpt2}, workers=workers)
         assert list(tokens_of(out).values()) == expected
@@ -316,7 +316,9 @@ def test_threads_inside_a_task_change_nothing(
     monkeypatch.setattr("shardkit.preprocess.text._BATCH_DOCUMENTS", 7)
     for tokenizer in (gpt2, wordpiece):
         options = {"tokenizer": tokenizer, "seq_len": 32, "pack": "nosplit"}
-        plan = engine.prepare(corpus, "arrow", tmp_path / "out", text=TextOptions(**options))
+        plan = engine.prepare(
+            corpus, "arrow", tmp_path / "out", ConvertOptions(text=TextOptions(**options))
+        )
         found = []
         for threads in (1, 2, 9):
             items = plan.tasks[0].reading().items(threads, Stats())
@@ -1036,11 +1038,13 @@ def test_a_source_that_changes_during_the_run_is_named(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_corpus(tmp_path / "a.jsonl", TEXTS)
-    plan = engine.prepare(source, "arrow", tmp_path / "out", text=TextOptions(tokenizer=gpt2))
+    plan = engine.prepare(
+        source, "arrow", tmp_path / "out", ConvertOptions(text=TextOptions(tokenizer=gpt2))
+    )
     with source.open("ab") as file:
         file.write(b'{"text": "more"}\n')
     with pytest.raises(SampleError, match="changed while the conversion ran"):
-        engine.run(plan, source, tmp_path / "out", None, None)
+        engine.run(plan, ConvertOptions(), None, None)
     assert not (tmp_path / "out").exists()
 
 

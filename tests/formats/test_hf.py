@@ -171,7 +171,7 @@ def test_a_folder_of_splits_loads_as_a_dict(datasets: Any, tmp_path: Path) -> No
 def test_shards_that_tasks_made_together_load_from_disk(
     datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._LEAST_WORK", 500)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 500)
     monkeypatch.setattr("shardkit.sources.text.scan.PART", 400)
     lines = [f"line {number}, and so on" for number in range(300)]
     (tmp_path / "in.txt").write_text("\n".join(lines))

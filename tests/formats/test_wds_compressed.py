@@ -124,7 +124,7 @@ def test_tasks_of_one_shard_do_not_each_unpack_it(
     tasks: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shardkit.conversion.plan._TASK_BYTES", 1)
+    monkeypatch.setattr("shardkit.conversion.cuts._TASK_BYTES", 1)
     found = shardkit.convert(
         source / "0.tar.gz", "wds", tmp_path / "out", shard_samples=SAMPLES // tasks, workers=0
     )

@@ -16,6 +16,7 @@ import pytest
 
 from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.preprocess.mask_fields import is_mask_name
+from shardkit.recipe import Recipe
 from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
 from shardkit.sources import open_sources
 from shardkit.sources.base import Source
@@ -23,7 +24,7 @@ from shardkit.testing import make_image
 
 
 def open_one(root: Path, **options: object) -> Source:
-    (source,) = open_sources(root, **options).values()  # type: ignore[arg-type]
+    (source,) = open_sources(root, Recipe("wds", **options)).values()  # type: ignore[arg-type]
     return source
 
 

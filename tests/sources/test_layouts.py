@@ -13,6 +13,7 @@ import shardkit
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.formats.foreign import kind_by_name
 from shardkit.inspection import inspect
+from shardkit.recipe import Recipe
 from shardkit.sources import open_sources
 from shardkit.verification.verify import verify
 from tests.sources import real
@@ -23,7 +24,9 @@ Make = Callable[[Path], Path]
 
 def splits(root: Path, **options: Any) -> dict[str, int]:
     """How many samples each split of a conversion would have."""
-    return {name: len(source) for name, source in open_sources(root, **options).items()}
+    return {
+        name: len(source) for name, source in open_sources(root, Recipe("wds", **options)).items()
+    }
 
 
 def texts(path: Path) -> list[str]:
@@ -101,7 +104,7 @@ def test_shares_do_not_mix_splits(tmp_path: Path) -> None:
     put(tmp_path / "images", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
     for source in (root, tmp_path / "images"):
         with pytest.raises(UsageError, match="splits of its own, which shares would mix"):
-            open_sources(source, split="train=0.9,val=0.1")
+            open_sources(source, Recipe("wds", split="train=0.9,val=0.1"))
     one = put(tmp_path / "one", {f"train/{name}/1.jpg": None for name in ("cat", "dog", "owl")})
     shardkit.convert(one, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
     assert shardkit.open(tmp_path / "out/train").classes == ("cat", "dog", "owl")
@@ -112,7 +115,7 @@ def test_datasets_of_splits_are_not_taken_as_one(tmp_path: Path) -> None:
     put(tmp_path / "in", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
     shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=0)
     with pytest.raises(UsageError, match="cannot be taken as one dataset"):
-        open_sources(tmp_path / "out", split="none")
+        open_sources(tmp_path / "out", Recipe("wds", split="none"))
     for folder in ("out/__shardkit__", "out/train/__shardkit__"):
         with pytest.raises(FormatError, match="no samples"):
             open_sources(tmp_path / folder)
@@ -346,13 +349,13 @@ def test_classes_that_look_like_annotations_can_be_named(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="cannot read yet") as error:
         open_sources(tmp_path)
     assert "if these folders are classes, name them with --classes FILE" in str(error.value.fix)
-    (source,) = open_sources(tmp_path, classes=["depth", "rgb"]).values()
+    (source,) = open_sources(tmp_path, Recipe("wds", classes=("depth", "rgb"))).values()
     assert source.classes == ("depth", "rgb")
 
 
 def test_classes_that_are_named_are_taken_at_their_word(tmp_path: Path) -> None:
     put(tmp_path, {"images/a/1.jpg": None, "images/b/2.jpg": None})
-    (source,) = open_sources(tmp_path, classes=["images"]).values()
+    (source,) = open_sources(tmp_path, Recipe("wds", classes=("images",))).values()
     assert source.classes == ("images",)
 
 

@@ -1,0 +1,122 @@
+"""The dataset in the working folder becomes the output; the old output, if there is one, goes.
+
+Every step can be repeated: a run that dies in here leaves what the next needs to do it again, or to
+give the old dataset back.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.conversion.target import Target, file_in_the_way, refuse_others
+from shardkit.errors import ShardkitError
+
+DATASET = "dataset"
+REPLACED = "replaced"
+COPY = "copy"
+
+
+class Commit:
+    """Moves `dataset/` to the target. A target that is a single file has others beside it: those
+    are copied one by one, and then the one called like the target is moved."""
+
+    def __init__(self, target: Target) -> None:
+        self._single = target.single
+        self._out = target.absolute
+        self._folder = self._out.parent
+        self._dataset = target.working_folder / DATASET
+        self._replaced = target.working_folder / REPLACED
+        self._copy = target.working_folder / COPY
+
+    def publish(self) -> None:
+        """One rename, unless there is an old dataset to put aside first."""
+        storage.sync(self._dataset)
+        old = self._names_of_old() if self._single else set()
+        if self._single:
+            self._refuse_to_replace(old)
+        if self._out.exists():
+            storage.remove(self._replaced)
+            self._put_aside(old)
+        if self._single:
+            self._publish_single()
+        else:
+            storage.rename(self._dataset, self._out)
+        storage.sync(self._folder)
+
+    def restore(self) -> None:
+        """Give the old dataset back, if a run died between the two renames."""
+        if not self._replaced.exists() or self._out.exists():
+            return
+        if not self._single:
+            storage.rename(self._replaced, self._out)
+            return
+        self._make_own_folder()
+        for name in self._out_last(self._replaced):
+            storage.rename(self._replaced / name, self._folder / name)
+
+    def _out_last(self, folder: Path) -> list[str]:
+        """What is in a folder and in its __shardkit__, with the file of the target at the end."""
+        names = {path.name for path in folder.iterdir()}
+        if manifests.FOLDER in names:
+            ours = (folder / manifests.FOLDER).iterdir()
+            names |= {f"{manifests.FOLDER}/{path.name}" for path in ours}
+        return [*sorted(names - {self._out.name, manifests.FOLDER}), self._out.name]
+
+    def _make_own_folder(self) -> None:
+        """The folder beside a single file for its manifest and lists."""
+        storage.make_folder(self._folder / manifests.FOLDER)
+        refuse_others(self._folder / manifests.FOLDER)
+
+    def _publish_single(self) -> None:
+        """Copies of the small files: the originals are there if a run dies in here."""
+        *others, out = self._out_last(self._dataset)
+        self._make_own_folder()
+        for name in others:
+            original = self._dataset / name
+            with storage.create(self._copy) as file:
+                storage.append(file, original, original.stat().st_size)
+            storage.sync(self._copy)
+            storage.rename(self._copy, self._folder / name)
+        storage.sync(self._folder / manifests.FOLDER)
+        storage.rename(self._dataset / out, self._out)
+
+    def _names_of_old(self) -> set[str]:
+        """What belongs to the single file that is replaced."""
+        if not self._out.exists():
+            return set()
+        manifest = manifests.manifest_path(self._out).relative_to(self._folder)
+        names = {self._out.name, manifest.as_posix()}
+        try:
+            old = manifests.load(self._out)
+        except ShardkitError:  # it is damaged, so what the new one has stands for it
+            return names | {*self._out_last(self._dataset)}
+        own = manifests.FOLDER + "/"
+        stem = self._out.name.rpartition(".")[0] + "."  # what all names of its files begin with
+        files = [f.name for f in (*old.all_files(), *old.files)]
+        tops = {n if n.startswith(own) else n.partition("/")[0] for n in files}
+        return names | {name for name in tops if name.removeprefix(own).startswith(stem)}
+
+    def _refuse_to_replace(self, old: set[str]) -> None:
+        """Raise OutputError where a file that is not ours stands in the place of one of ours."""
+        for name in self._out_last(self._dataset):
+            path, new = self._folder / name, self._dataset / name
+            if name in old | {self._out.name} or not os.path.lexists(path):
+                continue
+            if not path.is_file() or storage.checksum(path) != storage.checksum(new):
+                raise file_in_the_way(
+                    path, "move it away, and run the same command again: it continues where it was"
+                )
+
+    def _put_aside(self, old: set[str]) -> None:
+        """The old dataset goes to `replaced/`."""
+        if not self._single:
+            storage.rename(self._out, self._replaced)
+            return
+        storage.make_folder(self._replaced / manifests.FOLDER)
+        for name in [self._out.name, *sorted(old - {self._out.name})]:
+            if (self._folder / name).exists():
+                storage.rename(self._folder / name, self._replaced / name)
+        storage.sync(self._replaced)

@@ -1,0 +1,205 @@
+"""Where tasks begin and end, from sizes alone, so that nobody's number of workers matters.
+
+Where values are copied, a task makes about one shard. Where images are decoded or text is
+tokenized, tasks are cut by that work: each is at most a small share of what is left, so that no
+worker waits long for the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.image import NotAnImageError
+from shardkit.conversion.shards import Stats
+from shardkit.errors import SampleError
+from shardkit.formats.base import Format, Joins
+from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Item, Steps, sample_of
+from shardkit.sample import renamed
+from shardkit.schema import Image
+from shardkit.sources.base import Source, Stream, some_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.conversion.plan import Part
+    from shardkit.recipe import Recipe
+
+    Sizes = npt.NDArray[np.int64]
+
+# How tasks are cut, and what they leave behind: changes with that. A run goes on only with its own,
+# and the blocks of tokens of another cannot be made again.
+TASKS = "2"
+_TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
+_SHARES = 64  # of what is left, of which a task is at most one, where tasks are cut by work
+_LEAST_WORK = 2 << 20  # bytes to decode or tokenize, in a fifth of a second or so
+_LEAST_BLOCKS = 128  # of a task's own: the last one may not be full
+_TOKEN_BYTES = 4  # of text that becomes one, about
+# Where values are copied, one process keeps the disk busy, and joining copies them twice: parts of
+# an only shard are there for a run to continue at, and only a large one has any.
+_COPIED_BYTES = 4000 * 10**6
+_MARGIN = 1.1  # so that a guess of sizes does not fall short
+
+
+class Cut(NamedTuple):
+    """A task, as a slice of the order of its part."""
+
+    start: int
+    stop: int
+    joined: bool  # its shards are to be joined with those of its neighbours
+
+
+def cuts(part: Part, sizes: Sizes, format: Format, recipe: Recipe) -> list[Cut]:
+    """The tasks of a part whose samples, or parts of a stream, have `sizes` bytes in the source."""
+    if _joins(format, recipe.shard_size) and _encodes(part, format):
+        found = list(_by_work(part, sizes, format, recipe))
+    else:
+        found = [
+            Cut(start, stop, recipe.one_shard)
+            for start, stop in _by_bytes(part, _bounds(part, sizes, format, recipe), recipe)
+        ]
+    return found if len(found) > 1 else [cut._replace(joined=False) for cut in found]
+
+
+def _by_work(part: Part, work: Sizes, format: Format, recipe: Recipe) -> Iterator[Cut]:
+    most = _TASK_BYTES
+    if recipe.shard_size is not None:
+        stored = int(_bounds(part, work, format, recipe).sum())
+        most = max(recipe.shard_size * int(work.sum()) // max(stored, 1), 1)
+    shard = recipe.shard_samples if _is_exact(part) else None
+    for cut in _work_cuts(work, most, _least_work(part), shard):
+        yield cut._replace(joined=cut.joined or recipe.one_shard)
+
+
+def _by_bytes(part: Part, bounds: Sizes, recipe: Recipe) -> Iterator[tuple[int, int]]:
+    if recipe.shard_samples is not None and _is_exact(part):
+        return _whole_shards(bounds, recipe.shard_samples)
+    most = _COPIED_BYTES if recipe.one_shard else recipe.shard_size or _TASK_BYTES
+    return _even_cuts(bounds, most)
+
+
+def _is_exact(part: Part) -> bool:
+    """Whether the samples of shards can be counted while planning."""
+    return part.samples is not None and part.steps.text is None
+
+
+def _joins(format: Format, max_bytes: int | None) -> bool:
+    """Whether shards that are as large as `max_bytes` together join to one that is no larger."""
+    return isinstance(format, Joins) and (max_bytes is None or not format.join_pads)
+
+
+def _encodes(part: Part, format: Format) -> bool:
+    """Whether values are decoded or encoded, and not copied, as far as a few samples tell."""
+    images = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
+    steps = part.steps.images is not None or part.steps.text is not None
+    if steps or isinstance(part.source, Stream) or not format.encodes_images:
+        return steps or isinstance(part.source, Stream)
+    for document in some_of(part.source, part.slice.order):
+        sample = {} if isinstance(document.sample, SampleError) else document.sample
+        try:
+            for name, kind in images.items():
+                if name in sample and format.carried(kind, sample[name]) != sample[name]:
+                    return True
+        except NotAnImageError:  # the conversion will meet it again, and say so
+            continue
+    return False
+
+
+def _bounds(part: Part, sizes: Sizes, format: Format, recipe: Recipe) -> Sizes:
+    """Bounds in bytes of what the source's samples, or a stream's parts, become.
+
+    Where steps change them or nobody knows their number, about what a few tell, and some more.
+    """
+    if isinstance(part.source, Source) and not part.steps:
+        return format.bound(sizes, len(part.schema))
+    read, stats, samples = _tried(part, recipe.rename)
+    if not samples:  # all are bad, or a few: the conversion will meet them again
+        return format.bound(sizes, len(part.schema))
+    written = sum(field.bytes for field in stats.fields.values())
+    mean = np.array([written // samples], np.int64)
+    stored = int(format.bound(mean, len(part.schema))[0]) * samples
+    return (sizes * (_MARGIN * stored / max(read, 1))).astype(np.int64) + 1
+
+
+def _tried(part: Part, rename: dict[str, str]) -> tuple[int, Stats, int]:
+    """Bytes of a few samples in the source, and what they are after their steps."""
+    stats, samples, read = Stats(part.schema), 0, 0
+    few = some_of(part.source, part.slice.order)
+    steps = _without_padding(part.steps)
+    shaped = (Item(d.name, steps.shaped(d.sample, stats.ignored), d.size) for d in few)
+    for item in steps.in_order(shaped, "", 1, stats.text, stats.ignored):
+        read += item.size
+        try:
+            sample = renamed(sample_of(item.read), rename)
+            stats.add(sample if steps.text else part.schema.check(sample))
+        except (SampleError, Filtered):
+            continue
+        samples += 1
+    stats.flush()
+    return read, stats, samples
+
+
+def _without_padding(steps: Steps) -> Steps:
+    """The same, less the padding of a last block, which of few documents would be a large part."""
+    text = steps.text
+    if text is None or text.options.seq_len is None or text.options.pack == "pad":
+        return steps
+    return replace(steps, text=replace(text, options=replace(text.options, remainder="keep")))
+
+
+def _least_work(part: Part) -> int:
+    """Bytes of the smallest task: with blocks of tokens, those of so many."""
+    text = part.steps.text
+    seq_len = 0 if text is None else text.options.seq_len or 0
+    return max(_LEAST_WORK, _LEAST_BLOCKS * seq_len * _TOKEN_BYTES)
+
+
+def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> Iterator[Cut]:
+    """Tasks of at most `most` bytes of work, and less towards the end: see _SHARES.
+
+    With a `shard` of so many samples, each of its multiples is a cut between shards.
+    """
+    ends = np.concatenate([[0], np.cumsum(work)])
+    start, samples, joined = 0, len(work), False
+    while start < samples:
+        left = int(ends[-1] - ends[start])
+        whole = -(-left // most)
+        shares = max(whole, min(_SHARES, left // least), 1)
+        aim = int(ends[start]) - (-left // shares)
+        stop = max(int(np.searchsorted(ends, aim, side="right")) - 1, start + 1)
+        joined = joined or shares > whole
+        if shard is not None:
+            first = (start // shard + 1) * shard  # end of the shard that the task begins in
+            stop = min(stop, first) if start % shard else max(stop - stop % shard, min(stop, first))
+            joined = bool(start % shard) or (bool(stop % shard) and stop < samples)
+        yield Cut(start, stop, joined)
+        start = stop
+
+
+def _whole_shards(bounds: Sizes, max_samples: int) -> Iterator[tuple[int, int]]:
+    """Tasks of as many samples as one or more shards have."""
+    mean = int(bounds.mean()) + 1 if len(bounds) else 1
+    step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
+    for start in range(0, len(bounds), step):
+        yield start, min(start + step, len(bounds))
+
+
+def _even_cuts(bounds: Sizes, limit: int) -> Iterator[tuple[int, int]]:
+    """Tasks of nearly equal bytes, at most `limit` where samples allow it."""
+    ends = np.concatenate([[0], np.cumsum(bounds)])
+    tasks = -(-int(ends[-1]) // limit)
+    found = _evenly(ends, tasks)
+    if np.diff(ends[found]).max(initial=0) > limit:  # by the size of a sample: one more has room
+        found = _evenly(ends, tasks + 1)
+    yield from itertools.pairwise(found.tolist())
+
+
+def _evenly(ends: Sizes, tasks: int) -> Sizes:
+    """Numbers of samples at which `tasks` slices of nearly equal bytes begin and end."""
+    aims = int(ends[-1]) * np.arange(tasks + 1) // max(tasks, 1)
+    return np.unique(np.searchsorted(ends, aims, side="left"))

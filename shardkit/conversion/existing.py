@@ -1,0 +1,109 @@
+"""What is at the output already: the dataset that is asked for, another one, or unfinished work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardkit import manifest as manifests
+from shardkit.conversion.partial import Partial, comparable
+from shardkit.conversion.plan import Plan
+from shardkit.errors import OutputError, ShardkitError
+from shardkit.options import ImageOptions, TextOptions
+from shardkit.recipe import identity
+
+
+def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
+    """Whether the dataset is there already; raises OutputError where it must not be replaced."""
+    out = plan.target.path
+    job = partial.job() if partial.exists() else None
+    ours = job is not None and comparable(job) == comparable(plan.job)
+    if _is_complete(plan) and (ours or not overwrite):
+        if partial.exists() and (ours or job is None):
+            partial.begin(plan.job, resume=True)  # the last run was killed while cleaning up
+            partial.discard()
+        return True
+    if job is not None and not ours and not overwrite and partial.has_work():
+        raise OutputError(
+            "there is an unfinished conversion to this output, of other options or another source,"
+            " or with other versions",
+            path=partial.path,
+            found=differences(comparable(job), comparable(plan.job)),
+            fix="repeat it with its own options to finish it, or start again with --overwrite",
+        )
+    if not plan.target.is_empty() and not overwrite:
+        raise OutputError(
+            "the output exists and holds another dataset",
+            path=out,
+            found=_difference(out, plan),
+            fix="give another folder with -o, or replace this one with --overwrite",
+        )
+    return False
+
+
+def _is_complete(plan: Plan) -> bool:
+    """Whether the target already holds, whole, the dataset that this plan makes."""
+    out = plan.target.path
+    if not (plan.resumable and manifests.has_manifest(out) and out.exists()):
+        return False
+    try:
+        manifest = manifests.load_any(out)
+        if manifest.errors and plan.recipe.on_error == "fail":
+            return False
+        folder = manifests.folder_of(manifests.manifest_path(out))
+        same = identity(manifest.recipe) == identity(plan.job["recipe"])
+        return same and _has_all_files(folder, manifest)
+    except ShardkitError:  # whatever is there, it is not that
+        return False
+
+
+def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits) -> bool:
+    if isinstance(manifest, manifests.Splits):
+        names = manifest.splits
+        return all(_has_all_files(folder / name, manifests.load(folder / name)) for name in names)
+    try:
+        return all(
+            os.stat(folder / file.name).st_size == file.bytes
+            for file in (*manifest.all_files(), *manifest.files)
+        )
+    except OSError:
+        return False
+
+
+def _difference(out: Path, plan: Plan) -> str:
+    """Why the dataset at `out` is not the one that is asked for."""
+    manifest = manifests.load_any(out)
+    words = differences(identity(manifest.recipe), identity(plan.job["recipe"]))
+    if not words:
+        dropped = manifest.errors and plan.recipe.on_error == "fail"
+        words = "bad samples were dropped from it" if dropped else "it is damaged, or may be older"
+    return words
+
+
+# Options that a run has none of stand for these.
+_USUAL = {"image": asdict(ImageOptions()), "text": asdict(TextOptions())}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What two runs do not have in common, in words."""
+    words = []
+    for name in sorted(old.keys() | new.keys()):
+        before, now = (run.get(name) or _USUAL.get(name, run.get(name)) for run in (old, new))
+        if before == now:
+            continue
+        if name in ("sources", "times"):
+            words.append("the source has changed")
+        elif name == "transform" and isinstance(before, dict) and isinstance(now, dict):
+            same = before.get("name") == now["name"]
+            words.append(
+                f"the code of the transform {now['name']} has changed"
+                if same
+                else f"the transform was {before.get('name')}, is {now['name']}"
+            )
+        elif isinstance(before, dict) and isinstance(now, dict):
+            words.append(differences(before, now))
+        else:
+            words.append(f"{name} was {before}, is {now}")
+    return "; ".join(dict.fromkeys(words))

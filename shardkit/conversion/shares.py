@@ -1,0 +1,96 @@
+"""Which samples of a source belong to which split, and in which order: by hashes of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardkit.conversion.read_ahead import Reading, Share, key_fraction
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import parse_split
+from shardkit.order import permutation
+from shardkit.preprocess.items import Steps
+from shardkit.sources.base import Source, Stream
+
+if TYPE_CHECKING:
+    from shardkit.recipe import Recipe
+    from shardkit.sources.base import Indices
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Of a source: its samples, or of a stream its parts, in this order."""
+
+    order: Indices
+    share: Share | None = None  # of a stream: only these documents
+    counts: Indices | None = None  # of a stream with a limit: documents of each part in `order`
+
+
+def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
+    """The splits that a source becomes, and what each has of it."""
+    shares = parse_split(recipe.split)
+    if isinstance(source, Stream):
+        if recipe.shuffle is not None:
+            raise UsageError(
+                "documents of a long file come in their order: they cannot be shuffled",
+                fix="convert them without --shuffle first, and then that dataset with it",
+            )
+        yield from _stream_slices(name, source, shares, recipe.limit)
+        return
+    members_of = by_hash(source, shares) if shares else {name: np.arange(len(source))}
+    for split, members in members_of.items():
+        order = members
+        if recipe.shuffle is not None:
+            order = members[permutation(len(members), recipe.shuffle)]
+        yield split, Slice(order[: recipe.limit])
+
+
+def by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
+    """Samples by the hash of their keys: a sample stays in its split whatever is added later."""
+    fractions = np.empty(len(source), np.float64)
+    for index in range(len(source)):
+        key = source.key(index)
+        if key is None:
+            try:
+                key = source[index]["__key__"]
+            except SampleError:  # the conversion will meet it again, and say so
+                key = source.name(index)
+        fractions[index] = key_fraction(key)
+    ends = [share.stop for share in shares_of(shares).values()]
+    number = np.searchsorted(ends, fractions, side="right")
+    return {name: np.flatnonzero(number == n) for n, name in enumerate(shares)}
+
+
+def shares_of(shares: dict[str, float]) -> dict[str, Share]:
+    """Which of all fractions of keys belong to each split."""
+    ends = np.cumsum([0.0, *shares.values()]).tolist()
+    ends[-1] = 2.0  # above every fraction
+    return {name: Share(ends[n], ends[n + 1]) for n, name in enumerate(shares)}
+
+
+def _stream_slices(
+    name: str, stream: Stream, shares: dict[str, float], limit: int | None
+) -> Iterator[tuple[str, Slice]]:
+    """Every split reads all parts, and leaves out the documents that are not its own."""
+    parts = np.arange(len(stream))
+    of_split: dict[str, Share | None] = {**shares_of(shares)} or {name: None}
+    for split, share in of_split.items():
+        if limit is None:
+            yield split, Slice(parts, share)
+        else:
+            counts = np.array(list(_counts(stream, share, limit)), np.int64)
+            yield split, Slice(parts[: len(counts)], share, counts)
+
+
+def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
+    """How many of the first documents each part has, up to the part that has the last of them."""
+    for number in range(len(stream)):
+        reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
+        count = sum(1 for _ in reading.items(1))
+        yield count
+        limit -= count
+        if not limit:
+            return

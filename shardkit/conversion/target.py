@@ -1,0 +1,205 @@
+"""The output of a conversion: a folder of shards, or one shard that is a dataset by itself."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.errors import OutputError, UsageError
+from shardkit.folders import is_pattern
+from shardkit.formats import FORMATS, format_of, get_format
+from shardkit.formats.base import Joins
+from shardkit.names import FLAT, is_safe
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a dataset goes; `single` if that is one shard and not a folder of them."""
+
+    path: Path
+    format: str
+    single: bool = False
+
+    @classmethod
+    def of(cls, out: str | os.PathLike[str], format: str) -> Target:
+        """The target that a path stands for. Raises UsageError for a name that none may have."""
+        path = storage.local(out, output=True)
+        return cls(path, format, _is_single(path, format))
+
+    @property
+    def absolute(self) -> Path:
+        return Path(os.path.abspath(self.path))
+
+    @property
+    def working_folder(self) -> Path:
+        """Where the conversion works until the target is whole."""
+        return self.absolute.with_name(self.absolute.name + ".partial")
+
+    @property
+    def stem(self) -> str | None:
+        """The name of the only shard without its suffix, where the target is that shard."""
+        suffix = FORMATS[self.format].suffixes[0]
+        return self.absolute.name[: -len(suffix)] if self.single else None
+
+    def one_shard(self, bounded: bool) -> bool:
+        """Whether all there is goes into one shard, if the shards' size is `bounded` or not."""
+        if self.single and bounded:
+            raise UsageError(
+                "an output that is one shard has no bound", fix="give a folder with -o"
+            )
+        return self.single or (FORMATS[self.format].one_shard and not bounded)
+
+    def list_path(self, folder: Path, name: str) -> Path:
+        """Where the manifest or a list (errors.jsonl) of the dataset in `folder` belongs."""
+        if self.single:
+            return manifests.beside(folder / self.absolute.name, name)
+        return folder / manifests.FOLDER / name
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing yet, or a folder without anything in it."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+
+    def check(self, source: Path | None) -> None:
+        """Raise OutputError for a target in the source, or in the place of what is not ours."""
+        if source is not None:
+            self._check_apart(source)
+        parent = self.absolute.parent
+        if not parent.is_dir():
+            raise OutputError("the folder that would hold the output does not exist", path=parent)
+        if self.single and os.path.lexists(parent / manifests.FOLDER):
+            refuse_others(parent / manifests.FOLDER)
+        with storage.explained("look at", self.path):
+            self._check_existing()
+
+    def _check_apart(self, source: Path) -> None:
+        real_source = Path(os.path.realpath(source))
+        for path in (self.path, self.working_folder):
+            real = Path(os.path.realpath(path))
+            if real == real_source or real_source in real.parents or real in real_source.parents:
+                raise OutputError(
+                    "the output and the source must not lie inside one another",
+                    path=path,
+                    found=f"source {source}",
+                    fix="give another folder with -o",
+                )
+
+    def _check_existing(self) -> None:
+        out = self.path
+        if out.is_symlink() and not out.exists():
+            raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
+        if self.single and out.exists() and manifests.single_manifest(out) is None:
+            raise OutputError(
+                "the output exists and is not known to be ours",
+                path=out,
+                expected=f"{manifests.FOLDER}/{manifests.beside(out).name} beside it",
+                fix="move it away, or give another name with -o",
+            )
+        if self.single and not out.exists() and not self.working_folder.exists():
+            for path in filter(Path.exists, self._lists_beside()):
+                raise file_in_the_way(path, "move it away, or give another name with -o")
+        if not self.single and out.exists() and not out.is_dir():
+            raise OutputError("the output is a file", path=out, fix="give a folder with -o")
+        if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
+            raise OutputError(
+                "the output folder holds something that is no dataset of ours",
+                path=out,
+                found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
+                fix="give another folder with -o; --overwrite replaces datasets only",
+            )
+
+    def _lists_beside(self) -> Iterator[Path]:
+        for name in (manifests.NAME, manifests.ERRORS, manifests.FILTERED, manifests.KEYS):
+            yield manifests.beside(self.path, name)
+
+
+def file_in_the_way(path: Path, fix: str) -> OutputError:
+    """The error for a file that is not ours where one of the output must go."""
+    return OutputError(
+        "a file stands where one that belongs to the output must go", path=path, fix=fix
+    )
+
+
+def default_output(source: Path | None, format: str) -> Path:
+    """`<name>-<format>` beside the source."""
+    if source is None:
+        raise UsageError("a sequence needs an output folder", fix="pass out=")
+    if is_pattern(source):
+        raise UsageError("a pattern of shards needs an output", path=source, fix="give -o OUT")
+    if source.name in ("", "..", "."):
+        source = source.resolve()
+    inside = [declared.inside for declared in FORMATS.values() if declared.inside]
+    if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
+        source = source.resolve().parent
+    if source.is_file():
+        from shardkit.sources.text.names import parse_name
+
+        text = parse_name(source.name)
+        if text is not None:
+            return source.parent / f"{text.stem}-{format}"
+    suffixes = [suffix for declared in FORMATS.values() for suffix in declared.suffixes]
+    found = [s for s in suffixes if len(source.name) > len(s) and source.name.endswith(s)]
+    return source.parent / f"{source.name.removesuffix(max(found, key=len, default=''))}-{format}"
+
+
+def refuse_others(path: Path) -> None:
+    """Raise OutputError for a folder to write into that somebody else may have put there.
+
+    It must be no link, and must belong to us or to the owner of the folder above, who can do there
+    what he likes: on shared and mapped file systems ours may be the same.
+    """
+    with storage.explained("look at", path):
+        about, above = path.lstat(), path.parent.stat()
+    if stat.S_ISLNK(about.st_mode):
+        raise not_ours(path, f"a link to {os.readlink(path)!r}")
+    if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), above.st_uid):
+        raise not_ours(path, f"it belongs to the user {about.st_uid}")
+
+
+def not_ours(path: Path, found: str) -> OutputError:
+    return OutputError(
+        "a folder for files of shardkit is, or holds, what somebody else may have put there",
+        path=path,
+        found=found,
+        fix="remove it, or give another output with -o, in a folder of your own",
+    )
+
+
+def _is_single(out: Path, format: str) -> bool:
+    """Whether an output's name says that it is to be one shard, and no folder of them."""
+    suffix = FORMATS[format].suffixes[0]
+    can = FORMATS[format].single and isinstance(get_format(format), Joins)
+    if not can or not out.name.lower().endswith(suffix):
+        _refuse_suffix(out, format)
+        return False
+    if not out.name.endswith(suffix):
+        raise UsageError(
+            "the suffix of an output is in lower case", found=out.name, expected=f"...{suffix}"
+        )
+    if not is_safe(out.name, flat=True):  # a manifest names it, and readers would refuse that
+        raise UsageError(
+            "the output has a name that no dataset may have", found=out.name, expected=FLAT
+        )
+    return out.name != suffix
+
+
+def _refuse_suffix(out: Path, format: str) -> None:
+    """Raise UsageError for a folder that would be called like a shard of some format."""
+    other = format_of(out)
+    if other is None:
+        return
+    single = isinstance(get_format(format), Joins)
+    own = f"{out.name.partition('.')[0] or 'train'}{FORMATS[format].suffixes[0]}"
+    raise UsageError(
+        "the output is called like a file of another kind",
+        path=out,
+        expected=f"a name for a folder{f', or {own} for a single shard' if single else ''}",
+        found=f"a name of --to {other}, and --to {format}"
+        if other != format
+        else f"a suffix of --to {format} that is read and not written",
+        fix=f"give -o another name{'' if other == format else f', or --to {other}'}",
+    )

@@ -1,0 +1,188 @@
+"""The recipe of a dataset: everything that decides which samples it has and how they are stored.
+
+`Recipe.of` makes it of a user's options, `Plan` is built from it, and the manifest has it as
+`recipe`, as do unfinished runs. So converting again, resuming and `verify --against` build the same
+plan. It has no paths, times or numbers of workers: the same source and options give the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from shardkit.checked import Count, Digest, MismatchError, checked, damaged, plain, under
+from shardkit.errors import FormatError
+from shardkit.options import (
+    IMAGE_DEFAULTS,
+    ConvertOptions,
+    ImageOptions,
+    Selection,
+    TextOptions,
+)
+
+# A dataset is the same whichever of these made it: class names are in the hashes of `sources`.
+_NO_PART = ("on_error", "classes")
+
+
+class _TokenizerEntry(TypedDict, total=False):
+    pattern: str
+    special_ids: dict[str, Count]
+
+
+class TokenizerEntry(_TokenizerEntry):
+    """What made the tokens: `Tokenizer.identity`."""
+
+    kind: str
+    file: str  # its copy in the dataset
+    digest: Digest
+    vocab_size: Count
+    eos_id: Count | None
+    bos_id: Count | None
+    pad_id: Count | None
+    special_tokens: str
+
+
+@dataclass(frozen=True)
+class TransformEntry:
+    """A user's function: `preprocess.transform.Transform`."""
+
+    name: str
+    digest: Digest | None = None  # of its code and arguments; None where nothing tells it
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a dataset is made with. Names and meanings are those of `ConvertOptions`."""
+
+    format: str
+    # By split ("" without splits), a hash of what the source holds; None where nothing tells.
+    sources: dict[str, str | None] = field(default_factory=dict)
+    classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    on_error: str = "fail"
+    shard_size: Count | None = None  # bytes. With neither of these all goes into one shard
+    shard_samples: Count | None = None
+    shuffle: Count | None = None  # the seed
+    limit: Count | None = None
+    split: str = "auto"
+    fields: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+    rename: dict[str, str] = field(default_factory=dict)
+    safe_keys: bool = False
+    image: ImageOptions = field(default_factory=ImageOptions)
+    image_defaults: dict[str, Any] | None = None  # for images that are re-encoded
+    text: TextOptions = field(default_factory=TextOptions)
+    tokenizer: TokenizerEntry | None = None
+    transform: TransformEntry | None = None
+
+    @classmethod
+    def of(cls, format: str, options: ConvertOptions) -> Recipe:
+        """The recipe that options ask for, as far as it is known without source and target."""
+        given: dict[str, Any] = {
+            f.name: getattr(options, f.name, None) for f in dataclasses.fields(cls)
+        }
+        classes = options.classes
+        if isinstance(classes, Mapping):
+            given["classes"] = {name: tuple(names) for name, names in classes.items()}
+        elif classes is not None:
+            given["classes"] = tuple(classes)
+        encodes = options.image.active or options.transform is not None
+        given |= {
+            "format": format,
+            "sources": {},
+            "shard_size": options.max_bytes(),
+            "shuffle": options.seed if options.shuffle else None,
+            "fields": None if options.fields is None else tuple(sorted(set(options.fields))),
+            "drop": tuple(sorted(set(options.drop))),
+            "rename": dict(options.rename),
+            "image_defaults": dict(IMAGE_DEFAULTS) if encodes else None,
+            "transform": None,
+        }
+        return cls(**given)
+
+    @property
+    def one_shard(self) -> bool:
+        """Whether all there is goes into one shard, however large."""
+        return self.shard_size is None and self.shard_samples is None
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.fields, self.drop)
+
+    @property
+    def documents(self) -> TextOptions:
+        """The options for text; where `fields` says which fields are stored, they are kept."""
+        return self.text if self.fields is None else replace(self.text, keep_fields=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest: options of images and text only where there are any."""
+        text = None if self.text == TextOptions() else asdict(self.text)
+        image = asdict(self.image) if self.image.active else None
+        return {**plain(self), "image": image, "text": text}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], path: Path | None = None) -> Recipe:
+        """The recipe in the manifest at `path`, checked field by field.
+
+        Raises DamagedError for what no conversion can have had, and FormatError where a later
+        version has used an option that this one does not know.
+        """
+        known, unknown = _known(data)
+        if unknown:
+            raise FormatError(
+                "the dataset was made with options that this version does not know",
+                path=path,
+                found=", ".join(unknown),
+                fix="use the shardkit that made it, or a newer one",
+            )
+        try:
+            with under("recipe"):
+                found = checked(cls, known)
+                if (found.text.tokenizer is None) != (found.tokenizer is None):
+                    raise MismatchError("the tokenizer of `text`", known.get("tokenizer"))
+        except ValueError as error:
+            raise damaged("the manifest", error, path=path) from error
+        return found
+
+
+def identity(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a recipe as JSON that decide what is made."""
+    return {n: value for n, value in recipe.items() if n not in _NO_PART and not _unused(value)}
+
+
+def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a manifest from before there was one: `source` and `options` by themselves."""
+    found = {**options, "format": format, "sources": source}
+    text = options.get("text")
+    made_with = text.get("tokenizer") if isinstance(text, dict) else None
+    if isinstance(made_with, dict):
+        found["text"] = {**cast("dict[str, Any]", text), "tokenizer": made_with.get("file")}
+        found["tokenizer"] = made_with
+    return found
+
+
+def _known(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The entries that this version knows, and the names of others that were used."""
+    known, unknown = {}, []
+    kinds = {"image": ImageOptions, "text": TextOptions}
+    for name, value in data.items():
+        if name not in _names(Recipe):
+            unknown += [name] * (not _unused(value))
+        elif name in kinds and isinstance(value, dict):
+            names = _names(kinds[name])
+            unknown += [f"{name}.{n}" for n in value if n not in names and not _unused(value[n])]
+            known[name] = {n: entry for n, entry in value.items() if n in names}
+        elif value is not None:
+            known[name] = value
+    return known, unknown
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
+
+
+def _unused(value: Any) -> bool:
+    """Whether an option with this value asks for nothing."""
+    return value is None or value is False or value in ({}, [])

@@ -1,0 +1,175 @@
+"""Which datasets are compared with which samples of a source, as their recipe says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from shardkit.conversion.cuts import TASKS
+from shardkit.conversion.plan import Task, make_plan
+from shardkit.conversion.read_ahead import Reading, Share
+from shardkit.conversion.shares import by_hash, shares_of
+from shardkit.conversion.target import Target
+from shardkit.errors import DamagedError, UsageError
+from shardkit.manifest import has_manifest, load_any
+from shardkit.options import parse_split
+from shardkit.preprocess.items import Steps
+from shardkit.recipe import Recipe
+from shardkit.sources import WHOLE, open_sources
+from shardkit.sources.base import Source, Stream
+from shardkit.verification.shards import Part
+from shardkit.verification.work import Findings
+
+Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
+_Sources: TypeAlias = Mapping[str, Source | Stream]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Datasets whose samples together should be those of the sources together."""
+
+    path: Path  # of all that is verified
+    parts: list[Part]
+    sources: list[Source | Stream]
+    recipe: Recipe  # that made the datasets of the sources
+    share: Share | None = None  # of streams: only these documents
+    tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
+
+    def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
+        """What is compared, and after which steps."""
+        if self.tasks is not None:
+            return [task.reading() for task in self.tasks]
+        return [Reading(source, "", steps(source), self.share) for source in self.sources]
+
+    @property
+    def extent(self) -> tuple[int, str]:
+        """How much there is to compare, and of what."""
+        counts = [len(source) for source in self.sources if isinstance(source, Source)]
+        if self.tasks is None and len(counts) == len(self.sources):
+            return sum(counts), "samples"
+        return sum(int(source.sizes().sum()) for source in self.sources), "bytes"
+
+    @property
+    def safe_keys(self) -> bool:
+        """Whether the keys of the sources were made such."""
+        return self.recipe.safe_keys and not all(source.safe_keys for source in self.sources)
+
+
+def groups(path: Path, parts: list[Part], against: Against, findings: Findings) -> list[Group]:
+    """What is to be compared with what. Splits of only one side go to `findings`.
+
+    Raises what `open_sources` raises for a source that cannot be opened.
+    """
+    recipe = _since(_recipe_of(parts), against)
+    sources = _open(against, recipe, parts)
+    splits = {part.name: part for part in parts}
+    tasks = _tasks(sources, parts, recipe)
+
+    def of(name: str) -> list[Task] | None:
+        return None if tasks is None else [task for task in tasks if task.part.name == name]
+
+    name = _split_of(parts[0], sources, recipe) if WHOLE in splits else None
+    if name is not None:
+        one, share = _part_of(sources, name, recipe)
+        return [Group(path, parts, [one], recipe, share, of(name))]
+    if WHOLE in splits or WHOLE in sources:
+        return [Group(path, parts, list(sources.values()), recipe, None, tasks)]
+    for name in sorted(splits.keys() ^ sources.keys()):
+        side = "the source" if name in splits else "the dataset"
+        findings.add(DamagedError(f"{side} has no split {name!r}", path=path))
+    common = [name for name in splits if name in sources]
+    return [
+        Group(path / name, [splits[name]], [sources[name]], recipe, None, of(name))
+        for name in common
+    ]
+
+
+def _recipe_of(parts: list[Part]) -> Recipe:
+    """What datasets were made with, as far as it is known; that of their splits is the same."""
+    found = [
+        Recipe.from_json(part.manifest.recipe, part.dataset.manifest_path)
+        for part in parts
+        if part.manifest is not None and part.manifest.recipe
+    ]
+    return found[0] if found else Recipe(parts[0].dataset.format)
+
+
+def _since(recipe: Recipe, against: Against) -> Recipe:
+    """The recipe without what the source, if that is a dataset, was made with as well."""
+    if not _is_ours(against):
+        return recipe
+    theirs, none = load_any(Path(str(against))).recipe, Recipe(recipe.format)
+    ours = recipe.to_json()
+    for names in (("rename",), ("split",), ("fields", "drop")):
+        if all((theirs.get(name) or None) == (ours[name] or None) for name in names):
+            recipe = replace(recipe, **{name: getattr(none, name) for name in names})
+    return recipe
+
+
+def _is_ours(against: Against) -> bool:
+    return isinstance(against, str | os.PathLike) and has_manifest(Path(against))
+
+
+def _open(against: Against, recipe: Recipe, parts: list[Part]) -> dict[str, Source | Stream]:
+    """The sources, with splits and labels as the conversion had them."""
+    classes = next((part.dataset.classes for part in parts), None)
+    split = "auto" if _is_ours(against) else recipe.split
+    return open_sources(against, replace(recipe, split=split, classes=classes), strict=False)
+
+
+def _split_of(part: Part, sources: _Sources, recipe: Recipe) -> str | None:
+    """Which split of the sources a dataset is, by the name of its folder; None for all of them.
+
+    Raises UsageError where the dataset was made as one of several and the name is of none of them.
+    """
+    name = Path(os.path.abspath(part.dataset.path)).name
+    splits: Collection[str] = parse_split(recipe.split)
+    if WHOLE not in sources:
+        same = recipe.sources.keys() == sources.keys()
+        splits = sources.keys() if same or name in sources else ()
+    if not splits:
+        return None
+    if name not in splits:
+        raise UsageError(
+            "which split of the source this dataset is cannot be told from the folder's name",
+            found=name,
+            expected=", ".join(splits),
+            fix="call the folder as it was, or verify the folder of all splits",
+        )
+    return name
+
+
+def _part_of(sources: _Sources, name: str, recipe: Recipe) -> tuple[Source | Stream, Share | None]:
+    """One split of the sources: its own source, or those samples of the only one."""
+    if WHOLE not in sources:
+        return sources[name], None
+    source, shares = sources[WHOLE], parse_split(recipe.split)
+    if isinstance(source, Stream):
+        return source, shares_of(shares)[name]
+    return source.select(by_hash(source, shares)[name]), None
+
+
+def _tasks(sources: _Sources, parts: list[Part], recipe: Recipe) -> list[Task] | None:
+    """The tasks that made tokens of these sources; None where datasets are not made so."""
+    part = parts[0]
+    copy = part.dataset.tokenizer_path
+    if copy is None or recipe.tokenizer is None or recipe.transform is not None:
+        return None
+    if all(source.tokenizer()[0] for source in sources.values()):
+        return None  # the source has tokens too: it is a copy of this dataset, say
+    assert part.manifest is not None
+    if recipe.text.seq_len is not None and part.manifest.versions.get("tasks") != TASKS:
+        raise UsageError(
+            "the source cannot be compared with blocks of tokens that an earlier shardkit has made",
+            path=part.dataset.path,
+            fix="verify without --against, or convert again",
+        )
+    from shardkit.codecs.tokenizers import open_copy
+
+    path = part.dataset.place
+    target = Target(path, recipe.format, single=path != part.dataset.path)
+    tokenizer = open_copy(copy, {**recipe.tokenizer}, fast=True)
+    return make_plan(recipe, sources, target, tokenizer=tokenizer).tasks

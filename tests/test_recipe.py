@@ -1,0 +1,213 @@
+"""The recipe: written into the manifest, read back, and the same plan built from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import ConvertOptions, DamagedError, FormatError, ImageOptions, TextOptions
+from shardkit import manifest as manifests
+from shardkit.conversion import run
+from shardkit.conversion.plan import make_plan
+from shardkit.conversion.target import Target
+from shardkit.recipe import Recipe
+from shardkit.sources import open_sources
+from tests.codecs import tokenizer_zoo
+from tests.conftest import files_of, make_image, write_images
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"on_error": "skip", "limit": 5, "shuffle": True, "seed": 7, "shard_samples": 3},
+    {"classes": ["class1", "class0"], "rename": {"image": "jpg"}, "safe_keys": True},
+    {"split": "train=0.5,val=0.5", "drop": ["label"], "shard_size": "40kB"},
+    {"fields": ["label", "image"], "image": ImageOptions(resize=8, background="red")},
+    {"transform": "json:dumps"},
+]
+
+
+def remade(manifest: Path) -> dict[str, Any]:
+    """A manifest as JSON, without its own checksum."""
+    data: dict[str, Any] = json.loads(manifest.read_bytes())
+    del data[manifests._OWN_CHECKSUM]
+    return data
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "in", classes=2)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:-1])
+def test_the_plan_of_a_recipe_that_was_read_back_is_the_plan_that_made_it(
+    options: dict[str, Any], images: Path, tmp_path: Path
+) -> None:
+    plan = run.prepare(images, "wds", tmp_path / "out", ConvertOptions(**options))
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, **options)
+    recipe = Recipe.from_json(manifests.load_any(tmp_path / "out").recipe)
+    assert recipe == plan.recipe
+    again = make_plan(recipe, open_sources(images, recipe), Target(tmp_path / "out", "wds"))
+    assert again.job == plan.job
+    cuts = [(task.part.name, task.start, task.stop, task.joined) for task in plan.tasks]
+    assert cuts == [(task.part.name, task.start, task.stop, task.joined) for task in again.tasks]
+    assert shardkit.verify(tmp_path / "out", against=images).problems == []
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_json_gives_the_same_recipe(options: dict[str, Any]) -> None:
+    recipe = Recipe.of("arrow", ConvertOptions(**options))
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+def test_the_manifest_says_which_tasks_made_each_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = write_images(tmp_path / "in", classes=10)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
+    for workers in (0, 2):
+        out = tmp_path / f"out{workers}"
+        image = ImageOptions(resize=8)
+        shardkit.convert(images, "arrow", out, image=image, shard_samples=10, workers=workers)
+        plan = run.prepare(images, "arrow", out, ConvertOptions(image=image, shard_samples=10))
+        first = 0
+        for shard in manifests.load(out).shards:
+            begin, end = (plan.tasks[number] for number in shard.tasks)
+            assert begin.start <= first < begin.stop
+            first += shard.samples
+            assert end.start < first <= end.stop
+    assert len(plan.tasks) > 3
+    assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
+
+
+def test_on_error_is_in_the_recipe_and_makes_no_other_dataset(images: Path, tmp_path: Path) -> None:
+    def convert(on_error: str) -> bool:
+        result = shardkit.convert(images, "wds", tmp_path / "out", on_error=on_error, workers=0)
+        return result.already_complete
+
+    assert not convert("skip")
+    assert manifests.load(tmp_path / "out").recipe["on_error"] == "skip"
+    assert convert("fail")
+
+
+def test_the_tokenizer_is_in_the_recipe(tmp_path: Path) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(f'{{"text": "one two {n}"}}\n' for n in range(50)))
+    gpt2 = tokenizer_zoo.write_json(tmp_path, "gpt2")
+    text = TextOptions(tokenizer=gpt2, seq_len=16)
+    shardkit.convert(corpus, "arrow", tmp_path / "out", text=text, workers=0)
+    manifest = manifests.load(tmp_path / "out")
+    recipe = Recipe.from_json(manifest.recipe)
+    assert recipe.tokenizer == manifest.tokenizer
+    assert recipe.text.tokenizer == manifest.tokenizer["file"]
+    assert recipe.text.seq_len == 16
+
+
+def test_an_empty_class_that_was_listed_is_known_to_verify(images: Path, tmp_path: Path) -> None:
+    (images / "class9").mkdir()
+    classes = ["class9", "class1", "class0"]
+    shardkit.convert(images, "wds", tmp_path / "out", classes=classes, workers=0)
+    assert shardkit.verify(tmp_path / "out", against=images).sound
+
+
+def test_a_class_that_came_later_is_a_difference_by_itself(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    (images / "a").mkdir()
+    (images / "a/1.jpg").write_bytes(make_image())
+    problems = shardkit.verify(tmp_path / "out", against=images).problems
+    assert [problem.what for problem in problems] == [
+        "the class names are not those of the source",
+        "a sample of the source is missing",
+    ]
+
+
+# --- other versions ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    image = ImageOptions(resize=8)
+    shardkit.convert(write_images(root / "in"), "wds", root / "out", image=image, workers=0)
+    return root / "out"
+
+
+@pytest.fixture
+def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
+    def changed(edit: Callable[[dict[str, Any]], object]) -> Path:
+        out = tmp_path / "out"
+        shutil.copytree(made, out)
+        data = remade(manifests.manifest_path(out))
+        edit(data)
+        manifests._write(manifests.manifest_path(out), data)
+        return out
+
+    return changed
+
+
+def test_a_manifest_without_a_recipe_is_read_as_before(
+    change: Callable[..., Path], made: Path
+) -> None:
+    def older(data: dict[str, Any]) -> None:
+        recipe = data.pop("recipe")
+        del recipe["format"], recipe["classes"], recipe["on_error"], recipe["tokenizer"]
+        data["source"] = recipe.pop("sources")
+        data["options"] = recipe
+
+    out, source = change(older), made.parent / "in"
+    assert shardkit.verify(out, against=source).sound
+    image = ImageOptions(resize=8)
+    assert shardkit.convert(source, "wds", out, image=image, workers=0).already_complete
+
+
+@pytest.mark.parametrize(("where", "name"), [((), "dedup"), (("image",), "sharpen"), ((), "where")])
+def test_an_option_of_a_later_version_is_no_damage(
+    where: tuple[str, ...], name: str, change: Callable[..., Path], made: Path
+) -> None:
+    def newer(value: Any) -> Callable[[dict[str, Any]], object]:
+        def edit(data: dict[str, Any]) -> None:
+            entry = data["recipe"]
+            for key in where:
+                entry = entry[key]
+            entry[name] = value
+
+        return edit
+
+    out = change(newer("yes"))
+    assert shardkit.verify(out).sound
+    with pytest.raises(FormatError, match="does not know") as error:
+        shardkit.verify(out, against=made.parent / "in")
+    assert error.value.found == ".".join((*where, name))
+    with pytest.raises(shardkit.OutputError, match="another dataset"):
+        shardkit.convert(made.parent / "in", "wds", out, image=ImageOptions(resize=8), workers=0)
+    shutil.rmtree(out)
+    assert shardkit.verify(change(newer(None)), against=made.parent / "in").sound
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("sources", 5, "recipe.sources"),
+        ("sources", {"": 5}, r'recipe.sources\[""\]'),
+        ("classes", [1], r"recipe.classes\[0\]"),
+        ("classes", 5, "recipe.classes"),
+        ("limit", -1, "recipe.limit"),
+        ("image", {"resize": "x"}, "recipe.image.resize"),
+        ("image", {"resize": -1}, "recipe.image"),
+        ("text", {"tokenizer": "x"}, "recipe"),
+        ("tokenizer", {"kind": "bpe"}, "recipe.tokenizer"),
+        ("transform", {"name": "x", "digest": "y"}, "recipe.transform.digest"),
+        ("rename", {"a": 1}, "recipe.rename.a"),
+    ],
+)
+def test_a_recipe_is_checked_field_by_field(
+    name: str, value: Any, place: str, change: Callable[..., Path], made: Path
+) -> None:
+    out = change(lambda data: data["recipe"].update({name: value}))
+    with pytest.raises(DamagedError, match=f"the manifest is damaged at {place}") as error:
+        shardkit.verify(out, against=made.parent / "in")
+    assert error.value.where["path"] == manifests.manifest_path(out)
