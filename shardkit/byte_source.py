@@ -12,7 +12,7 @@ import errno
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +201,7 @@ class _Scratch(_Target):
 
 _scratches: list[_Scratch] = []  # not in use; there are as many as threads ever read at once
 
+_CHUNK = 1 << 14  # records: few enough to stay in the processor's cache
 IN_MEMORY = 1 << 20  # bytes up to which a table is read once; larger ones stay in their file
 
 
@@ -214,12 +215,12 @@ class Table:
     def __init__(self, source: ByteSource, offset: int, count: int, dtype: Any) -> None:
         """Raises DamagedError where the source ends before `count` records of `dtype`."""
         self.dtype = np.dtype(dtype)
-        self._source, self._offset, self._count = source, offset, count
-        self._record = self.dtype.itemsize
+        self._offset, self._count, self._record = offset, count, self.dtype.itemsize
         size = count * self._record
         if offset + size > source.size:
             source.read(offset, size)  # raises
         self._data = source.read(offset, size) if size <= IN_MEMORY else None
+        self._source = None if self._data is not None else source  # else it stays open
 
     def __len__(self) -> int:
         return self._count
@@ -234,15 +235,22 @@ class Table:
         at, length = number * self._record, count * self._record
         if self._data is not None:
             return self._data[at : at + length]
+        assert self._source is not None
         return self._source.read(self._offset + at, length)
 
     def slice(self, first: int, stop: int) -> npt.NDArray[Any]:
         """The records from `first` to before `stop`."""
         return np.frombuffer(self.record(first, max(stop - first, 0)), self.dtype)
 
+    def chunks(self) -> Iterator[npt.NDArray[Any]]:
+        """All records in order, some at a time."""
+        for first in range(0, self._count, _CHUNK):
+            yield self.slice(first, min(first + _CHUNK, self._count))
+
     def take(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The records with these numbers, which lie within the table."""
         if self._data is not None:
             return np.frombuffer(self._data, self.dtype)[numbers]
+        assert self._source is not None
         rows = self._source.read_rows(self._offset + numbers * self._record, self._record)
         return np.frombuffer(rows, self.dtype)

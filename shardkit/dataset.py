@@ -335,8 +335,8 @@ class Dataset:
         names = [shard.file.name for shard in self.manifest.shards]
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]
-        parts = [every[at : at + self.extent(n)[0]] for n, at in enumerate(starts)]
-        return np.concatenate([every[:0], *parts])
+        parts = [every.slice(at, at + self.extent(n)[0]) for n, at in enumerate(starts)]
+        return np.concatenate([np.zeros(0, dtype), *parts])
 
     @property
     def place(self) -> Path:

@@ -85,8 +85,8 @@ def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.Mo
     shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
     (tmp_path / "out/__shardkit__/manifest.json").unlink()
     calls = []
-    real = reader._scan
-    monkeypatch.setattr(reader, "_scan", lambda *args: (calls.append(args), real(*args))[1])
+    real = reader.scan
+    monkeypatch.setattr(reader, "scan", lambda *args: (calls.append(args), real(*args))[1])
     ds = shardkit.open(tmp_path / "out")
     assert len(calls) == 200
     copy = pickle.loads(pickle.dumps(ds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit import storage
+from shardkit.byte_source import LocalFile, Table
 from shardkit.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -109,38 +108,34 @@ def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None
         raise ValueError(f"the shape {shape} of values that have no bytes")
 
 
-def load_table(
-    path: Path, dtype: np.dtype[np.void], what: str, mapped: bool = True
-) -> npt.NDArray[np.void]:
-    """The rows of a `.npy` file of ours, mapped or read.
+def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
+    """The records of a `.npy` file of ours.
 
     Raises DamagedError, which begins with `what` it is, for any other file.
     """
     where: dict[str, Any] = {"path": path, "fix": "copy the dataset again, or convert again"}
-    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
-        header = npy_header(file.read(_LONGEST_HEADER))
-        if header is None or header.fortran or len(header.shape) != 1:
-            raise DamagedError(f"{what} is damaged: it is no table", **where)
-        expected = repr(np.lib.format.dtype_to_descr(dtype))
-        if header.descr.decode("latin-1") != expected:
-            raise DamagedError(
-                f"{what} does not fit its manifest",
-                **where,
-                expected=expected,
-                found=header.descr.decode("latin-1")[: len(expected) + 100],
-            )
-        size = header.shape[0] * dtype.itemsize
-        if os.fstat(file.fileno()).st_size != header.start + size:
-            raise DamagedError(
-                f"{what} is damaged: it does not have the rows that its header announces",
-                **where,
-                expected=f"{header.start + size:,} bytes",
-                found=f"{os.fstat(file.fileno()).st_size:,}",
-            )
-        file.seek(header.start)
-        if mapped and size:
-            return np.asarray(np.memmap(file, dtype, "r", header.start, header.shape))
-        return np.frombuffer(file.read(), dtype)
+    source = LocalFile(path)
+    header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
+    if header is None or header.fortran or len(header.shape) != 1:
+        raise DamagedError(f"{what} is damaged: it is no table", **where)
+    expected, found = repr(np.lib.format.dtype_to_descr(dtype)), header.descr.decode("latin-1")
+    if found != expected:
+        raise DamagedError(
+            f"{what} does not fit its manifest",
+            **where,
+            expected=expected,
+            found=found[: len(expected) + 100],
+        )
+    (count,) = header.shape
+    size = header.start + count * dtype.itemsize
+    if source.size != size:
+        raise DamagedError(
+            f"{what} is damaged: it does not have the rows that its header announces",
+            **where,
+            expected=f"{size:,} bytes",
+            found=f"{source.size:,}",
+        )
+    return Table(source, header.start, count, dtype)
 
 
 def dump_array(value: npt.NDArray[Any]) -> bytes:

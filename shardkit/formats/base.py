@@ -130,7 +130,7 @@ class ShardReader(ABC):
             error = found
         where = {"position": position, "key": key, "field": culprit}
         if isinstance(error, ShardkitError):
-            error.located(path=self.path, **where)
+            error = error.located(path=self.path, **where)
         return storage.unreadable(error, self.path, position)
 
     def _offset(self, position: int, field: str) -> int | None:

@@ -16,7 +16,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import ShardkitWarning, StorageError
-from shardkit.formats.wds import reader
+from shardkit.formats.wds import compressed
 
 SIZE = 10_240  # bytes of a small TAR
 SAMPLES = 4
@@ -59,13 +59,13 @@ def held(temporary: Path) -> int:
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the shards that are unpacked, each time."""
     names: list[str] = []
-    real = reader._unpacked
+    real = compressed._unpacked
 
     def noted(path: Path) -> Any:
         names.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(reader, "_unpacked", noted)
+    monkeypatch.setattr(compressed, "_unpacked", noted)
     return names
 
 
@@ -139,7 +139,7 @@ def test_a_full_temporary_folder_is_named(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shardkit.formats.wds.reader.decompressed", full)
+    monkeypatch.setattr("shardkit.formats.wds.compressed.decompressed", full)
     with pytest.raises(StorageError, match="no room to unpack") as error:
         shardkit.open(source)
     assert str(temporary) in str(error.value)

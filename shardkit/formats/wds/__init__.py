@@ -1,9 +1,13 @@
 """TAR shards, as the WebDataset library writes and reads them.
 
-names.py    which member is which field of which sample
-layout.py   the bytes of a TAR file: headers out, members in
-reader.py   random access through an index
-writer.py   a shard and its index
+names.py        which member is which field of which sample
+values.py       values of fields as the payloads of members
+layout.py       the bytes of our shards and of their indexes
+writer.py       a shard and its index
+reader.py       random access through the index
+members.py      the members of any TAR
+foreign.py      the index of a TAR that has none
+compressed.py   TARs unpacked to temporary files
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Wds(Format):
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
-        return WdsReader(path, layout, mapped=False)
+        return WdsReader(path, layout)
 
     def create(
         self,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardkit import storage
-from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
@@ -25,11 +22,12 @@ from shardkit.formats.wds.layout import (
     header,
     index_dtype,
     index_path,
+    index_struct,
     padding,
-    row_struct,
 )
-from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.formats.wds.values import ENCODERS, Encoder
+from shardkit.sample import Sample
+from shardkit.schema import Image, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,7 +43,7 @@ class WdsWriter(ShardWriter):
     def __init__(self, path: Path, schema: Schema, max_bytes: int | None) -> None:
         self._path = path
         self._columns = index_dtype(schema)
-        self._pack = row_struct(schema).pack
+        self._pack = index_struct(schema).pack
         self._fields = _fields(schema)
         self._max_bytes = max_bytes
         self._rows = bytearray()
@@ -140,7 +138,7 @@ class _Field(NamedTuple):
     """What is known of a field before any sample: all that the inner loop needs."""
 
     name: str
-    encode: Callable[[Any], bytes] | None  # None for an image, which is stored as it is
+    encode: Encoder | None  # None for an image, which is stored as it is
     extensions: dict[str, bytes]  # by the image's format; by "" for any other value
     absent: tuple[int, ...]  # the field's part of an index row where a sample does not have it
 
@@ -153,7 +151,7 @@ def _fields(schema: Schema) -> list[_Field]:
             by_format = {format: _ending(endings, suffix) for format, suffix in SUFFIX_OF.items()}
             fields.append(_Field(name, None, by_format, (0, 0, 0, 0)))
         else:
-            encode = _ENCODERS[type(kind)]
+            encode = ENCODERS[type(kind)]
             fields.append(_Field(name, encode, {"": b"." + endings[0].encode()}, (0, 0)))
     return fields
 
@@ -176,27 +174,6 @@ def _encoded(field: _Field, value: Any, key: str) -> bytes:
             field=field.name,
             found=f"{value!r:.60}",
         ) from error
-
-
-def _json(value: Any) -> bytes:
-    return JsonText.of(value).encode()
-
-
-def _float(value: float) -> bytes:
-    """JSON has no NaN and no infinities: they are strings, as Protocol Buffers has them in JSON."""
-    text = json.dumps(value)
-    return (text if math.isfinite(value) else f'"{text}"').encode()
-
-
-_ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
-    Bytes: bytes,
-    Int: b"%d".__mod__,
-    Text: str.encode,
-    Array: dump_array,
-    Float: _float,
-    Bool: _json,
-    Json: _json,
-}
 
 
 def _member_name(key: str) -> bytes:

@@ -1,0 +1,85 @@
+"""Compressed TARs, unpacked to temporary files while they are open."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from shardkit import storage
+from shardkit.byte_source import LocalFile
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
+from shardkit.errors import DamagedError, ShardkitWarning, StorageError
+
+_MAGIC = 6  # bytes that tell how a file is compressed
+_FIX = "make space, name another folder in the variable TMPDIR, or unpack the shards"
+# Those that are open in this process; size and time tell one file from another.
+_open: WeakValueDictionary[tuple[Path, int, int], LocalFile] = WeakValueDictionary()
+
+
+def opened(path: Path) -> tuple[LocalFile, int]:
+    """The bytes of a TAR, and how many of them stand in a temporary file: all, if it is compressed.
+
+    That file has no name: the system removes it when nobody uses it, or the process ends.
+    """
+    with storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
+        compression = compression_of(file.read(_MAGIC))
+        about = os.fstat(file.fileno())
+    if not compression:
+        return LocalFile(path), 0
+    warnings.warn(
+        f"compressed TARs in {path.parent} are unpacked to temporary files in"
+        f" {_temporary_folder(path)} while they are open; for fast random access convert them once:"
+        " shardkit convert ... --to wds",
+        ShardkitWarning,
+        stacklevel=4,
+    )
+    which = path, about.st_size, about.st_mtime_ns
+    source = _open.get(which) or _unpacked(path)
+    _open[which] = source
+    return source, source.size
+
+
+def _unpacked(path: Path) -> LocalFile:
+    """The plain TAR in a compressed one."""
+    folder = _temporary_folder(path)
+    try:
+        with (
+            tempfile.TemporaryFile(dir=folder) as plain,
+            open(path, "rb", opener=storage.regular) as file,
+        ):
+            compression = compression_of(file.read(_MAGIC))
+            file.seek(0)
+            for data in decompressed(iter(lambda: file.read(COMPRESSED_BLOCK), b""), compression):
+                plain.write(data)
+            plain.flush()
+            return LocalFile(path, os.dup(plain.fileno()))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise storage.explain(error, "unpack", path) from error
+        raise StorageError(
+            "there is no room to unpack a compressed TAR",
+            path=path,
+            found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
+            fix=_FIX,
+        ) from error
+    except ValueError as error:
+        raise DamagedError(
+            f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
+        ) from error
+
+
+def _temporary_folder(path: Path) -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:  # none of those that there are can be written to
+        raise StorageError(
+            "no temporary folder can be written to, to unpack a compressed TAR",
+            path=path,
+            found=error.strerror,
+            fix=_FIX,
+        ) from error

@@ -1,0 +1,149 @@
+"""The layout of a TAR that others made, or whose index is lost, from the headers of its members."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shardkit.byte_source import ByteSource
+from shardkit.errors import DamagedError, FormatError
+from shardkit.formats.wds import names
+from shardkit.formats.wds.layout import index_struct
+from shardkit.formats.wds.members import Member, members
+from shardkit.formats.wds.values import DECODERS
+from shardkit.schema import Bytes, FieldType, Image, Schema
+
+_INDEX_BYTES = 64 << 20  # of the index of a foreign TAR, which may be as large as the TAR too
+
+_Fields = dict[str, Member]
+_Scanned = tuple[str, int, _Fields]  # a sample: its key, the key's offset or -1, its members
+
+
+def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The layout of a TAR: schema, index, odd keys, and hashes of all keys.
+
+    Odd are the keys that do not stand in one piece in the file, or are not Unicode. A TAR of ours
+    that has lost its index comes with its `layout`, which names fields and types.
+    """
+    ignored: Counter[str] = Counter()
+    samples = _samples(source, ignored)
+    if layout is None:
+        schema = _schema(source, samples)
+    else:
+        schema = Schema.from_json(layout["schema"])
+        field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
+        samples = [(k, at, {field_of.get(e, e): m for e, m in f.items()}) for k, at, f in samples]
+    if len(samples) * index_struct(schema).size > max(_INDEX_BYTES, source.size):
+        raise FormatError(
+            "the TAR has too many extensions, most of which few of its samples have",
+            path=source.path,
+            expected="the same few members in each sample: a.jpg a.json, b.jpg b.json, ...",
+            found=f"{len(schema):,} extensions in {len(samples):,} samples",
+            fix="give members of a kind one extension: all behind the first dot of a name is it",
+        )
+    odd_keys: dict[int, str] = {}
+    return {
+        **(layout or {}),
+        "schema": schema.to_json(),
+        "index": b"".join(_records(schema, samples, odd_keys)),
+        "odd_keys": odd_keys,
+        "key_hashes": np.fromiter((hash(key) for key, _, _ in samples), np.int64, len(samples)),
+        **({"ignored": ignored} if ignored else {}),
+    }
+
+
+def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) -> Iterator[bytes]:
+    """The records of the index. `odd_keys` gets the keys that none can tell, by position."""
+    pack = index_struct(schema).pack
+    images = {name for name, kind in schema.items() if isinstance(kind, Image)}
+    for position, (key, offset, fields) in enumerate(samples):
+        encoded = key.encode("utf-8", "surrogateescape")
+        if offset >= 0 and encoded == key.encode("utf-8", "replace"):
+            numbers = [offset, len(encoded)]
+        else:
+            odd_keys[position] = key
+            numbers = [0, 0]
+        for name in schema:
+            member = fields.get(name)
+            numbers += (member.offset, member.size) if member else (0, 0)
+            if name in images:
+                numbers += (0, 0)
+        yield pack(*numbers)
+
+
+def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
+    """Fields of the types that their extensions stand for, in the order in which they appear."""
+    first: _Fields = {}
+    count: Counter[str] = Counter()
+    for _, _, fields in samples:
+        count.update(fields.keys())
+        for field, member in fields.items():
+            first.setdefault(field, member)
+    return Schema(
+        {f: _type(source, f, m)(optional=count[f] < len(samples)) for f, m in first.items()}
+    )
+
+
+def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
+    """The type of the extension; plain bytes where the first value of the field is not of it."""
+    kind = names.decoded_type(field)
+    decode = DECODERS[kind]
+    if decode is not None:
+        try:
+            decode(source.read(first.offset, first.size))
+        except (ValueError, RecursionError):
+            return Bytes
+    return kind
+
+
+def _samples(source: ByteSource, ignored: Counter[str]) -> list[_Scanned]:
+    """Members grouped as WebDataset groups them: those with one key that stand side by side."""
+    samples: dict[str, _Scanned] = {}
+    current = None
+    for member in members(source, ignored):
+        split = names.split(member.name)
+        if split is None:
+            ignored["TAR member without an extension"] += 1
+            continue
+        key, field = split
+        if key != current:
+            if key in samples:
+                raise _key_again(member, field, samples[key][2]).located(path=source.path, key=key)
+            samples[key] = key, member.name_offset, {}
+            current = key
+        fields = samples[key][2]
+        if field in fields or field in ("__key__", "__url__"):
+            raise DamagedError(
+                f"a sample has two members for its field {field!r}",
+                path=source.path,
+                key=key,
+                offset=member.offset,
+                expected="every extension once per sample; letter case does not count",
+                fix="rename one of the members and pack the TAR again",
+            )
+        fields[field] = member
+    # A member x.__bad__ that is not empty marks a sample which WebDataset drops.
+    good = [s for s in samples.values() if not ("__bad__" in s[2] and s[2].pop("__bad__").size)]
+    if len(good) < len(samples):
+        ignored["sample marked as __bad__"] += len(samples) - len(good)
+    return good
+
+
+def _key_again(member: Member, field: str, earlier: _Fields) -> DamagedError:
+    first = next(iter(earlier.values()))
+    if field in earlier:
+        what = "two samples of the TAR have the same key"
+        fix = "give them different names, or keep one, and pack the TAR again"
+    else:
+        what = "the members of a sample do not stand side by side in the TAR"
+        fix = "pack it again in order of names: tar --sort=name -cf new.tar folder"
+    return DamagedError(
+        what,
+        offset=member.offset,
+        expected="all members of a key in one run",
+        found=f"{member.name!r} here, {first.name!r} at byte {first.offset}, other keys between",
+        fix=fix,
+    )

@@ -1,0 +1,62 @@
+"""Values of fields as the payloads of members, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shardkit.codecs.array import dump_array, load_array
+from shardkit.sample import JsonText
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text, int64
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[bytes], Any]
+
+
+def json_text(data: bytes) -> JsonText:
+    return JsonText.checked(data.decode())
+
+
+def _bool(data: bytes) -> bool:
+    value = json.loads(data)
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def _float(data: bytes) -> float:
+    return float(data.strip(b'"'))
+
+
+def _json_bytes(value: Any) -> bytes:
+    return JsonText.of(value).encode()
+
+
+def _float_bytes(value: float) -> bytes:
+    """JSON has no NaN and no infinities: they are strings, as Protocol Buffers has them in JSON."""
+    text = json.dumps(value)
+    return (text if math.isfinite(value) else f'"{text}"').encode()
+
+
+# None for what is stored as it is.
+DECODERS: dict[type[FieldType], Decoder | None] = {
+    Bytes: None,
+    Image: None,
+    Int: int64,
+    Float: _float,
+    Bool: _bool,
+    Text: bytes.decode,
+    Json: json.loads,
+    Array: load_array,
+}
+ENCODERS: dict[type[FieldType], Encoder] = {
+    Bytes: bytes,
+    Int: b"%d".__mod__,
+    Float: _float_bytes,
+    Bool: _json_bytes,
+    Text: str.encode,
+    Json: _json_bytes,
+    Array: dump_array,
+}
