@@ -124,7 +124,7 @@ class Dataset:
         self._layouts: list[Any] = [layout for _ in shards]
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
-            names = None if self._format.any_as_bytes else self._names
+            names = None if reader is None and self._format.any_as_bytes else self._names
             self.schema, other_types = _common_schema(self._layouts, counts, names)
             self._class_names = _common_names(self._layouts, self._names)
             self.unusable = other_types
