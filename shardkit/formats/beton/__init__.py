@@ -48,7 +48,7 @@ class Beton(Format):
     join_pads = True  # a value that does not fit into what is left of a page begins another
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
-        return BetonReader(path, layout, mapped=False)
+        return BetonReader(path, layout)
 
     def create(
         self,

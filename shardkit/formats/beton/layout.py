@@ -7,8 +7,16 @@ pointers count bytes from the start of the file.
     descriptors   1,041 bytes per field: its type, its name, what the type needs to know
     table         a row per sample: scalars themselves, images, bytes and arrays as pointers
     data          what the pointers lead to; no value may cross a multiple of the page size
-    section       ours, which FFCV passes over: keys, types, absent values (section.py)
+    section       ours, which FFCV passes over: keys, types, absent values
     allocations   {sample, pointer, size} of every value in the data, up to the end of the file
+
+The section:
+
+    head          bytes of the text, bytes of the keys
+    text          JSON: version, schema, classes; zeros to a multiple of 8
+    offsets       of each key in the keys, and of their end
+    presence      for each optional field a byte per sample, 0 where the value is absent
+    keys          UTF-8, one after the other
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -312,6 +321,37 @@ def unpack_mark(descriptor: np.void) -> tuple[int, int] | None:
     """Where our section is, and its size; None for a file that others made."""
     mark = np.frombuffer(bytes(descriptor["arguments"]), MARK, 1, _MARK_AT)[0]
     return (int(mark["ptr"]), int(mark["size"])) if mark["magic"] == MAGIC else None
+
+
+# --- section -------------------------------------------------------------------------------------
+
+SECTION_VERSION = 1
+SECTION_HEAD = np.dtype([("text", "<u8"), ("keys", "<u8")])
+KEY_OFFSET = np.dtype("<u8")
+
+
+def optional_fields(schema: Schema) -> list[str]:
+    """The fields that have a column of presence, in the order of those columns."""
+    return [name for name, kind in schema.items() if kind.optional]
+
+
+def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]] | None) -> bytes:
+    """The section's JSON text, with the zeros behind it."""
+    named = None if classes is None else {name: list(names) for name, names in classes.items()}
+    about = {"version": SECTION_VERSION, "schema": schema.to_json(), "classes": named}
+    text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + bytes(-len(text) % 8)
+
+
+def pack_head(text: bytes, keys: int) -> bytes:
+    """The section's head and text."""
+    return np.array((len(text), keys), SECTION_HEAD).tobytes() + text
+
+
+def section_size(text: bytes, samples: int, optional: int, keys: int) -> int:
+    """Bytes of a section with `text`, `optional` fields and `keys` bytes of keys."""
+    offsets = KEY_OFFSET.itemsize * (samples + 1)
+    return SECTION_HEAD.itemsize + len(text) + offsets + optional * samples + keys
 
 
 # --- pages ---------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
 from shardkit.formats.base import ShardWriter
 from shardkit.formats.beton import images
-from shardkit.formats.beton import section as sections
 from shardkit.formats.beton.layout import (
     ALLOCATION,
     ALLOCATION_STRUCT,
@@ -29,10 +28,14 @@ from shardkit.formats.beton.layout import (
     TypeId,
     fields_of,
     front_size,
+    optional_fields,
     pack_front,
+    pack_head,
+    pack_text,
     page_for,
     place,
     place_run,
+    section_size,
 )
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Json, Schema, Text
@@ -69,8 +72,8 @@ class BetonWriter(ShardWriter):
         self._fields = fields_of(schema)
         self._row = Row(self._fields)
         self._columns = [_column(f, schema[f.name]) for f in self._fields]
-        self._text = sections.pack_text(schema, classes)
-        self._presence = {name: bytearray() for name in sections.optional_fields(schema)}
+        self._text = pack_text(schema, classes)
+        self._presence = {name: bytearray() for name in optional_fields(schema)}
         self._max_bytes = max_bytes
         self._samples = 0
         self._rows = bytearray()
@@ -173,7 +176,7 @@ class BetonWriter(ShardWriter):
         stop = self._first_pointer_from(table_end)
         end = _end_of_data(self._start, stop or prepared.end, prepared.end, table_end, page)
         keys_size = self._keys_size + key_size
-        section = sections.size(self._text, samples, len(self._presence), keys_size)
+        section = section_size(self._text, samples, len(self._presence), keys_size)
         allocations = len(prepared.allocations) * ALLOCATION.itemsize + len(self._allocations)
         return end + section + allocations
 
@@ -219,7 +222,7 @@ class BetonWriter(ShardWriter):
     def _section(self) -> list[bytes]:
         offsets = np.fromiter(accumulate(map(len, self._keys), initial=0), "<u8")
         keys = b"".join(self._keys)
-        head = sections.pack_head(self._text, len(keys))
+        head = pack_head(self._text, len(keys))
         return [head, offsets.tobytes(), *map(bytes, self._presence.values()), keys]
 
 
