@@ -218,8 +218,8 @@ MUTATIONS = [
     ),
     Mutation(
         "formats/lmdb/layout.py",
-        "if self._branch(page, middle)[0] <= key:",
-        "if self._branch(page, middle)[0] < key:",
+        "if self._node(page, middle)[-1] <= key:",
+        "if self._node(page, middle)[-1] < key:",
         "formats/test_lmdb.py formats/test_lmdb_foreign.py",
     ),
     Mutation(

@@ -35,7 +35,9 @@ from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, write_images
 
-_READS = ("__getitem__", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows")
+_READS = (
+    "__getitem__", "sample", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows",
+)  # fmt: skip
 _RAISED = [
     ValueError("x"), KeyError("x"), IndexError("x"), TypeError("x"), AttributeError("x"),
     struct.error("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x"), OverflowError("x"),
@@ -78,7 +80,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, path: Path, error: Exception) -> Non
     reader = type(shardkit.open(path).reader(0))
     for name in _READS:
         if hasattr(reader, name):
-            monkeypatch.setattr(reader, name, lambda *_: _raise(error))
+            monkeypatch.setattr(reader, name, lambda *_, **__: _raise(error))
 
 
 @pytest.mark.parametrize("error", _RAISED, ids=lambda error: type(error).__name__)

@@ -65,6 +65,8 @@ class BetonReader(ShardReader):
         if self.section is not None:
             _check_fields(self.section.schema, fields, path)
         super().__init__(path, self._found_layout() if layout is None else layout)
+        own = () if self.section is None else self.section.tables
+        self._tables: tuple[Table | Allocations, ...] = (self.rows, self.allocations, *own)
         self._length, self._unpack = samples, self.row.struct.unpack
         self._stem = key_of(path.stem)
         self._columns = [self._column(name, kind) for name, kind in self.schema.items()]
@@ -74,8 +76,7 @@ class BetonReader(ShardReader):
 
     @property
     def in_memory(self) -> int:  # type: ignore[override] # it may grow
-        section = 0 if self.section is None else self.section.in_memory
-        return self.rows.in_memory + self.allocations.in_memory + section
+        return sum(table.in_memory for table in self._tables)
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
@@ -133,6 +134,7 @@ class BetonReader(ShardReader):
     def close(self) -> None:
         if not self.closed:
             super().close()
+            self._tables = ()
             del self.source, self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
@@ -354,8 +356,8 @@ class Section:
         self.keys = Table(source, keys_at, keys_size, "u1")
 
     @property
-    def in_memory(self) -> int:
-        return self.offsets.in_memory + self.presence.in_memory + self.keys.in_memory
+    def tables(self) -> tuple[Table, ...]:
+        return self.offsets, self.presence, self.keys
 
     def key(self, position: int) -> str:
         start, stop = _KEY_SPAN.unpack(self.offsets.record(position, 2))

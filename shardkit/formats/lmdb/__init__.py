@@ -37,7 +37,7 @@ class Lmdb(Format):
     )
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
-        return LmdbReader(path, layout, mapped=False)
+        return LmdbReader(path, layout)
 
     def create(
         self,

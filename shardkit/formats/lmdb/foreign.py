@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -45,40 +46,30 @@ class Entries:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def place(self, position: int) -> tuple[int, int]:
+    @property
+    def in_memory(self) -> int:
+        """About the bytes that these take."""
+        return self.offsets.nbytes + self.sizes.nbytes + sum(map(getsizeof, self.keys))
+
+    def location(self, position: int) -> tuple[int, int]:
+        """Offset and size of a value."""
         return int(self.offsets[position]), int(self.sizes[position])
 
-    def sample(
-        self, position: int, value: memoryview | bytes, schema: Schema, path: Path
-    ) -> Sample:
+    def sample(self, position: int, value: bytes, schema: Schema) -> Sample:
         """The sample in a stored value, checked against what the others hold; JSON as its text."""
-        key = self.keys[position]
-        where: dict[str, Any] = {
-            "path": path,
-            "position": position,
-            "offset": int(self.offsets[position]),
-        }
         try:
-            fields = _KINDS[self.kind](bytes(value))
+            fields = _KINDS[self.kind](value)
         except (ValueError, RecursionError) as error:
-            raise SampleError(
-                f"a value is not {self.kind} like the others: {error}", key=key, **where
-            ) from error
+            raise SampleError(f"a value is not {self.kind} like the others: {error}") from error
         for name in schema.keys() - fields.keys():
             if not schema[name].optional:
                 raise SampleError(
                     f"the sample has no field {name!r}, as all have that were looked at on opening",
-                    key=key,
                     field=name,
-                    **where,
                     fix="convert the LMDB: `shardkit convert` reads all values before it says which"
                     " fields every sample has",
                 )
-        try:
-            return schema.check({"__key__": key, **fields})
-        except SampleError as error:
-            located: SampleError = error.located(**where)  # type: ignore[assignment]
-            raise located from error.__cause__
+        return schema.check({"__key__": self.keys[position], **fields})
 
 
 def scan(tree: Tree) -> dict[str, Any]:
@@ -88,14 +79,14 @@ def scan(tree: Tree) -> dict[str, Any]:
     about = [entry.key for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
     count = min(len(entries), _LOOKED_AT)
     some = [entries[n * (len(entries) - 1) // max(count - 1, 1)] for n in range(count)]
-    values = [bytes(tree.read(entry.offset, entry.size)) for entry in some]
+    values = [tree.read(entry.offset, entry.size) for entry in some]
     for entry, value in zip(some, values, strict=True):
         _refuse_pickle(value, entry, tree.path)
     kind = _kind(values)
     schema = _schema(kind, values)
     guessed = [n for n, k in schema.items() if count < len(entries) and not k.optional]
-    places = np.array([(e.offset, e.size) for e in entries], np.int64).reshape(-1, 2)
-    found = Entries(_keys(entries), places[:, 0].copy(), places[:, 1].copy(), kind)
+    offsets, sizes = (np.array([e[n] for e in entries], np.int64) for n in (1, 2))
+    found = Entries(_keys(entries), offsets, sizes, kind)
     layout = {"schema": schema.to_json(), "entries": found, **passed_over(about)}
     return {**layout, "guessed": guessed} if kind in _MAPS and guessed else layout
 

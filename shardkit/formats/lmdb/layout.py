@@ -8,13 +8,12 @@ finds: a cut or changed file ends the process.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit import storage
+from shardkit.byte_source import LocalFile
 from shardkit.errors import DamagedError, FormatError
 
 PAGE = 4096  # bytes of a page that we write
@@ -76,81 +75,99 @@ def overflow_pages(size: int) -> int:
     return (HEADER - 1 + size) // PAGE + 1
 
 
+class Page(NamedTuple):
+    """A page of the tree, whose header is checked."""
+
+    number: int
+    kind: int  # BRANCH or LEAF
+    nodes: int
+    data: bytes
+
+
 class Tree:
     """An LMDB file: every pointer is checked before it is followed."""
 
-    def __init__(self, path: Path, *, at_random: bool = True, mapped: bool = True) -> None:
-        """`at_random` tells the system not to read ahead in a file that is mapped."""
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._data: storage.Data | memoryview = storage.open_data(path, mapped)
-        self._page, self._last, self.main = _first_pages(self._data, path)
-        if len(self._data) < (self._last + 1) * self._page:
+        self._source = source = LocalFile(path)
+        self._page, self._last, self.main = _first_pages(source)
+        if source.size < (self._last + 1) * self._page:
             raise DamagedError(
                 "the LMDB file is truncated",
                 path=path,
                 expected=f"{(self._last + 1) * self._page:,} bytes, as its header says",
-                found=f"{len(self._data):,} bytes",
+                found=f"{source.size:,} bytes",
                 fix="copy or make the file again",
             )
-        if self.main.entries > len(self._data) // _SMALLEST_ENTRY:
+        if self.main.entries > source.size // _SMALLEST_ENTRY:
             raise self._damaged("the LMDB file names more entries than it has room for", 0)
-        self._map = self._data if isinstance(self._data, mmap.mmap) else None
-        if self._map is not None:
-            self._data = memoryview(self._map)
-        self._latest: tuple[int, memoryview | bytes] = (-1, b"")  # the page looked at last
-        if at_random:
-            self.expect_random()
+        self._latest = Page(-1, 0, 0, b"")  # the page that was looked at last
 
-    def expect_random(self, expected: bool = True) -> None:
-        """Tell the system whether to read only what is asked for, or what stands around it too."""
-        if self._map is not None and hasattr(mmap, "MADV_RANDOM"):
-            self._map.madvise(mmap.MADV_RANDOM if expected else mmap.MADV_NORMAL)
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes of a value."""
+        latest = self._latest
+        at = offset - latest.number * self._page
+        if 0 <= at <= self._page - size and latest.data:
+            return latest.data[at : at + size]
+        return self._source.read(offset, size)
 
-    def read(self, start: int, size: int) -> memoryview | bytes:
-        """So many bytes of the file, or those that are left of it: a view where it is mapped."""
-        return self._data[start : start + size]
+    def get(self, key: bytes, page: int | None = None, guess: int = 0) -> Entry | None:
+        """The entry with this key, found from the root or the page that its branch begins with.
 
-    def get(self, key: bytes) -> Entry | None:
-        """The entry with this key, found from the root."""
-        page = self.main.root
+        `guess` is the number that it may have in its leaf.
+        """
+        page = self.main.root if page is None else page
         if page == _NOWHERE:
             return None
+        leaf = self.leaf(key, page)
+        if guess >= leaf.nodes or self._node(leaf, guess)[-1] != key:
+            guess = self._last_up_to(leaf, key)
+        entry = self._entry(leaf, guess)
+        return entry if entry.key == key else None
+
+    def leaf(self, key: bytes, page: int) -> Page:
+        """The leaf below a page in which a key would be."""
         for _ in range(_DEEPEST):
-            kind, count = self._look(page)
-            if kind == LEAF:
-                found = (self._entry(page, n) for n in range(count))
-                return next((entry for entry in found if entry.key == key), None)
-            page = self._child(page, count, key)
+            found = self._look(page)
+            if found.kind == LEAF:
+                return found
+            _, page = self._branch(found, self._last_up_to(found, key))
         raise self._too_deep()
 
-    def leaves(self, root: int | None = None) -> Iterator[int]:
+    def leaves(self, root: int | None = None) -> Iterator[Page]:
         """The leaf pages in order of their keys."""
         root = self.main.root if root is None else root
         pending = [] if root == _NOWHERE else [(root, 1)]
         seen = 0
         while pending:
-            page, depth = pending.pop()
+            number, depth = pending.pop()
             seen += 1
             if depth > _DEEPEST or seen > self._last:
                 raise self._too_deep()
-            kind, count = self._look(page)
-            if kind == LEAF:
+            page = self._look(number)
+            if page.kind == LEAF:
                 yield page
             else:
-                children = [(self._branch(page, n)[1], depth + 1) for n in range(count)]
+                children = [(self._branch(page, n)[1], depth + 1) for n in range(page.nodes)]
                 pending += reversed(children)
 
-    def entries(self, leaf: int) -> list[Entry]:
-        """The entries of one leaf page."""
-        _, count = self._look(leaf)
-        return [self._entry(leaf, n) for n in range(count)]
+    def level(self, most: int) -> list[tuple[bytes, int]]:
+        """The lowest level of the tree with at most so many pages: the key each begins with."""
+        pages = [(b"", self.main.root)]
+        for _ in range(min(self.main.depth, _DEEPEST) - 1):
+            below: list[tuple[bytes, int]] = []
+            for key, number in pages:
+                page = self._look(number)
+                if page.kind == LEAF or len(below) + page.nodes > most:
+                    return pages
+                children = [self._branch(page, n) for n in range(page.nodes)]
+                below += [(key, children[0][1]), *children[1:]]  # the first has no key of its own
+            pages = below
+        return pages
 
-    def entry(self, leaf: int, number: int) -> Entry:
-        """One entry of a leaf page."""
-        _, count = self._look(leaf)
-        if number >= count:
-            raise self._damaged("a leaf page has too few entries", leaf * self._page)
-        return self._entry(leaf, number)
+    def entries(self, leaf: Page) -> list[Entry]:
+        """The entries of a leaf page."""
+        return [self._entry(leaf, number) for number in range(leaf.nodes)]
 
     def root_of(self, entry: Entry) -> int:
         """The root of a named database, which is an entry of the main one."""
@@ -158,19 +175,15 @@ class Tree:
             raise self._damaged("a named database is damaged", entry.offset)
         return Database(*_database.unpack(self.read(entry.offset, entry.size))).root
 
-    def _bytes_of(self, page: int) -> memoryview | bytes:
-        number, data = self._latest
-        if number != page:
-            data = self.read(page * self._page, self._page)
-            self._latest = (page, data)
-        return data
-
-    def _look(self, page: int) -> tuple[int, int]:
-        """Kind of a page of the tree, and how many nodes it has."""
-        at = page * self._page
-        if not 2 <= page <= self._last:
-            raise self._damaged(f"a page number is out of range: {page}", 0)
-        _, _, flags, lower, upper = page_header.unpack_from(self._bytes_of(page))
+    def _look(self, number: int) -> Page:
+        """A page of the tree."""
+        if number == self._latest.number:
+            return self._latest
+        at = number * self._page
+        if not 2 <= number <= self._last:
+            raise self._damaged(f"a page number is out of range: {number}", 0)
+        data = self._source.read(at, self._page)
+        _, _, flags, lower, upper = page_header.unpack_from(data)
         kind = flags & (BRANCH | LEAF | OVERFLOW | META)
         if kind not in (BRANCH, LEAF) or not HEADER <= lower <= upper <= self._page or lower % 2:
             raise self._damaged("a page of the tree is damaged", at)
@@ -183,47 +196,48 @@ class Tree:
             )
         if lower == HEADER:
             raise self._damaged("a page of the tree is empty", at)
-        return kind, (lower - HEADER) // 2
+        self._latest = page = Page(number, kind, (lower - HEADER) // 2, data)
+        return page
 
-    def _node(self, page: int, number: int) -> tuple[int, int, int, int, int]:
-        """Where in its page a node is, and its header: low, high, flags, bytes of the key."""
-        data = self._bytes_of(page)
+    def _node(self, page: Page, number: int) -> tuple[int, int, int, int, bytes]:
+        """Where in its page a node is, two halves of a size or page number, flags, and the key."""
         at = HEADER + 2 * number
-        (pointer,) = _pointer.unpack_from(data, at)
+        (pointer,) = _pointer.unpack_from(page.data, at)
         if not HEADER <= pointer <= self._page - NODE:
-            raise self._damaged("a pointer in a page leads out of it", page * self._page + at)
-        low, high, flags, key = node_header.unpack_from(data, pointer)
-        if pointer + NODE + key > self._page:
-            raise self._damaged("a key leads out of its page", page * self._page + pointer)
-        return pointer, low, high, flags, key
+            raise self._damaged(
+                "a pointer in a page leads out of it", page.number * self._page + at
+            )
+        low, high, flags, size = node_header.unpack_from(page.data, pointer)
+        start = pointer + NODE
+        if start + size > self._page:
+            raise self._damaged("a key leads out of its page", page.number * self._page + pointer)
+        return pointer, low, high, flags, page.data[start : start + size]
 
-    def _branch(self, page: int, number: int) -> tuple[bytes, int]:
+    def _branch(self, page: Page, number: int) -> tuple[bytes, int]:
         """Smallest key, and number, of a child page."""
-        at, low, high, flags, key = self._node(page, number)
-        stored = self._bytes_of(page)[at + NODE : at + NODE + key]
-        return bytes(stored), low | high << 16 | flags << 32
+        _, low, high, flags, key = self._node(page, number)
+        return key, low | high << 16 | flags << 32
 
-    def _child(self, page: int, count: int, key: bytes) -> int:
-        """The child in which a key would be; the first child's key is not stored."""
-        low, high = 0, count - 1
+    def _last_up_to(self, page: Page, key: bytes) -> int:
+        """The last node whose key is not behind this one; a branch does not store its first."""
+        low, high = 0, page.nodes - 1
         while low < high:
             middle = (low + high + 1) // 2
-            if self._branch(page, middle)[0] <= key:
+            if self._node(page, middle)[-1] <= key:
                 low = middle
             else:
                 high = middle - 1
-        return self._branch(page, low)[1]
+        return low
 
-    def _entry(self, page: int, number: int) -> Entry:
-        at, low, high, flags, key_size = self._node(page, number)
-        data, page_at = self._bytes_of(page), page * self._page
-        start, size = at + NODE + key_size, low | high << 16
-        key = bytes(data[at + NODE : start])
+    def _entry(self, page: Page, number: int) -> Entry:
+        at, low, high, flags, key = self._node(page, number)
+        page_at = page.number * self._page
+        start, size = at + NODE + len(key), low | high << 16
         if start + (8 if flags & BIG else size) > self._page:
             raise self._damaged("a value leads out of its page", page_at + at)
         if not flags & BIG:
             return Entry(key, page_at + start, size, flags)
-        (first,) = _page_number.unpack_from(data, start)
+        (first,) = _page_number.unpack_from(page.data, start)
         # The pages behind the header's last page may be there, but belong to no value.
         if not 2 <= first <= self._last or (
             first * self._page + HEADER + size > (self._last + 1) * self._page
@@ -242,37 +256,36 @@ _pointer = struct.Struct("<H")
 _page_number = struct.Struct("<Q")
 
 
-def _first_pages(data: storage.Data, path: Path) -> tuple[int, int, Database]:
+def _first_pages(source: LocalFile) -> tuple[int, int, Database]:
     """Page size, last page and main database of the meta page that counts."""
     found = []
     page = PAGE
-    size = HEADER + _meta.size + 2 * _database.size + _tail.size
     for number in (0, 1):
         at = number * page
-        meta = _parse_meta(data[at : at + size])
-        if meta is None:
-            continue
-        found.append(meta)
-        page = meta[1] if number == 0 else page
+        meta = _parse_meta(source.read(at, _META_SIZE)) if at + _META_SIZE <= source.size else None
+        if meta is not None:
+            found.append(meta)
+            page = meta[1] if number == 0 else page
     if not found:
         raise FormatError(
-            "this is no LMDB file" if len(data) else "the LMDB file is empty",
-            path=path,
+            "this is no LMDB file" if source.size else "the LMDB file is empty",
+            path=source.path,
             expected=f"a meta page with the magic number {_MAGIC:#x} and data version 1",
-            found=f"{len(data):,} bytes without one",
+            found=f"{source.size:,} bytes without one",
         )
     _, page, last, main = max(found, key=lambda meta: meta[0])
     if page < 256 or page & (page - 1) or page > 1 << 16:
         raise DamagedError(
-            "the LMDB file names a page size that is none", path=path, found=f"{page} bytes"
+            "the LMDB file names an invalid page size", path=source.path, found=f"{page} bytes"
         )
     return page, last, main
 
 
+_META_SIZE = HEADER + _meta.size + 2 * _database.size + _tail.size
+
+
 def _parse_meta(data: bytes) -> tuple[int, int, int, Database] | None:
     """Transaction, page size, last page, main database; None for what is no meta page."""
-    if len(data) < HEADER + _meta.size + 2 * _database.size + _tail.size:
-        return None
     magic, version, _, _ = _meta.unpack_from(data, HEADER)
     if (magic, version) != (_MAGIC, _VERSION):
         return None

@@ -242,7 +242,7 @@ def join(
     writer = LmdbWriter(path, schema, None, classes)
     try:
         for part in parts:
-            reader = LmdbReader(part, {"schema": schema.to_json()}, at_random=False)
+            reader = LmdbReader(part, {"schema": schema.to_json()})
             with contextlib.closing(reader):
                 for position in range(len(reader)):
                     value = reader.value(position)
