@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.run import ConvertResult as ConvertResult
     from shardkit.dataset import Dataset as Dataset
-    from shardkit.dataset import open_dataset as open  # noqa: F401
     from shardkit.errors import DamagedError as DamagedError
     from shardkit.errors import FormatError as FormatError
     from shardkit.errors import NotFoundError as NotFoundError
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from shardkit.stream.batching import Pack as Pack
     from shardkit.stream.collate import pad_collate as pad_collate
     from shardkit.stream.options import StreamOptions as StreamOptions
+    from shardkit.transforms.on_read import open as open
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -68,7 +68,7 @@ _PLACES = {
     "ImageOptions": "options",
     "TextOptions": "options",
     "create": "conversion.create:DatasetWriter",
-    "open": "dataset:open_dataset",
+    "open": "transforms.on_read",
     "Dataset": "dataset",
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",

@@ -1,4 +1,4 @@
-"""`shardkit.open`: a dataset of any format as one list of samples."""
+"""`Dataset`: the shards of a dataset of any format as one list of samples."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import dataclasses
 import functools
 import operator
 import os
-import stat
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -23,36 +21,24 @@ from shardkit import manifest as manifests
 from shardkit import open_shards, storage
 from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
-from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError, drop_option
-from shardkit.folders import (
-    is_pattern,
-    listing_format,
-    look_into,
-    refuse_foreign,
-    shards_by_split,
-    shards_like,
-    way_to,
-)
-from shardkit.formats import FORMATS, format_of, get_format, unknown_format
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
-from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import File, Manifest
 from shardkit.schema import (
     Array,
-    Bytes,
-    FieldType,
     Schema,
     label_of,
     length_fields,
     lengths_dtype,
 )
 from shardkit.sequence_reader import SampleSequence, SequenceReader
+from shardkit.shared_schema import own_schema, shared_names, shared_schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from shardkit.transforms.transforms import Transforms
 
 _OPEN_SHARDS = 128  # of one dataset, as readers take memory; for the process see open_shards.py
 _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
@@ -113,9 +99,9 @@ class Dataset:
         self._only = reader
         if reader is None:
             self._format = get_format(format)
-        self.transforms: Transforms | None = None  # of `ds[i]`
+        self.transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
-        self._beside: Mapping[str, int] = {}  # other files in its folder, by kind
+        self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
         self._readers = open_shards.Readers()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
@@ -125,15 +111,15 @@ class Dataset:
         if manifest is None:
             counts = [self._look_into(shard) for shard in range(len(shards))]
             names = None if reader is None and self._format.any_as_bytes else self._names
-            self.schema, other_types = _common_schema(self._layouts, counts, names)
-            self._class_names = _common_names(self._layouts, self._names)
+            self.schema, other_types = shared_schema(self._layouts, counts, names)
+            self._class_names = shared_names(self._layouts, self._names)
             self.unusable = other_types
             for shard, layout in enumerate(self._layouts):
                 for field, error in layout.get("unusable", {}).items():
                     self.unusable[field] = error.located(path=self.shard_path(shard))
             common = self.schema.to_json()
             for layout in self._layouts:
-                layout["schema"] = _own_schema(layout, common)
+                layout["schema"] = own_schema(layout, common)
             self.close()  # readers that took a field for more than the others do
         else:
             counts = [samples or 0 for _, samples, _ in shards]
@@ -191,7 +177,7 @@ class Dataset:
     @property
     def ignored(self) -> dict[str, int]:
         """What is passed over in shards that others made, and beside them, and how often."""
-        total: Counter[str] = Counter(self._beside)
+        total: Counter[str] = Counter(self.beside)
         for layout in self._layouts:
             total.update((layout or {}).get("ignored", {}))
         return dict(total)
@@ -210,16 +196,13 @@ class Dataset:
         except Exception as error:
             found = storage.unreadable(error, self.sample_path(shard, position), position)
             raise found from found.__cause__
-        return sample if self.transforms is None else self._transformed(sample, shard, position)
-
-    def _transformed(self, sample: dict[str, Any], shard: int, position: int) -> dict[str, Any]:
-        from shardkit.transforms.draws import Draws
-
-        assert self.transforms is not None
-        seed, zero = int.from_bytes(os.urandom(8), "little"), np.zeros(1, np.int64)
-        for error in self.transforms.apply([sample], Draws(seed, zero, zero), {}).values():
-            raise error.located(path=self.shard_path(shard), position=position)
-        return sample
+        if self.transform is None:
+            return sample
+        try:
+            return self.transform(sample)
+        except ShardkitError as error:
+            where = {"path": self.shard_path(shard), "position": position}
+            raise error.located(**where) from error.__cause__
 
     def locate(self, index: int) -> tuple[int, int]:
         """Number of the shard that holds a sample, and the sample's position in it."""
@@ -468,237 +451,3 @@ class Dataset:
 def _in_a_row(kind: Array) -> bool:
     """Whether arrays have one dimension, as far as is known."""
     return kind.shape is None or len(kind.shape) == 1
-
-
-def open_dataset(
-    path: str | os.PathLike[str], *, transforms: Mapping[Any, Any] | None = None
-) -> Dataset:
-    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
-
-    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones draw anew whenever a
-    sample is read.
-
-    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
-    and UsageError for transforms that do not fit it.
-    """
-    dataset = _only(storage.local(path))
-    _refuse_unusable(dataset)
-    if transforms is not None:
-        from shardkit.transforms.transforms import Transforms
-
-        dataset.transforms = Transforms(transforms, dataset.schema)
-    return dataset
-
-
-def open_splits(
-    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
-) -> dict[str, Dataset]:
-    """The dataset at a path as `{"": dataset}`, or those of its splits by their names.
-
-    `together`: shards whose names tell of several splits are wanted as one dataset all the same.
-    `partly`: also if some of their fields cannot be read; `unusable` says which, and why.
-    """
-    found = {name: opened() for name, (_, opened) in _at(storage.local(path), together).items()}
-    for dataset in () if partly else found.values():
-        _refuse_unusable(dataset)
-    return found
-
-
-def _refuse_unusable(dataset: Dataset) -> None:
-    for error in dataset.unusable.values():
-        raise error
-
-
-def _only(path: Path) -> Dataset:
-    """The dataset at a path, also if some of its fields cannot be read."""
-    found = _at(path)
-    if list(found) != [""]:
-        raise manifests.one_of_splits(path, [split.path for split in found.values()])
-    return found[""].open()
-
-
-class _Place(NamedTuple):
-    """A path that leads to a dataset and no other, and what opens it."""
-
-    path: str | Path
-    open: Callable[[], Dataset]
-
-
-def _at(path: Path, together: bool = False) -> dict[str, _Place]:
-    """What is at a path: one dataset called "", or one for each split."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        if is_pattern(path):
-            return {"": _Place(path, lambda: _foreign(path.parent, *shards_like(path)))}
-        raise storage.explain(error, "open", path) from error
-    if not stat.S_ISDIR(mode):
-        return {"": _Place(path, lambda: _open_file(path))}
-    above = [path, *Path(os.path.abspath(path)).parents]
-    if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
-        raise FormatError(
-            "this is an unfinished conversion, not a dataset",
-            path=path,
-            fix="run the command that was interrupted again: it continues where it was",
-        )
-    if names := manifests.split_names(path):
-        return {name: _Place(path / name, partial(_only, path / name)) for name in names}
-    if manifests.has_manifest(path):
-        return {"": _Place(path, lambda: _open_ours(path))}
-    if (format := listing_format(path)) is not None:
-        listed = get_format(format).listed(path)
-        if listed is not None:
-            return {"": _Place(path, partial(_foreign, path, listed, format))}
-    found = look_into(path)
-    if not found.shards:
-        refuse_foreign(found)
-        raise unknown_format(path)
-    every = shards_by_split(found, together=together)
-    if found.image_files:
-        found.ignored["image"] = found.image_files
-    format = found.shards[next(iter(every.values()))[0]]
-    return {
-        split: _Place(
-            way_to(path, names, found.shards),
-            # What lies beside the shards of all splits is named once.
-            partial(_shards, path, names, format, {} if number else dict(found.ignored)),
-        )
-        for number, (split, names) in enumerate(every.items())
-    }
-
-
-def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
-    """The shards in a folder without a manifest; one that is itself a dataset of ours as that."""
-    files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
-    ours = [file for file in files if manifests.single_manifest(file)]
-    if len(ours) == len(files) == 1:
-        dataset = _open_ours(ours[0])
-        dataset._beside = ignored
-        return dataset
-    tables = {file: manifests.load(file).class_names for file in ours}
-    if any(table != tables[ours[0]] for table in tables.values()):
-        raise FormatError(
-            "this folder holds datasets that number their classes differently",
-            path=folder,
-            found=", ".join(file.name for file in ours[:5]),
-            fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
-        )
-    return _foreign(folder, names, format, ignored)
-
-
-def _foreign(
-    folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
-) -> Dataset:
-    dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
-    dataset._beside = ignored or {}
-    return dataset
-
-
-def _open_ours(path: Path) -> Dataset:
-    manifest = manifests.load(path)
-    place = manifests.manifest_path(path)
-    shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
-    return Dataset(manifests.folder_of(place), manifest.format, [*shards], manifest, place)
-
-
-def _open_file(path: Path) -> Dataset:
-    if manifests.has_manifest(path):
-        return _open_ours(path)
-    folder = path.parent
-    if manifests.has_manifest(folder):
-        manifest = manifests.load_any(folder)
-        shards = manifest.shards if isinstance(manifest, Manifest) else ()
-        for shard in shards:
-            if shard.file.name == path.name and isinstance(manifest, Manifest):
-                entry = (path.name, shard.samples, shard.file.bytes)
-                place = manifests.manifest_path(folder)
-                return Dataset(folder, manifest.format, [entry], manifest, place)
-    format = format_of(path)
-    if format is None or kind_of_file(path) is not None:
-        raise unknown_format(path)
-    return _foreign(folder, [path.name], format)
-
-
-def _common_schema(
-    layouts: Sequence[Mapping[str, Any]], counts: Sequence[int], names: list[str] | None
-) -> tuple[Schema, dict[str, ShardkitError]]:
-    """One schema for shards that nobody promised to be alike.
-
-    What some samples lack is optional; a field that is of one type here and another there is bytes,
-    or if `names` are given, those of the shards, it comes with an error. A column without values is
-    of any type.
-    """
-    errors: dict[str, ShardkitError] = {}
-    fields: dict[str, FieldType] = {}
-    schemas = [Schema.from_json(layout["schema"]) for layout in layouts]
-    for name in dict.fromkeys(name for schema in schemas for name in schema):
-        found = {
-            shard: dataclasses.replace(schema[name], optional=False)
-            for shard, schema in enumerate(schemas)
-            if name in schema
-        }
-        typed = {n: kind for n, kind in found.items() if name not in layouts[n].get("empty", ())}
-        kinds = set(typed.values()) or {next(iter(found.values()))}
-        alike = all(isinstance(kind, Bytes) for kind in kinds)  # images are bytes, too
-        if len(kinds) > 1 and not alike and names is not None:
-            errors[name] = _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
-            continue
-        kind = kinds.pop() if len(kinds) == 1 else Bytes()
-        optional = any(
-            count and (name not in schema or schema[name].optional)
-            for schema, count in zip(schemas, counts, strict=True)
-        )
-        fields[name] = dataclasses.replace(kind, optional=optional)
-    return Schema(fields), errors
-
-
-def _common_names(
-    layouts: Sequence[Mapping[str, Any]], shards: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """The class names by field of those fields for which all shards that have them name some.
-
-    Raises FormatError where two shards number classes differently.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    first: dict[str, str] = {}
-    for layout, shard in zip(layouts, shards, strict=True):
-        for field, names in layout.get("classes", {}).items():
-            if found.setdefault(field, tuple(names)) != tuple(names):
-                raise FormatError(
-                    f"the classes of the field {field!r} are others in another shard",
-                    expected=f"{list(found[field])!r:.200} as in {first[field]}",
-                    found=f"{list(names)!r:.200} in {shard}",
-                    fix="convert the shards of each kind by themselves",
-                )
-            first.setdefault(field, shard)
-    nameless = {
-        name
-        for layout in layouts
-        for name in layout["schema"]
-        if name not in layout.get("classes", {}) and name not in layout.get("empty", ())
-    }
-    return {field: names for field, names in found.items() if field not in nameless}
-
-
-def _own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one shard, as all shards have them.
-
-    A column without values is left out where its own type is another: its samples lack the field.
-    """
-    empty = layout.get("empty", ())
-    return {
-        name: common[name]
-        for name, own in layout["schema"].items()
-        if name in common
-        and (name not in empty or {**own, "optional": True} == {**common[name], "optional": True})
-    }
-
-
-def _other_type(field: str, typed: Mapping[str, FieldType]) -> FormatError:
-    """The error for a field that is of two types, by the shards that have it."""
-    kinds = {str(kind): f"{kind} in {shard}" for shard, kind in typed.items()}
-    return FormatError(
-        f"the field {field!r} is of another type in another shard",
-        found=", ".join(list(kinds.values())[:3]),
-        fix=f"make their types alike, or convert without it: {drop_option(field)}",
-    )

@@ -7,26 +7,24 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit import manifest as manifests
-from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
-from shardkit.errors import DamagedError, FormatError, UsageError
+from shardkit.errors import FormatError, UsageError
 from shardkit.formats import FORMATS, format_of
 from shardkit.formats.foreign import Kind, kind_by_name, kind_of_folder, not_read
 from shardkit.splits import CARD, check_card, common_start, grouped, shown_images
 from shardkit.walk import Walk, kind_of_file
 
 if TYPE_CHECKING:
-    from shardkit.dataset import Dataset
+    pass
 
 # Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
 _CACHE = re.compile(r"(cache-[0-9a-f]+(_\d+_of_\d+)?|tmp\w+)\.arrow")
-_OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them beside the shards
 _IMAGES = tuple(f".{suffix}" for suffix in SUFFIXES)
 
 
@@ -248,46 +246,3 @@ def shards_like(pattern: Path) -> tuple[list[str], str]:
             fix="give a pattern such as folder/train-*.parquet, in quotes",
         )
     return list(found), next(iter(found.values()))
-
-
-def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError | None:
-    """The problem of shards that shardkit wrote, and whose manifest is not there.
-
-    A copy that was interrupted looks so: nobody can say which shards are missing. A shard that is
-    given by itself may have been copied so on purpose, unless something of ours lies beside it.
-    """
-    bare = {top: dataset for dataset in datasets for top in _without_manifest(dataset)}
-    alone = path in bare or not path.is_dir()
-    stems = tuple(top.name.partition(".")[0] + "." for top in bare)
-    traces: list[str] = []
-    for folder in sorted({*(top.parent for top in bare), *(() if alone else [path])}):
-        own = folder / manifests.FOLDER
-        with storage.explained("list", folder):
-            inside = sorted(os.listdir(own)) if own.is_dir() else []
-            beside = sorted(name for name in os.listdir(folder) if name.endswith(_OURS))
-        if own.is_dir() and not alone and not any(name.endswith(manifests.NAME) for name in inside):
-            traces.append(str(own))
-        traces += [str(own / name) for name in inside if name.startswith(stems)]
-        traces += [str(folder / name) for name in beside if name.startswith(stems)]
-    if not alone:
-        traces += [f"the metadata of {top}" for top, dataset in bare.items() if dataset.ours]
-    if not traces:
-        return None
-    return DamagedError(
-        "the dataset is incomplete: its manifest is missing",
-        path=manifests.manifest_path(path),
-        expected="a manifest beside what shardkit wrote",
-        found=traces[0],
-        fix=f"{manifests.AGAIN}; a shard is checked by itself, without checksums, if you give its"
-        " path",
-    )
-
-
-def _without_manifest(dataset: Dataset) -> list[Path]:
-    """The shards of a dataset for which there is no manifest: files, or folders such as of LMDB."""
-    if dataset.manifest is not None:
-        return []
-    inside = FORMATS[dataset.format].inside[1:]
-    shards = [dataset.shard_path(number) for number in range(dataset.shards)]
-    tops = (shard.parent if shard.name == inside else shard for shard in shards)
-    return [top for top in tops if not manifests.single_manifest(top)]

@@ -13,11 +13,11 @@ import numpy as np
 
 from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
-from shardkit.dataset import Dataset, open_splits
+from shardkit.dataset import Dataset
 from shardkit.errors import SampleError, ShardkitError
-from shardkit.folders import without_manifest
+from shardkit.incomplete import without_manifest
 from shardkit.manifest import FieldStats
-from shardkit.preprocess.text import TOKENS
+from shardkit.opening import open_splits
 from shardkit.schema import Array, Bytes, Image, Images, Int, images_in
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
         return f"{len(value):,} bytes"
     if isinstance(kind, Array):
         about = f"{value.dtype} {value.shape}"
-        return f"{about}: {_decoded(dataset, value)}" if name == TOKENS else about
+        return f"{about}: {_decoded(dataset, value)}" if name == "tokens" else about
     text = " ".join(value.split()) if isinstance(value, str) else str(value)
     if len(text) > _TEXT:
         return text[: _TEXT - 3] + "..."

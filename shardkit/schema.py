@@ -308,11 +308,6 @@ class Schema(Mapping[str, FieldType]):
             raise MismatchError(f"any name but {', '.join(sorted(RESERVED))}", name)
         return cls({name: _type_from_json(name, entry) for name, entry in entries.items()})
 
-    @classmethod
-    def of(cls, sample: Sample) -> Schema:
-        """A schema guessed from one sample's values; encoded images are told from other bytes."""
-        return cls({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
-
 
 # Names of the classes that the field `label` numbers, or those of several fields by their names.
 ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
@@ -422,33 +417,3 @@ def _type_from_json(name: str, entry: _Entry) -> FieldType:
             expected="one of " + ", ".join(TYPES),
         )
     return checked(kind, {n: value for n, value in entry.items() if n != "type"}, name)
-
-
-def _is_image(value: Any) -> bool:
-    from shardkit.codecs.image import is_image
-
-    return isinstance(value, bytes) and is_image(value[:64])
-
-
-def _guess(name: str, value: Any) -> FieldType:
-    from shardkit.codecs.image import is_image
-
-    if isinstance(value, bytes | bytearray | memoryview):
-        return Image() if is_image(bytes(value[:64])) else Bytes()
-    if isinstance(value, np.ndarray):
-        return Array(value.dtype.str)
-    if isinstance(value, list) and value and all(map(_is_image, value)):
-        return Images()
-    for kind in (Bool(), Int(), Float(), Text(), Json()):
-        try:
-            kind.check(value)
-        except TypeError:
-            continue
-        return kind
-    raise SampleError(
-        "a value is of a type that no field can hold",
-        field=name,
-        expected=", ".join(kind.python for kind in TYPES.values()),
-        found=type(value).__name__
-        + (" with what is not JSON, such as NaN" if isinstance(value, dict | list) else ""),
-    )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import errors, storage
+from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import NotAnImageError, checked
 from shardkit.conversion.shards import FieldSizes, Stats
 from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
@@ -83,7 +84,7 @@ def test_a_schema_survives_json_and_pickle() -> None:
 
 
 def test_a_schema_is_guessed_from_a_sample() -> None:
-    guessed = Schema.of(everything(3))
+    guessed = guessed_schema(everything(3))
     expected = {n: type(kind) for n, kind in EVERYTHING.items()}
     assert {n: type(kind) for n, kind in guessed.items()} == expected
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.dataset import open_splits
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
+from shardkit.opening import open_splits
 from shardkit.testing import make_image
 from tests.conftest import files_of, write_images
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.dataset import open_splits
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.inspection import inspect
+from shardkit.opening import open_splits
 from shardkit.verification.verify import verify
 from tests.conftest import files_of, write_images
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import manifest as manifests
-from shardkit.dataset import open_splits
 from shardkit.errors import DamagedError, ShardkitError, UsageError
 from shardkit.inspection import inspect
 from shardkit.names import is_safe
+from shardkit.opening import open_splits
 from shardkit.verification.verify import verify
 from tests.conftest import examples, files_of
 

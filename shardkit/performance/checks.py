@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.conversion.create import DatasetWriter
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
+from shardkit.opening import open_dataset
 from shardkit.performance.findings import LEAST, Finding
 from shardkit.sample import Sample
 from shardkit.schema import Array

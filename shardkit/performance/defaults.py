@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
+from shardkit.opening import open_dataset
 from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.preprocess.transform import load_transform
 from shardkit.schema import Array, FieldType, Image

@@ -23,8 +23,9 @@ from shardkit import storage
 from shardkit.codecs.image import SUFFIX_OF, format_of
 from shardkit.codecs.pixels import ppm_header, to_ppm
 from shardkit.conversion.convert import convert
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
+from shardkit.opening import open_dataset
 from shardkit.performance.defaults import image_field
 from shardkit.processors import processors
 from shardkit.sample import Sample

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from shardkit.codecs.guess import guessed_schema
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
@@ -106,7 +107,7 @@ def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
             return kind
         except TypeError:
             pass
-    guessed = Schema.of({name: value})[name]
+    guessed = guessed_schema({name: value})[name]
     return replace(guessed, optional=kind.optional) if kind is not None else guessed
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from shardkit import storage
 from shardkit.errors import UsageError
-from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign, without_manifest
+from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign
 from shardkit.formats import format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
+from shardkit.incomplete import without_manifest
 from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.recipe import Recipe
@@ -142,7 +143,7 @@ def _loose(
 
 
 def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
-    from shardkit.dataset import open_splits
+    from shardkit.opening import open_splits
     from shardkit.sources.dataset import DatasetSource
 
     if recipe.classes is not None and strict:

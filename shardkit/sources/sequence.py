@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.codecs.guess import guessed_schema
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
 from shardkit.schema import ClassNames, FieldType, Schema, named_classes
@@ -78,7 +79,7 @@ class SequenceSource(Source):
         others: dict[str, ShardkitError | None] = {}
         for name, value in first.items():
             try:
-                fields.update(Schema.of({name: value}))
+                fields.update(guessed_schema({name: value}))
             except SampleError as error:
                 error.fix = f"convert without it: drop=[{name!r}], or make it one of these types"
                 others[name] = error

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardkit.dataset import Dataset, open_dataset
+from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.opening import open_dataset
 from shardkit.schema import Array, Schema
 from shardkit.stream.batches import BatchMaker, Collate, Take
 from shardkit.stream.batching import Batching, Pack
@@ -119,7 +120,7 @@ def _opened(source: Source) -> list[Dataset]:
             )
     found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
     for dataset in found:
-        if dataset.transforms is not None:
+        if dataset.transform is not None:
             raise UsageError(
                 "transforms of an open dataset are for its own samples",
                 path=dataset.place,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit import manifest as manifests
 from shardkit import storage
-from shardkit.dataset import Dataset, open_dataset, open_splits
+from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
-from shardkit.folders import without_manifest
 from shardkit.formats import format_of
+from shardkit.incomplete import without_manifest
 from shardkit.manifest import AGAIN, File, Splits
+from shardkit.opening import open_dataset, open_splits
 from shardkit.verification.files import check_file
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import Part, check

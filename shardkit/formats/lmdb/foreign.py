@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
+from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import SUFFIXES, is_image
 from shardkit.errors import FormatError, SampleError
 from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
@@ -335,7 +336,7 @@ def _schema(kind: str, values: list[bytes]) -> Schema:
     fields: dict[str, FieldType] = {}
     everywhere = set(samples[0]).intersection(*samples) if samples else set()
     for sample in samples:
-        for name, found in Schema.of({"__key__": "", **sample}).items():
+        for name, found in guessed_schema({"__key__": "", **sample}).items():
             kind_before = fields.get(name)
             fields[name] = found if kind_before is None else _both(kind_before, found)
     return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in fields.items()})

@@ -1,0 +1,59 @@
+"""The schema that a sample's values suggest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardkit.codecs.image import is_image
+from shardkit.errors import SampleError
+from shardkit.sample import Sample
+from shardkit.schema import (
+    TYPES,
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
+
+
+def guessed_schema(sample: Sample) -> Schema:
+    """A schema guessed from one sample's values; encoded images are told from other bytes.
+
+    Raises SampleError for a value of a type that no field can hold.
+    """
+    return Schema({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, bytes) and is_image(value[:64])
+
+
+def _guess(name: str, value: Any) -> FieldType:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Image() if is_image(bytes(value[:64])) else Bytes()
+    if isinstance(value, np.ndarray):
+        return Array(value.dtype.str)
+    if isinstance(value, list) and value and all(map(_is_image, value)):
+        return Images()
+    for kind in (Bool(), Int(), Float(), Text(), Json()):
+        try:
+            kind.check(value)
+        except TypeError:
+            continue
+        return kind
+    raise SampleError(
+        "a value is of a type that no field can hold",
+        field=name,
+        expected=", ".join(kind.python for kind in TYPES.values()),
+        found=type(value).__name__
+        + (" with what is not JSON, such as NaN" if isinstance(value, dict | list) else ""),
+    )

@@ -1,0 +1,58 @@
+"""Copies of datasets that lack their manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.dataset import Dataset
+from shardkit.errors import DamagedError
+from shardkit.formats import FORMATS
+
+_OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them beside the shards
+
+
+def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError | None:
+    """The problem of shards that shardkit wrote, and whose manifest is not there.
+
+    A copy that was interrupted looks so: nobody can say which shards are missing. A shard that is
+    given by itself may have been copied so on purpose, unless something of ours lies beside it.
+    """
+    bare = {top: dataset for dataset in datasets for top in _without_manifest(dataset)}
+    alone = path in bare or not path.is_dir()
+    stems = tuple(top.name.partition(".")[0] + "." for top in bare)
+    traces: list[str] = []
+    for folder in sorted({*(top.parent for top in bare), *(() if alone else [path])}):
+        own = folder / manifests.FOLDER
+        with storage.explained("list", folder):
+            inside = sorted(os.listdir(own)) if own.is_dir() else []
+            beside = sorted(name for name in os.listdir(folder) if name.endswith(_OURS))
+        if own.is_dir() and not alone and not any(name.endswith(manifests.NAME) for name in inside):
+            traces.append(str(own))
+        traces += [str(own / name) for name in inside if name.startswith(stems)]
+        traces += [str(folder / name) for name in beside if name.startswith(stems)]
+    if not alone:
+        traces += [f"the metadata of {top}" for top, dataset in bare.items() if dataset.ours]
+    if not traces:
+        return None
+    return DamagedError(
+        "the dataset is incomplete: its manifest is missing",
+        path=manifests.manifest_path(path),
+        expected="a manifest beside what shardkit wrote",
+        found=traces[0],
+        fix=f"{manifests.AGAIN}; a shard is checked by itself, without checksums, if you give its"
+        " path",
+    )
+
+
+def _without_manifest(dataset: Dataset) -> list[Path]:
+    """The shards of a dataset for which there is no manifest: files, or folders such as of LMDB."""
+    if dataset.manifest is not None:
+        return []
+    inside = FORMATS[dataset.format].inside[1:]
+    shards = [dataset.shard_path(number) for number in range(dataset.shards)]
+    tops = (shard.parent if shard.name == inside else shard for shard in shards)
+    return [top for top in tops if not manifests.single_manifest(top)]

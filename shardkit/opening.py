@@ -1,0 +1,167 @@
+"""Which dataset, or which splits, a path leads to: folders, shards, patterns; ours and others'."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.dataset import Dataset
+from shardkit.errors import FormatError
+from shardkit.folders import (
+    is_pattern,
+    listing_format,
+    look_into,
+    refuse_foreign,
+    shards_by_split,
+    shards_like,
+    way_to,
+)
+from shardkit.formats import FORMATS, format_of, get_format, unknown_format
+from shardkit.formats.foreign import kind_of_file
+from shardkit.manifest import Manifest
+
+
+def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
+
+    Raises NotFoundError, FormatError for what is no dataset, and DamagedError for one that is
+    broken.
+    """
+    dataset = _only(storage.local(path))
+    _refuse_unusable(dataset)
+    return dataset
+
+
+def open_splits(
+    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
+) -> dict[str, Dataset]:
+    """The dataset at a path as `{"": dataset}`, or those of its splits by their names.
+
+    `together`: shards whose names tell of several splits are wanted as one dataset all the same.
+    `partly`: also if some of their fields cannot be read; `unusable` says which, and why.
+    """
+    found = {name: opened() for name, (_, opened) in _at(storage.local(path), together).items()}
+    for dataset in () if partly else found.values():
+        _refuse_unusable(dataset)
+    return found
+
+
+def _refuse_unusable(dataset: Dataset) -> None:
+    for error in dataset.unusable.values():
+        raise error
+
+
+def _only(path: Path) -> Dataset:
+    """The dataset at a path, also if some of its fields cannot be read."""
+    found = _at(path)
+    if list(found) != [""]:
+        raise manifests.one_of_splits(path, [split.path for split in found.values()])
+    return found[""].open()
+
+
+class _Place(NamedTuple):
+    """A path that leads to a dataset and no other, and what opens it."""
+
+    path: str | Path
+    open: Callable[[], Dataset]
+
+
+def _at(path: Path, together: bool = False) -> dict[str, _Place]:
+    """What is at a path: one dataset called "", or one for each split."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if is_pattern(path):
+            return {"": _Place(path, lambda: _foreign(path.parent, *shards_like(path)))}
+        raise storage.explain(error, "open", path) from error
+    if not stat.S_ISDIR(mode):
+        return {"": _Place(path, lambda: _open_file(path))}
+    above = [path, *Path(os.path.abspath(path)).parents]
+    if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
+        raise FormatError(
+            "this is an unfinished conversion, not a dataset",
+            path=path,
+            fix="run the command that was interrupted again: it continues where it was",
+        )
+    if names := manifests.split_names(path):
+        return {name: _Place(path / name, partial(_only, path / name)) for name in names}
+    if manifests.has_manifest(path):
+        return {"": _Place(path, lambda: _open_ours(path))}
+    if (format := listing_format(path)) is not None:
+        listed = get_format(format).listed(path)
+        if listed is not None:
+            return {"": _Place(path, partial(_foreign, path, listed, format))}
+    found = look_into(path)
+    if not found.shards:
+        refuse_foreign(found)
+        raise unknown_format(path)
+    every = shards_by_split(found, together=together)
+    if found.image_files:
+        found.ignored["image"] = found.image_files
+    format = found.shards[next(iter(every.values()))[0]]
+    return {
+        split: _Place(
+            way_to(path, names, found.shards),
+            # What lies beside the shards of all splits is named once.
+            partial(_shards, path, names, format, {} if number else dict(found.ignored)),
+        )
+        for number, (split, names) in enumerate(every.items())
+    }
+
+
+def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
+    """The shards in a folder without a manifest; one that is itself a dataset of ours as that."""
+    files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
+    ours = [file for file in files if manifests.single_manifest(file)]
+    if len(ours) == len(files) == 1:
+        dataset = _open_ours(ours[0])
+        dataset.beside = ignored
+        return dataset
+    tables = {file: manifests.load(file).class_names for file in ours}
+    if any(table != tables[ours[0]] for table in tables.values()):
+        raise FormatError(
+            "this folder holds datasets that number their classes differently",
+            path=folder,
+            found=", ".join(file.name for file in ours[:5]),
+            fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
+        )
+    return _foreign(folder, names, format, ignored)
+
+
+def _foreign(
+    folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
+) -> Dataset:
+    dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
+    dataset.beside = ignored or {}
+    return dataset
+
+
+def _open_ours(path: Path) -> Dataset:
+    manifest = manifests.load(path)
+    place = manifests.manifest_path(path)
+    shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
+    return Dataset(manifests.folder_of(place), manifest.format, [*shards], manifest, place)
+
+
+def _open_file(path: Path) -> Dataset:
+    if manifests.has_manifest(path):
+        return _open_ours(path)
+    folder = path.parent
+    if manifests.has_manifest(folder):
+        manifest = manifests.load_any(folder)
+        shards = manifest.shards if isinstance(manifest, Manifest) else ()
+        for shard in shards:
+            if shard.file.name == path.name and isinstance(manifest, Manifest):
+                entry = (path.name, shard.samples, shard.file.bytes)
+                place = manifests.manifest_path(folder)
+                return Dataset(folder, manifest.format, [entry], manifest, place)
+    format = format_of(path)
+    if format is None or kind_of_file(path) is not None:
+        raise unknown_format(path)
+    return _foreign(folder, [path.name], format)

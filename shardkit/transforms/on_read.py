@@ -1,0 +1,45 @@
+"""`shardkit.open`: a dataset whose samples go through transforms as they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shardkit.dataset import Dataset
+from shardkit.opening import open_dataset
+from shardkit.sample import Sample
+
+
+def open(path: str | os.PathLike[str], *, transforms: Mapping[Any, Any] | None = None) -> Dataset:
+    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
+
+    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones draw anew whenever a
+    sample is read.
+
+    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
+    and UsageError for transforms that do not fit it.
+    """
+    dataset = open_dataset(path)
+    if transforms is not None:
+        dataset.transform = _OnRead(transforms, dataset)
+    return dataset
+
+
+class _OnRead:
+    """Transforms of one sample at a time."""
+
+    def __init__(self, transforms: Mapping[Any, Any], dataset: Dataset) -> None:
+        from shardkit.transforms.transforms import Transforms
+
+        self._transforms = Transforms(transforms, dataset.schema)
+
+    def __call__(self, sample: Sample) -> Sample:
+        from shardkit.transforms.draws import Draws
+
+        seed, zero = int.from_bytes(os.urandom(8), "little"), np.zeros(1, np.int64)
+        for error in self._transforms.apply([sample], Draws(seed, zero, zero), {}).values():
+            raise error
+        return sample
