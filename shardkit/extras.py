@@ -20,7 +20,7 @@ def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
         library = (error.name or "").partition(".")[0]
         if library in ("", "shardkit"):
             raise
-        raise missing(name, what, library, instead) from None
+        raise missing(name, what, library, instead) from error
 
 
 def missing(name: str, what: str, library: str, instead: str = "") -> UsageError:
