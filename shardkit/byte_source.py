@@ -247,10 +247,12 @@ class Table:
         for first in range(0, self._count, _CHUNK):
             yield self.slice(first, min(first + _CHUNK, self._count))
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The records with these numbers, which lie within the table."""
+    def take(self, numbers: npt.NDArray[np.int64], count: int = 1) -> npt.NDArray[Any]:
+        """The records with these numbers, or `count` from each on: all lie within the table."""
         if self._data is not None:
-            return np.frombuffer(self._data, self.dtype)[numbers]
+            wanted = numbers if count == 1 else numbers[:, None] + np.arange(count)
+            return np.frombuffer(self._data, self.dtype).take(wanted)
         assert self._source is not None
-        rows = self._source.read_rows(self._offset + numbers * self._record, self._record)
-        return np.frombuffer(rows, self.dtype)
+        rows = self._source.read_rows(self._offset + numbers * self._record, count * self._record)
+        found = np.frombuffer(rows, self.dtype)
+        return found if count == 1 else found.reshape(-1, count)

@@ -254,8 +254,8 @@ MUTATIONS = [
     ),
     Mutation(
         "formats/megatron/index.py",
-        "if previous != self.sequences:",
-        "if False:",
+        "| (ends > self.sequences)",
+        "",
         "formats/test_megatron.py",
     ),
     # --- stream ---

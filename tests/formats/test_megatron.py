@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats import get_format
-from shardkit.formats.base import Joins
+from shardkit.formats.base import Joins, ShardReader
 from shardkit.formats.megatron.reader import MegatronReader
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
@@ -448,6 +448,10 @@ def test_any_documents_read_as_the_facts_say(
 _HUGE = 2**64 - 1
 
 
+def read_all(reader: ShardReader) -> list[Sample]:
+    return [reader[number] for number in range(len(reader))]
+
+
 @pytest.mark.parametrize(
     ("offset", "value", "match", "named"),
     [
@@ -479,10 +483,11 @@ def test_a_number_that_contradicts_the_files_is_named(
     assert len(index) == 34 + 48 + 32
     index[offset : offset + len(value)] = value
     path.with_suffix(".idx").write_bytes(index)
-    with pytest.raises((DamagedError, FormatError), match=match) as error:
-        MEGATRON.open(path)
-    assert error.value.where["path"] == path.with_suffix(".idx")
-    assert error.value.where["offset"] == (len(index) if named is None else named)
+    for read in (read_all, lambda reader: reader.sizes("tokens")):
+        with pytest.raises((DamagedError, FormatError), match=match) as error:
+            read(MEGATRON.open(path))
+        assert error.value.where["path"] == path.with_suffix(".idx")
+        assert error.value.where["offset"] == (len(index) if named is None else named)
 
 
 def test_a_bad_number_far_into_the_index_is_found(tmp_path: Path) -> None:
@@ -495,8 +500,47 @@ def test_a_bad_number_far_into_the_index_is_found(tmp_path: Path) -> None:
             damaged = bytearray(index)
             damaged[34 + 4 * 49_999 + 3] = 0x80
         path.with_suffix(".idx").write_bytes(damaged)
-        with pytest.raises(DamagedError, match=match):
-            MEGATRON.open(path)
+        for read in (read_all, lambda reader: reader.sizes("tokens")):
+            with pytest.raises(DamagedError, match=match) as error:
+                read(MEGATRON.open(path))
+            assert error.value.where["path"] == path.with_suffix(".idx")
+
+
+def test_rows_of_documents_with_bad_numbers_are_left_to_be_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = by_hand(tmp_path / "x.bin", [[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]])
+    index = path.with_suffix(".idx").read_bytes()
+    ends = 34 + 12 * 4
+    for offset, value in (
+        (34 + 4, struct.pack("<i", -2)), (34 + 4, struct.pack("<i", 2**30)),
+        (34 + 16 + 8, struct.pack("<q", -1)), (34 + 16 + 8, struct.pack("<q", 2**62)),
+        (ends + 8, struct.pack("<q", -9)), (ends + 8, struct.pack("<q", 2**62)),
+        (ends + 8, struct.pack("<2q", 2**62, 2**62 + 1)),
+    ):  # fmt: skip
+        path.with_suffix(".idx").write_bytes(index[:offset] + value + index[offset + len(value) :])
+        for in_memory in (1 << 20, 0):
+            monkeypatch.setattr("shardkit.byte_source.IN_MEMORY", in_memory)
+            reader, out = MEGATRON.open(path), np.zeros((2, 2), np.int64)
+            assert not reader.read_rows("tokens", np.array([0, 1]), out)
+            assert not out.any()
+            with pytest.raises(DamagedError):
+                reader[1]
+
+
+def test_long_tables_stay_in_their_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [tokens(n) for n in range(20)]
+    reader = write_shard(MEGATRON, path, TOKENS, samples)
+    assert reader.in_memory == 20 * (4 + 8 + 8 + 8 + len("folder/0000")) + 8 + 16
+    monkeypatch.setattr("shardkit.byte_source.IN_MEMORY", 100)
+    reader = MEGATRON.open(path, MEGATRON.layout(TOKENS))
+    assert reader.in_memory == 80  # the lengths of sequences
+    assert_same(read_all(reader)[13], samples[13])
+    assert reader.keys() == [sample["__key__"] for sample in samples]
+    assert reader.sizes("tokens").tolist() == [sample["tokens"].nbytes for sample in samples]
+    out = np.zeros((2, 7), np.int64)
+    assert reader.read_rows("tokens", np.array([1, 1]), out)
+    assert out.tolist() == [samples[1]["tokens"].tolist()] * 2
 
 
 def test_a_short_bin_or_index_is_named_at_once(path: Path) -> None:

@@ -1,8 +1,7 @@
 """Megatron-LM's indexed datasets: tokens in a `.bin`, where they stand in a `.idx` beside it.
 
 layout.py    the bytes of a `.idx`, the types of tokens, which schema fits
-index.py     a `.idx`, checked
-keys.py      a third file of our own, with the keys of the samples
+index.py     a `.idx`, and a third file of our own, with the keys of the samples
 reader.py    random access by document
 writer.py    the three files in one pass; one shard of several
 """
@@ -37,7 +36,7 @@ class Megatron(Format):
     layout_types = MappingProxyType({"keys": bool})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
-        return MegatronReader(path, layout, mapped=False)
+        return MegatronReader(path, layout)
 
     def create(
         self,

@@ -1,4 +1,4 @@
-"""A `.idx`, mapped or read, and checked: which bytes of its `.bin` are which document."""
+"""What stands beside a `.bin`: the `.idx`, which says where documents are, and our `.keys`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.byte_source import LocalFile, Table
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.megatron.layout import (
     DTYPES,
@@ -15,28 +16,29 @@ from shardkit.formats.megatron.layout import (
     HEADER,
     LENGTH,
     MAGIC,
+    NUMBER,
     POINTER,
     VERSION,
     chunks,
     index_path,
-    small_file,
+    keys_path,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_COPY = "copy both files again, or make them again"
-_BOUNDS = struct.Struct("<qq")  # two entries of the document index, side by side
+_BOUNDS = struct.Struct("<qq")  # two numbers side by side
 _LENGTH, _POINTER = struct.Struct("<i"), struct.Struct("<q")
 
 
 class Index:
-    """Documents, each of any number of sequences, each of any number of tokens.
+    """A `.idx`: documents, each of any number of sequences, each of any number of tokens.
 
-    Opening compares every number with the sizes of the two files, so that reading can follow them.
+    Opening compares its size, and its first and last numbers, with both files. The numbers of a
+    document are checked when they are read. Offsets and sizes are in bytes of the `.bin`.
     """
 
-    def __init__(self, path: Path, bin_size: int, mapped: bool = True) -> None:
+    def __init__(self, path: Path, bin_size: int) -> None:
         """`path` is that of the .bin, which has `bin_size` bytes."""
         self.path = index_path(path)
         if not self.path.exists():
@@ -47,35 +49,41 @@ class Index:
                 fix="copy the .idx too; a .bin of another kind is nothing that shardkit reads",
             )
         self._bin_size = bin_size
-        self._data = small_file(self.path, mapped)
-        self.dtype, self.sequences, entries = self._header()
+        source = LocalFile(self.path)
+        self.dtype, self.sequences, entries = self._header(source)
         self.documents = entries - 1
         self._pointers_at = HEADER.size + self.sequences * LENGTH.itemsize
         self._ends_at = self._pointers_at + self.sequences * POINTER.itemsize
         end = self._ends_at + entries * END.itemsize
-        if len(self._data) < end:  # modes of sequences may follow, which are not read
-            raise DamagedError(
+        if source.size < end:  # modes of sequences may follow, which are not read
+            raise self._damaged(
                 "the .idx is cut",
-                path=self.path,
-                offset=len(self._data),
-                expected=f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries",
-                found=f"{len(self._data):,} bytes",
-                fix=_COPY,
+                source.size,
+                f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries",
+                f"{source.size:,} bytes",
             )
-        self._check_sequences()
-        self._check_documents()
+        self.lengths = Table(source, HEADER.size, self.sequences, LENGTH)  # in tokens
+        self._pointers = Table(source, self._pointers_at, self.sequences, POINTER)
+        # The number of sequences before each document, and at last of all.
+        self._ends = Table(source, self._ends_at, entries, END)
+        self.in_memory = sum(t.in_memory for t in (self.lengths, self._pointers, self._ends))
+        for entry, expected in ((0, 0), (self.documents, self.sequences)):
+            if self._ends.slice(entry, entry + 1)[0] != expected:
+                raise self._bad_end(entry, str(expected))
+        if self.sequences:  # nearly always the one at the end of the .bin, which may be cut
+            self._sequences(self.sequences - 1, self.sequences)
 
-    def _header(self) -> tuple[np.dtype[Any], int, int]:
+    def _header(self, source: LocalFile) -> tuple[np.dtype[Any], int, int]:
         """The type of the tokens, the number of sequences, and of entries of the document index."""
-        if len(self._data) < HEADER.size or self._data[: len(MAGIC)] != MAGIC:
-            raise DamagedError(
+        head = source.read(0, min(HEADER.size, source.size))
+        if len(head) < HEADER.size or not head.startswith(MAGIC):
+            raise self._damaged(
                 "this is no .idx of Megatron",
-                path=self.path,
-                offset=0,
-                expected=f"{MAGIC!r} and a header of {HEADER.size} bytes",
-                found=f"{self._data[: len(MAGIC)]!r}, {len(self._data):,} bytes",
+                0,
+                f"{MAGIC!r} and a header of {HEADER.size} bytes",
+                f"{head[: len(MAGIC)]!r}, {source.size:,} bytes",
             )
-        _, version, code, sequences, entries = HEADER.unpack_from(self._data)
+        _, version, code, sequences, entries = HEADER.unpack(head)
         if version != VERSION:
             raise FormatError(
                 "the .idx is of another version",
@@ -85,114 +93,122 @@ class Index:
                 found=f"version {version}",
             )
         if code not in DTYPES:
-            raise DamagedError(
-                "the .idx names no type of tokens",
-                path=self.path,
-                offset=17,
-                expected="a code from 1 to 8",
-                found=str(code),
+            raise self._damaged(
+                "the .idx names no type of tokens", 17, "a code from 1 to 8", str(code)
             )
         if not entries:
-            raise DamagedError("the .idx has no document index", path=self.path, offset=26)
+            raise self._damaged("the .idx has no document index", 26, "at least one entry", "none")
         return DTYPES[code], sequences, entries
 
-    def _check_sequences(self) -> None:
-        for first, stop in chunks(self.sequences):
-            sizes = self.lengths(first, stop).astype(np.int64) * self.dtype.itemsize
-            starts = self._pointers(first, stop)
-            bad = (sizes < 0) | (starts < 0) | (starts > self._bin_size - sizes)
-            if bad.any():
-                at = int(bad.argmax())
-                raise DamagedError(
-                    f"sequence {first + at} lies outside of the .bin",
-                    path=self.path,
-                    offset=self._pointers_at + (first + at) * POINTER.itemsize,
-                    expected=f"a place in its {self._bin_size:,} bytes",
-                    found=f"{sizes[at]:,} bytes from byte {starts[at]:,} on",
-                    fix=_COPY,
-                )
+    def _sequences(
+        self, first: int, stop: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Offsets and sizes of sequences."""
+        starts = self._pointers.slice(first, stop)
+        sizes = self.lengths.slice(first, stop).astype(np.int64) * self.dtype.itemsize
+        bad = (sizes < 0) | (starts < 0) | (starts > self._bin_size - sizes)
+        if bad.any():
+            at = int(bad.argmax())
+            raise self._damaged(
+                f"sequence {first + at} lies outside of the .bin",
+                self._pointers_at + (first + at) * POINTER.itemsize,
+                f"an offset within its {self._bin_size:,} bytes",
+                f"{sizes[at]:,} bytes from byte {starts[at]:,} on",
+            )
+        return starts, sizes
 
-    def _check_documents(self) -> None:
-        previous = 0
-        for first, stop in chunks(self.documents + 1):
-            ends = np.concatenate(([previous], self._ends(first, stop)))
-            bad = ends[1:] < ends[:-1]
-            if first == 0:
-                bad[0] = ends[1] != 0
-            if bad.any():
-                raise self._bad_end(first + int(bad.argmax()), "0, then no number that falls")
-            previous = int(ends[-1])
-        if previous != self.sequences:
-            raise self._bad_end(self.documents, f"at last {self.sequences}, as many as sequences")
+    def _bounds(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The sequences before each of some documents, and before the one that follows them."""
+        ends = self._ends.slice(first, stop + 1)
+        bad = (np.diff(ends, prepend=0) < 0) | (ends > self.sequences)
+        if bad.any():
+            raise self._bad_end(first + int(bad.argmax()), "no less than in the entry before")
+        return ends
 
     def _bad_end(self, entry: int, expected: str) -> DamagedError:
-        return DamagedError(
+        return self._damaged(
             "the document index is damaged",
-            path=self.path,
-            offset=self._ends_at + entry * END.itemsize,
-            expected=expected,
-            found=f"{self._ends(entry, entry + 1)[0]} in entry {entry}",
-            fix=_COPY,
+            self._ends_at + entry * END.itemsize,
+            f"{expected}, and at most {self.sequences} sequences",
+            f"{self._ends.slice(entry, entry + 1)[0]} in entry {entry}",
         )
 
-    def lengths(self, first: int, stop: int) -> npt.NDArray[np.int32]:
-        """Tokens of sequences."""
-        return self._numbers(LENGTH, HEADER.size, first, stop)
-
-    def _pointers(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Where sequences begin in the `.bin`."""
-        return self._numbers(POINTER, self._pointers_at, first, stop)
-
-    def _ends(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """Entries of the document index: the sequences before each document, and at last all."""
-        return self._numbers(END, self._ends_at, first, stop)
-
-    def _numbers(self, dtype: np.dtype[Any], at: int, first: int, stop: int) -> npt.NDArray[Any]:
-        """A piece of an array, copied: numpy is slow with what is not aligned."""
-        size = dtype.itemsize
-        return np.frombuffer(self._data[at + first * size : at + stop * size], dtype)
+    def _damaged(self, what: str, offset: int, expected: str, found: str) -> DamagedError:
+        fix = "copy both files again, or make them again"
+        where = {"path": self.path, "offset": offset}
+        return DamagedError(what, **where, expected=expected, found=found, fix=fix)
 
     def spans(self, document: int) -> list[tuple[int, int]]:
-        """Where the sequences of a document stand in the `.bin`: first byte and stop."""
-        first, stop = _BOUNDS.unpack_from(self._data, self._ends_at + document * END.itemsize)
-        if stop - first == 1:  # as it is nearly always
-            (tokens,) = _LENGTH.unpack_from(self._data, HEADER.size + first * LENGTH.itemsize)
-            (start,) = _POINTER.unpack_from(
-                self._data, self._pointers_at + first * POINTER.itemsize
-            )
-            return [(start, start + tokens * self.dtype.itemsize)]
-        starts = self._pointers(first, stop)
-        sizes = self.lengths(first, stop).astype(np.int64) * self.dtype.itemsize
-        if (
-            sizes.sum(dtype=np.float64) > self._bin_size
-        ):  # else a small file could ask for any amount of memory
+        """Offset and size of each sequence of a document."""
+        first, stop = _BOUNDS.unpack(self._ends.record(document, 2))
+        if stop - first == 1 and 0 <= first < self.sequences:  # as it is nearly always
+            (tokens,) = _LENGTH.unpack(self.lengths.record(first))
+            (start,) = _POINTER.unpack(self._pointers.record(first))
+            size = tokens * self.dtype.itemsize
+            if size >= 0 and 0 <= start <= self._bin_size - size:
+                return [(start, size)]
+        first, stop = self._bounds(document, document + 1).tolist()
+        starts, sizes = self._sequences(first, stop)
+        if sizes.sum(dtype=np.float64) > self._bin_size:
+            # Else a small file could ask for any amount of memory.
             raise ValueError("its sequences overlap, and are longer than the whole .bin")
-        return list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+        return list(zip(starts.tolist(), sizes.tolist(), strict=True))
 
-    def places(
-        self, documents: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Where documents of one sequence each begin in the `.bin`, and their tokens.
-
-        None where one of them has another number of sequences.
-        """
-        ends = self._array(END, self._ends_at, self.documents + 1)
-        first = ends[documents]
-        if (ends[documents + 1] - first != 1).any():
+    def rows(self, documents: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64] | None:
+        """Offsets of documents; None where one is anything else than one sequence of `length`."""
+        first, stop = self._ends.take(documents, 2).T
+        single = (stop - first == 1) & (first >= 0) & (first < self.sequences)
+        if not single.all() or (self.lengths.take(first) != length).any():
             return None
-        lengths = self._array(LENGTH, HEADER.size, self.sequences)
-        pointers = self._array(POINTER, self._pointers_at, self.sequences)
-        return pointers[first], lengths[first].astype(np.int64)
-
-    def _array(self, dtype: np.dtype[Any], at: int, count: int) -> npt.NDArray[Any]:
-        return np.frombuffer(self._data, dtype, count, at)
+        return self._pointers.take(first)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of every document in the `.bin`."""
-        sizes = np.empty(self.documents, np.int64)
+        """Bytes of every document."""
+        found = np.empty(self.documents, np.int64)
         for first, stop in chunks(self.documents):
-            ends = self._ends(first, stop + 1)
-            tokens = np.zeros(int(ends[-1] - ends[0]) + 1, np.int64)
-            np.cumsum(self.lengths(int(ends[0]), int(ends[-1])), out=tokens[1:])
-            sizes[first:stop] = np.diff(tokens[ends - ends[0]]) * self.dtype.itemsize
-        return sizes
+            ends = self._bounds(first, stop)
+            sizes = self._sequences(int(ends[0]), int(ends[-1]))[1]
+            sums = np.concatenate(([0], np.cumsum(sizes)))
+            found[first:stop] = np.diff(sums[ends - ends[0]])
+        return found
+
+
+class Keys:
+    """A `.keys`: the keys of a shard's samples, for which Megatron's own files have no place.
+
+    The keys in UTF-8, one after the other; then a uint64 for each that says where it begins, and
+    one for the end of the last; then their number as a uint64. All is little-endian.
+    """
+
+    def __init__(self, path: Path, samples: int) -> None:
+        """`path` is that of the .bin."""
+        self.path, self.samples = keys_path(path), samples
+        if not self.path.exists():
+            raise DamagedError(
+                "the file with the keys of the samples is missing",
+                path=self.path,
+                fix="copy it from where the dataset was made, or convert again",
+            )
+        source = LocalFile(self.path)
+        self.size = source.size - (samples + 2) * NUMBER.itemsize  # of the keys, in bytes
+        numbers = samples + 2 if self.size >= 0 else 0
+        self.bounds = Table(source, max(self.size, 0), numbers, NUMBER)
+        ends = self.bounds.take(np.array([0, samples, samples + 1])) if numbers else ()
+        if [*ends] != [0, self.size, samples]:
+            raise DamagedError(
+                "the file with the keys of the samples is damaged",
+                path=self.path,
+                offset=max(self.size, 0),
+                expected=f"bounds from 0 to {self.size:,}, then {samples:,} samples",
+                found=f"{source.size:,} bytes that say otherwise",
+                fix="copy it again, or move it away if it belongs to something else",
+            )
+        self._text = Table(source, 0, self.size, np.uint8)
+        self.in_memory = self.bounds.in_memory + self._text.in_memory
+
+    def __getitem__(self, position: int) -> str:
+        """The key of a sample; raises ValueError for one that is damaged."""
+        start, stop = _BOUNDS.unpack(self.bounds.record(position, 2))
+        if not 0 <= start <= stop <= self.size:
+            raise ValueError("the key stands outside the keys")
+        return self._text.record(start, stop - start).decode()

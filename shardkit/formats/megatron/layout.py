@@ -6,7 +6,6 @@ bytes at once, so they are not aligned.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import FormatError
 from shardkit.schema import Array, Image, Images, Schema, Text
 
@@ -26,6 +24,7 @@ VERSION = 1
 # Magic, version, code of the tokens' type, sequences, entries of the document index.
 HEADER = struct.Struct("<9sQBQQ")
 LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+NUMBER = np.dtype("<u8")  # of a `.keys`
 MAX_TOKENS = 2**31 - 1  # of a sequence: its length is an int32
 
 # The codes of numpy's types; a file of floats can be read, not written.
@@ -123,9 +122,3 @@ def sums_before(sizes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.in
         ends = np.cumsum(chunk, dtype=np.int64) + total
         yield ends - chunk
         total = int(ends[-1])
-
-
-def small_file(path: Path, mapped: bool) -> mmap.mmap | bytes:
-    """The bytes of a file with some numbers for each sample: mapped, or else read whole."""
-    data = storage.open_data(path, mapped)
-    return data[:] if isinstance(data, storage.PreadFile) else data

@@ -12,13 +12,13 @@ import numpy as np
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats.base import ShardWriter
-from shardkit.formats.megatron.index import Index
-from shardkit.formats.megatron.keys import Keys, write_bounds
+from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import (
     CODES,
     HEADER,
     MAGIC,
     MAX_TOKENS,
+    NUMBER,
     VERSION,
     check_range,
     chunks,
@@ -106,8 +106,10 @@ class MegatronWriter(ShardWriter):
         self._closed = True
         with self._file, self._keys_file:
             self._flush()
-            sizes = np.asarray(self._key_sizes)
-            write_bounds(self._keys_file, _cut(sizes), len(sizes), self._keys_size)
+            for starts in sums_before(_cut(np.asarray(self._key_sizes))):
+                storage.write(self._keys_file, [starts.astype(NUMBER).tobytes()])
+            end = np.array([self._keys_size, len(self._key_sizes)], NUMBER)
+            storage.write(self._keys_file, [end.tobytes()])
         lengths = np.asarray(self._lengths)
         _write_index(self._path, self._dtype, len(lengths), lambda: _cut(lengths))
 
@@ -120,44 +122,39 @@ class MegatronWriter(ShardWriter):
 
 
 def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
-    """One shard of several: tokens and keys one after the other, then the numbers of all parts."""
-    _, kind = field_of(schema)
-    dtype = stored_dtype(kind)
+    """One shard of several: tokens and keys one after the other, then the numbers of all parts.
+
+    The files of a part are opened anew for each step: a process has few open files.
+    """
+    dtype = stored_dtype(field_of(schema)[1])
     with storage.create(path) as file:
         for part in parts:
             storage.append(file, part, part.stat().st_size)
-    samples, keys_size = 0, 0
+    samples = [_index_of(part, dtype).documents for part in parts]
+    keys_sizes = [Keys(part, count).size for part, count in zip(parts, samples, strict=True)]
     with storage.create(keys_path(path)) as file:
+        for part, size in zip(parts, keys_sizes, strict=True):
+            storage.append(file, keys_path(part), size)
+        before = 0
+        for part, count, size in zip(parts, samples, keys_sizes, strict=True):
+            bounds = Keys(part, count).bounds
+            for first, stop in chunks(count):
+                storage.write(file, [(bounds.slice(first, stop) + before).tobytes()])
+            before += size
+        storage.write(file, [np.array([before, sum(samples)], NUMBER).tobytes()])
+
+    def lengths() -> _Chunks:
         for part in parts:
-            index = _index_of(part, dtype)
-            keys = Keys(part, index.documents)
-            samples += index.documents
-            keys_size += storage.append(file, keys_path(part), keys.size)
-        write_bounds(file, _key_sizes(parts, dtype), samples, keys_size)
-    _write_index(path, dtype, samples, lambda: _lengths(parts, dtype))
+            yield from _index_of(part, dtype).lengths.chunks()
+
+    _write_index(path, dtype, sum(samples), lengths)
 
 
 def _index_of(part: Path, dtype: np.dtype[Any]) -> Index:
-    """The index of a part. It is opened anew for each step: a process has few open files."""
-    size = part.stat().st_size
-    index = Index(part, size)
+    index = Index(part, part.stat().st_size)
     if index.dtype != dtype or index.documents != index.sequences:
         raise DamagedError("a part has other tokens than the whole", path=index.path)
     return index
-
-
-def _lengths(parts: Sequence[Path], dtype: np.dtype[Any]) -> _Chunks:
-    for part in parts:
-        index = _index_of(part, dtype)
-        for first, stop in chunks(index.sequences):
-            yield index.lengths(first, stop)
-
-
-def _key_sizes(parts: Sequence[Path], dtype: np.dtype[Any]) -> _Chunks:
-    for part in parts:
-        keys = Keys(part, _index_of(part, dtype).documents)
-        for first, stop in chunks(keys.samples):
-            yield keys.sizes(first, stop)
 
 
 def _cut(values: npt.NDArray[Any]) -> _Chunks:
