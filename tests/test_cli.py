@@ -288,3 +288,21 @@ def test_starting_imports_no_extra_and_little_else() -> None:
     began = time.monotonic()
     run("--help")
     print(f"\nshardkit --help: {time.monotonic() - began:.2f} s")
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [("click", "raise KeyboardInterrupt"), ("mine", 'exec("raise KeyboardInterrupt")')],
+)
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, module: str, text: str) -> None:
+    """X1: no traceback, and the exit code is the one that it always has."""
+    (tmp_path / f"{module}.py").write_text(text)
+    source = write_images(tmp_path / "in", classes=1, each=1)
+    command = ["convert", source, "--to", "wds", "-o", tmp_path / "out", "--transform", "mine:f"]
+    done = subprocess.run(
+        [sys.executable, "-m", "shardkit", *command],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr.strip().startswith("shardkit: interrupted")
+    assert "Traceback" not in done.stderr

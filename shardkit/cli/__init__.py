@@ -144,6 +144,9 @@ def _ended(error: BaseException) -> int:
         return error.exit_code
     again = "; the same command run again continues" if "convert" in sys.argv[1:2] else ""
     complain(f"\nshardkit: interrupted{again}")
+    # `python -m` ends as if nobody had caught an interrupt that came in code from a string, as that
+    # of dataclasses is, until it runs the next.
+    exec("")
     return 130
 
 
