@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.tokenizers import bytelevel, patterns
-from shardkit.codecs.tokenizers.cuts import Cutter, Ids, encoded, make_encoding
 from shardkit.codecs.tokenizers.patterns import CODES
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.extras import extra
@@ -22,9 +21,11 @@ if TYPE_CHECKING:
     import tiktoken
     import tokenizers
 
-# So many searches for the beginnings of special tokens cost less than looking for the tokens.
-_HINTS = 8
+Ids = npt.NDArray[np.uint32]
+
 _AT_ONCE = 1 << 16  # characters that are looked up
+# Where there are no special tokens, tiktoken looks for the empty string: 0.02 s for each megabyte.
+_NO_SPECIAL = {"\0": 2**32 - 2}
 
 
 class Engine(Protocol):
@@ -80,6 +81,29 @@ class Tokenizers:
         return text
 
 
+def make_encoding(
+    pattern: str, ranks: dict[bytes, int], special: dict[str, int]
+) -> tiktoken.Encoding:
+    from tiktoken import Encoding
+
+    return Encoding(
+        "shardkit",
+        pat_str=patterns.for_tiktoken(pattern),
+        mergeable_ranks=ranks,
+        special_tokens=special or _NO_SPECIAL,
+    )
+
+
+def encode_text(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ids | None:
+    """None if tiktoken's regex engine gives up, as it does on a million spaces."""
+    try:
+        return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
+    except UnicodeEncodeError:
+        raise
+    except ValueError:
+        return None
+
+
 class ByteLevelByTiktoken:
     """tiktoken's engine for a tokenizer.json that is proven to get the same ids from it.
 
@@ -96,17 +120,11 @@ class ByteLevelByTiktoken:
     ) -> None:
         vocab = bytelevel.ranks(json.loads(data)["model"], settings.pattern)
         ranks = bytelevel.in_bytes(vocab)
-        self._cutter = Cutter(settings.pattern, ranks)
-        self._pattern, self._ranks, self._added = settings.pattern, ranks, settings.added
-        self._hints = _hints(settings.added)
+        self._encoding = make_encoding(settings.pattern, ranks, settings.added)
+        self._added = set(settings.added)
         self._nfc = settings.nfc
         self._odd = _table(unsafe, unassigned=settings.nfc)
         self._file = data, path, special_tokens
-
-    @functools.cached_property
-    def _encoding(self) -> tiktoken.Encoding:
-        """For documents with special tokens: what ends there is no end of a text for a cut."""
-        return make_encoding(self._pattern, self._ranks, self._added)
 
     @functools.cached_property
     def _slow(self) -> Tokenizers:
@@ -128,21 +146,15 @@ class ByteLevelByTiktoken:
         return _has_any(self._odd, text)
 
     def _encode(self, text: str) -> Ids:
-        has_added = self._may_have_added(text)
         if self._nfc and not unicodedata.is_normalized("NFC", text):
             normal = self._slow.tokenizer.normalizer.normalize_str(text)
             # Added tokens are found before normalization, and end it.
-            if has_added or self._may_have_added(normal) or self._are_odd(normal):
+            has_added = any(token in text or token in normal for token in self._added)
+            if has_added or self._are_odd(normal):
                 return self._by_tokenizers(text)
             text = normal
-        if has_added:
-            ids = encoded(self._encoding, text, set(self._added))
-        else:
-            ids = self._cutter.encode(text)
+        ids = encode_text(self._encoding, text, self._added)
         return self._by_tokenizers(text) if ids is None else ids
-
-    def _may_have_added(self, text: str) -> bool:
-        return any(hint in text for hint in self._hints)
 
     def _by_tokenizers(self, text: str) -> Ids:
         return self._slow.encode([text])[0]
@@ -155,10 +167,8 @@ class Tiktoken:
         self, pattern: str, ranks: dict[bytes, int], special: dict[str, int], special_tokens: str
     ) -> None:
         self._encoding = make_encoding(pattern, ranks, special)
-        self._cutter = Cutter(pattern, ranks) if pattern in patterns.KNOWN else None
         self._pattern = pattern
         self._special = special if special_tokens == "special" else {}
-        self._hints = _hints(self._special)
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         return [self._encode(text) for text in texts]
@@ -167,13 +177,10 @@ class Tiktoken:
         return self._encoding.decode(list(ids))
 
     def _encode(self, text: str) -> Ids:
-        special = self._special if any(hint in text for hint in self._hints) else {}
-        ids = None if special or self._cutter is None else self._cutter.encode(text)
-        if ids is None:
-            ids = encoded(self._encoding, text, set(special))
-        return self._by_pieces(text, special) if ids is None else ids
+        ids = encode_text(self._encoding, text, set(self._special))
+        return self._by_pieces(text) if ids is None else ids
 
-    def _by_pieces(self, text: str, special: dict[str, int]) -> Ids:
+    def _by_pieces(self, text: str) -> Ids:
         """The same, split by `tokenizers`, whose regex engine has no such limit."""
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Split
@@ -186,11 +193,11 @@ class Tiktoken:
                 fix="leave the document out, or use the tokenizer.json of the same model",
             )
         split = Split(Regex(self._pattern), "isolated")
-        tokens = "|".join(map(re.escape, special)) or "(?!)"
+        tokens = "|".join(map(re.escape, self._special)) or "(?!)"
         ids: list[int] = []
         for part in re.split(f"({tokens})", text):
-            if part in special:
-                ids.append(special[part])
+            if part in self._special:
+                ids.append(self._special[part])
             else:
                 for piece, _ in split.pre_tokenize_str(part):
                     ids += self._encoding._encode_single_piece(piece)
@@ -235,12 +242,6 @@ def check_unicode(texts: Sequence[str]) -> None:
                 f"at character {error.start}",
                 fix="repair the document, or leave it out",
             ) from error
-
-
-def _hints(tokens: Iterable[str]) -> tuple[str, ...]:
-    """Strings, few and quickly found, of which one is in any text that holds one of the tokens."""
-    hints = {token[:2] for token in tokens}
-    return tuple(sorted(hints)) if len(hints) <= _HINTS else ("",)
 
 
 def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:

@@ -39,6 +39,16 @@ KNOWN = {
     O200K: (*_FOLDED, r"\p{Lu}", r"\p{Lt}", r"\p{Lm}", r"\p{Lo}", r"\p{Ll}", r"\p{M}"),
 }
 
+
+def for_tiktoken(pattern: str) -> str:
+    """The same pattern, in 0.6 to 0.8 of the time: tiktoken's regex engine tries alternatives one
+    by one where one of them looks ahead, and those in a group of their own at once.
+    """
+    if pattern not in KNOWN:
+        return pattern
+    return f"(?:{pattern.removesuffix(_SPACES)}){_SPACES}"
+
+
 # Planes with characters that text is made of. The others hold nothing, or are for private use.
 _PLANES = (0, 1, 2, 3, 14)
 CODES = 0x110000
@@ -57,12 +67,6 @@ def unsafe(pattern: str) -> tuple[tuple[int, int], ...]:
         marks[_differing(members)] = True
     edges = np.flatnonzero(np.diff(marks, prepend=False, append=False))
     return tuple((int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
-
-
-@functools.lru_cache(maxsize=1)
-def spaces() -> str:
-    r"""The characters that tiktoken's regex engine takes for \s: in every Unicode, of plane 0."""
-    return _by_tiktoken(r"\s", "".join(map(chr, (*range(0xD800), *range(0xE000, 0x10000)))))
 
 
 def _differing(members: str) -> list[int]:

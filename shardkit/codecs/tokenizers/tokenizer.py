@@ -16,8 +16,7 @@ import xxhash
 from shardkit import storage
 from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
-from shardkit.codecs.tokenizers.cuts import Ids
-from shardkit.codecs.tokenizers.engines import Engine
+from shardkit.codecs.tokenizers.engines import Engine, Ids
 from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
 
