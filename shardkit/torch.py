@@ -27,7 +27,7 @@ from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import state as states
 from shardkit.stream.batches import Batch, Take
-from shardkit.stream.schedule import Place
+from shardkit.stream.schedule import Progress
 from shardkit.stream.stream import Source, Stream
 
 if TYPE_CHECKING:
@@ -99,31 +99,31 @@ class _Position:
         self._dataset = dataset
         self._worker, self._workers = worker, workers
         self._identity = {**dataset.stream.identity, "workers": workers}
-        self._start(epoch, Place(), 0)
+        self._start(epoch, Progress(), 0)
 
-    def _start(self, epoch: int, place: Place, number: int) -> None:
-        self._epoch, self._place, self._number = epoch, place, number
-        self._made = self._dataset.iterate(epoch, place, number, self._worker, self._workers)
+    def _start(self, epoch: int, progress: Progress, number: int) -> None:
+        self._epoch, self._progress, self._number = epoch, progress, number
+        self._made = self._dataset.iterate(epoch, progress, number, self._worker, self._workers)
 
     def __iter__(self) -> _Position:
         return self
 
     def __next__(self) -> Any:
-        self._number, self._place, made = next(self._made)
+        self._number, self._progress, made = next(self._made)
         owned = made if self._dataset.options.batched else _owned(made)
         return _tensors(owned, self._dataset.stream)
 
     def state_dict(self) -> dict[str, Any]:
-        state = states.save(self._identity, self._epoch, self._place)
+        state = states.save(self._identity, self._epoch, self._progress)
         return {**state, "number": self._number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         schedule = self._dataset.schedule()
-        epoch, place = states.load(state, self._identity, schedule)
+        epoch, progress = states.load(state, self._identity, schedule)
         number = states.whole(state, "number")
-        if number > schedule.steps(epoch) or schedule.place(epoch, number) != place:
-            raise states.refused("number", number, "that of the batches up to this place")
-        self._start(epoch, place, number)
+        if number > schedule.steps(epoch) or schedule.progress(epoch, number) != progress:
+            raise states.refused("number", number, "that of the batches up to there")
+        self._start(epoch, progress, number)
         self._dataset._epochs.restart(epoch + 1)
 
 
@@ -245,7 +245,7 @@ class Loader(loading.Loader):
             return {name: _moved(value, self.device) for name, value in tensors.items()}
         return tensors
 
-    def _hand_over(self, batch: Batch) -> Batch:
+    def _deliver(self, batch: Batch) -> Batch:
         return batch if self._copies is None else self._copies.finished(batch)
 
 

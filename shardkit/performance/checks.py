@@ -350,8 +350,8 @@ class _Padded:
 
 
 def _packed(step: Step, seq_len: int) -> tuple[int, int]:
-    assert step.pieces is not None
-    _, _, start, stop = step.pieces.T
+    assert step.segments is not None
+    _, _, start, stop = step.segments.T
     return int((stop - start).sum()), len(step.valid) * seq_len
 
 

@@ -183,9 +183,9 @@ class BatchMaker:
         return Made(made, errors, _tokens(made))
 
     def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
-        if self._packing is not None and batch.step.pieces is not None:
+        if self._packing is not None and batch.step.segments is not None:
             pack, field = self._packing
-            return packed(batch.step.pieces, samples, pack.seq_len, 0, field)
+            return packed(batch.step.segments, samples, pack.seq_len, 0, field)
         if isinstance(self._collate, PadCollate):  # what stands in the batch need not be stacked
             rest = [{k: v for k, v in s.items() if k not in self._shown} for s in samples]
             return {**self._collate(rest), **batch.arrays}
@@ -210,8 +210,8 @@ class BatchMaker:
         for row in sorted(batch.errors):
             good = self._next_good(batch, row)
             sample = good.samples[0]
-            if self._packing is not None and step.pieces is not None and sample is not None:
-                field, mine = self._packing[1], step.pieces[step.pieces[:, 1] == row]
+            if self._packing is not None and step.segments is not None and sample is not None:
+                field, mine = self._packing[1], step.segments[step.segments[:, 1] == row]
                 nothing = np.zeros(mine[:, 3].max(), sample[field].dtype)  # as long as was planned
                 batch.samples[row] = {"__key__": "", field: nothing}
                 valid[mine[:, 0]] = False

@@ -31,12 +31,12 @@ class MicroBatch(NamedTuple):
     """One batch of one rank.
 
     `samples` are numbers into the window, in the batch's order. With packing, `samples` are the
-    documents to read, and `pieces` (n, 4) says where their tokens go, row by row and from left to
+    documents to read, and `segments` (n, 4) says where their tokens go, row by row and from left to
     right: row of the batch, document (a number into `samples`), start and stop in the document.
     """
 
     samples: Numbers
-    pieces: Numbers | None = None
+    segments: Numbers | None = None
 
 
 class Batching(ABC):
@@ -186,18 +186,20 @@ class Pack(Batching):
         order = np.argsort(row, kind="stable")
         row, sample, start, stop = row[order], sample[order], start[order], stop[order]
         batch = row // self.batch_size
-        # A number for each pair of a batch and a document of it, and which of them a piece is from.
+        # A number for each pair of a batch and its document, and the pair of each segment.
         pairs, pair = np.unique(batch * len(lengths) + sample, return_inverse=True)
         numbers = np.arange(batch[-1] + 1)
         documents = np.searchsorted(pairs // len(lengths), numbers)  # a batch's first pair
-        firsts = np.searchsorted(batch, numbers)  # its first piece
-        pieces = np.stack([row % self.batch_size, pair - documents[batch], start, stop], axis=1)
+        firsts = np.searchsorted(batch, numbers)  # its first segment
+        segments = np.stack([row % self.batch_size, pair - documents[batch], start, stop], axis=1)
         read = _cut(pairs % len(lengths), documents.tolist())
-        return [MicroBatch(*both) for both in zip(read, _cut(pieces, firsts.tolist()), strict=True)]
+        return [
+            MicroBatch(*both) for both in zip(read, _cut(segments, firsts.tolist()), strict=True)
+        ]
 
 
 def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Row, document, start and stop of each piece if documents follow each other without a gap."""
+    """Row, document, start and stop of each segment where documents follow without a gap."""
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
     stops = np.union1d(ends[lengths > 0], np.arange(seq_len, total, seq_len))
@@ -208,7 +210,7 @@ def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, 
 
 
 def _keep_whole(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Row, document, start and stop of each piece if only documents longer than a row are cut."""
+    """Row, document, start and stop of each segment if only documents longer than a row are cut."""
     full = lengths // seq_len  # rows that a document has for itself
     long = np.repeat(np.arange(len(lengths)), full)
     start = (np.arange(len(long)) - np.repeat(np.cumsum(full) - full, full)) * seq_len

@@ -136,28 +136,28 @@ pad_collate = PadCollate
 
 
 def packed(
-    pieces: NDArray[np.int64],
+    segments: NDArray[np.int64],
     samples: Sequence[Sample],
     seq_len: int,
     pad_value: float,
     field: str,
 ) -> dict[str, Any]:
-    """The batch that `pieces` of a `MicroBatch` say, from its samples.
+    """The batch that `segments` of a `MicroBatch` say, from its samples.
 
     `field` (rows, seq_len); `segment_ids`, 1 for a row's first document, 2 for its second, 0 for
-    padding; `position_ids`, which begin at 0 with each piece; `lengths`, the tokens of each row.
+    padding; `position_ids`, which begin at 0 with each segment; `lengths`, the tokens of each row.
     """
     arrays = _column(samples, field)
     padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
-    parts = _parts(pieces, samples, field, arrays)
-    row, _, start, stop = pieces.T
+    parts = _parts(segments, samples, field, arrays)
+    row, _, start, stop = segments.T
     lengths = np.bincount(row, stop - start).astype(np.int64)
-    # Padding is one more piece of each row, behind the others: whole rows can then be copied.
+    # Padding is one more segment of each row, behind the others: whole rows can then be copied.
     ends = np.searchsorted(row, np.arange(len(lengths)), side="right")
     for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
         parts.insert(end, padding[length:])
     sizes = np.insert(stop - start, ends, seq_len - lengths)
-    number = np.arange(len(row)) - np.searchsorted(row, row) + 1  # of a piece in its row
+    number = np.arange(len(row)) - np.searchsorted(row, row) + 1  # of a segment in its row
     segments = np.repeat(np.insert(number, ends, 0).astype(np.int32), sizes)
     begins = np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
     positions = np.where(segments, np.arange(len(segments), dtype=np.int32) - begins, 0)
@@ -170,10 +170,10 @@ def packed(
 
 
 def _parts(
-    pieces: NDArray[np.int64], samples: Sequence[Sample], field: str, arrays: Sequence[Values]
+    segments: NDArray[np.int64], samples: Sequence[Sample], field: str, arrays: Sequence[Values]
 ) -> list[Values]:
     parts = []
-    for _, number, start, stop in pieces.tolist():
+    for _, number, start, stop in segments.tolist():
         if stop > len(arrays[number]):
             raise SampleError(
                 "a document is shorter than the lengths that its batch was planned from",

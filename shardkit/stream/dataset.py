@@ -16,7 +16,7 @@ from shardkit.stream.batches import Batch, Made, rows_of
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
-from shardkit.stream.schedule import START, Place, Schedule, Step
+from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source, Stream
 from shardkit.stream.world import World, find_world
 
@@ -70,22 +70,22 @@ class StreamingDataset:
     def iterate(
         self,
         epoch: int,
-        place: Place = START,
+        progress: Progress = START,
         number: int = 0,
         worker: int = 0,
         workers: int = 1,
-    ) -> Iterator[tuple[int, Place, Any]]:
-        """An epoch from a place on, which is in front of its step `number`.
+    ) -> Iterator[tuple[int, Progress, Any]]:
+        """An epoch from `progress` on, which is that before its step `number`.
 
-        Gives the number and the place behind each batch or sample, and that. Of several workers
-        each makes every so manieth, so that they change nothing.
+        Yields for each batch or sample the number and the progress after it, and itself. Of several
+        workers each makes every `workers`-th, so that their number changes nothing.
         """
         maker, bad = self.stream.maker(), Bad(self.options)
         # In a worker of a DataLoader it is none, as the store is its parent's.
-        comparison = self._ranks.begin(self, epoch, place)
+        comparison = self._ranks.begin(self, epoch, progress)
         steps = (
             (number + 1, step)
-            for number, step in enumerate(_steps(self.schedule(), epoch, place), number)
+            for number, step in enumerate(_steps(self.schedule(), epoch, progress), number)
             if number % workers == worker
         )
         if self.options.batched:
@@ -139,9 +139,9 @@ class Bad:
         return made.batch
 
 
-def _steps(schedule: Schedule, epoch: int, place: Place) -> Iterator[Step]:
-    while (step := schedule.step(epoch, place)) is not None:
-        place = step.after
+def _steps(schedule: Schedule, epoch: int, progress: Progress) -> Iterator[Step]:
+    while (step := schedule.step(epoch, progress)) is not None:
+        progress = step.after
         yield step
 
 

@@ -20,7 +20,7 @@ from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
-from shardkit.stream.schedule import START, Place, Schedule
+from shardkit.stream.schedule import START, Progress, Schedule
 from shardkit.stream.stream import Source
 from shardkit.stream.world import default_threads
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Of a piece of a batch whose making is slow. A thread waits for the interpreter lock once a piece:
-# for 5 ms beside a loop in Python, so that small pieces would leave it idle.
+# Of a chunk of a batch whose making is slow. A thread waits for the interpreter lock once a chunk:
+# for 5 ms beside a loop in Python, so that small chunks would leave it idle.
 _ROWS = (8, 64)
 _SLOW = 0.005  # seconds for a batch: then threads are worth what it takes to wake them
 _PATIENCE = 5.0  # seconds for threads to end: one that hangs must not hold up who presses Ctrl-C
@@ -84,8 +84,8 @@ class Loader:
         self.epoch = source.epoch  # of the last iteration that began, or else of the next one
         self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
         self._profile = Profile() if profile else None  # of the last iteration
-        self._place = START
-        self._used = False  # whether `epoch` has been iterated from `_place`
+        self._progress = START
+        self._used = False  # whether `epoch` has been iterated from `_progress`
         self._loaded = False  # whether a state was loaded that the next iteration continues
         self._tokens = [0, 0]  # real ones and all, of this epoch
         self._ranks = Ranks()
@@ -97,13 +97,13 @@ class Loader:
 
         It is the same after a state was loaded: `remaining` says what is left.
         """
-        epoch, _ = self._standing()
+        epoch, _ = self._position()
         return self._schedule().steps(epoch)
 
     @property
     def remaining(self) -> int:
         """How many batches are left of the epoch that is iterated, else of the next."""
-        return self._schedule().steps(*self._standing())
+        return self._schedule().steps(*self._position())
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises UsageError: a DataLoader would ask for samples by index."""
@@ -139,22 +139,22 @@ class Loader:
         return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, behind the last batch that it gave: JSON, equal on all ranks."""
-        return states.save(self._identity, self.epoch, self._place)
+        """Where the loader stands, after the last batch that it gave: JSON, equal on all ranks."""
+        return states.save(self._identity, self.epoch, self._progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a state, with any number of ranks. Reads nothing.
 
         Raises UsageError for a state of another dataset or of other settings, and for what is none.
         """
-        self.epoch, self._place = states.load(state, self._identity, self._schedule())
+        self.epoch, self._progress = states.load(state, self._identity, self._schedule())
         self._used, self._loaded = False, True
-        self.epoch, self._place = self._next()
+        self.epoch, self._progress = self._next()
 
     def _skip_to(self, number: int) -> None:
         """Have the next iteration begin with a batch of its epoch, by number. Reads nothing."""
         self.epoch, _ = self._next()
-        self._place, self._used = self._schedule().place(self.epoch, number), False
+        self._progress, self._used = self._schedule().progress(self.epoch, number), False
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is.
@@ -165,7 +165,7 @@ class Loader:
         """
         epoch = checked_epoch(epoch)
         if self._used or epoch != self.epoch:
-            self.epoch, self._place, self._used, self._loaded = epoch, START, False, False
+            self.epoch, self._progress, self._used, self._loaded = epoch, START, False, False
 
     @property
     def padding(self) -> float:
@@ -188,32 +188,32 @@ class Loader:
             raise UsageError("the loader does not measure itself", fix="make it with profile=True")
         return self._profile.times
 
-    def _next(self) -> tuple[int, Place]:
+    def _next(self) -> tuple[int, Progress]:
         """What the next iteration starts with."""
-        return (self.epoch + 1, START) if self._used else self._standing()
+        return (self.epoch + 1, START) if self._used else self._position()
 
-    def _standing(self) -> tuple[int, Place]:
-        """The epoch and the place in it; at an epoch's end the beginning of the next."""
-        if self._place != START and self._schedule().is_over(self.epoch, self._place):
+    def _position(self) -> tuple[int, Progress]:
+        """The epoch and the progress in it; at an epoch's end the beginning of the next."""
+        if self._progress != START and self._schedule().is_over(self.epoch, self._progress):
             return self.epoch + 1, START
-        return self.epoch, self._place
+        return self.epoch, self._progress
 
-    def _begin(self) -> tuple[int, Place]:
+    def _begin(self) -> tuple[int, Progress]:
         """Called for the first batch of an iteration: what it starts with."""
-        self.epoch, self._place = self._next()
+        self.epoch, self._progress = self._next()
         self._used = self._loaded = False
         self._tokens = [0, 0]
-        return self.epoch, self._place
+        return self.epoch, self._progress
 
     def _schedule(self) -> Schedule:
         return self.dataset.schedule()
 
-    def _delivered(self, epoch: int, place: Place, tokens: tuple[int, int]) -> None:
-        self.epoch, self._place, self._used = epoch, place, True
+    def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
+        self.epoch, self._progress, self._used = epoch, progress, True
         for number, count in enumerate(tokens):
             self._tokens[number] += count
 
-    # What the door for torch does otherwise.
+    # What `shardkit.torch` overrides.
 
     def _memory(self) -> Take:
         """Where the memory of an iteration's batches comes from."""
@@ -232,7 +232,7 @@ class Loader:
             batch[name] = batch[name].view(ml_dtypes.bfloat16)
         return batch
 
-    def _hand_over(self, batch: Batch) -> Batch:
+    def _deliver(self, batch: Batch) -> Batch:
         """The last thing before a batch is given; called by the thread that iterates."""
         return batch
 
@@ -244,18 +244,22 @@ class Iteration:
         self.bad = Bad(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
-        self._at: tuple[int, Place] | None = None  # behind the last slot
+        self._reached: tuple[int, Progress] | None = (
+            None  # the progress after the last batch in the queue
+        )
         self._comparison: Comparison | None = None
-        self._slots: deque[_Slot] = deque()
+        self._queue: deque[_PendingBatch] = deque()
         self._bytes = 1  # of the last batch
         self._closed = False
         self._process = os.getpid()
         self._taking = threading.Lock()  # held by the thread that asks for a batch
         self._alone = loader.threads is None and self._maker.light
-        self._crew = _Crew(profile)
+        self._threads = _Threads(profile)
         if not self._alone:
-            self._crew.start(loader.threads)
-        self._end = weakref.finalize(self, self._crew.stop)  # also at the exit of the interpreter
+            self._threads.start(loader.threads)
+        self._end = weakref.finalize(
+            self, self._threads.stop
+        )  # also at the exit of the interpreter
 
     def __iter__(self) -> Iteration:
         return self
@@ -275,81 +279,83 @@ class Iteration:
             )
         try:
             if self._profile is None:
-                return self._given()
+                return self._take()
             self._profile.ask()
-            batch = self._given()
+            batch = self._take()
             self._profile.give(batch)
             return batch
         finally:
             self._taking.release()
 
-    def _given(self) -> Batch:
+    def _take(self) -> Batch:
         try:
-            self._top_up()
+            self._prefetch()
             if self._comparison is not None:
                 self._comparison.look()
-            if not self._slots:
+            if not self._queue:
                 raise StopIteration
-            slot = self._slots.popleft()
-            self._top_up()
+            pending = self._queue.popleft()
+            self._prefetch()
             if self._closed:  # by another thread, and then nobody makes what was asked for last
                 raise _closed()
-            made = slot.wait()
+            made = pending.wait()
             batch = self.bad.counted(made)
         except BaseException:
             self.close()
             raise
         self._bytes = max(sum(getattr(v, "nbytes", 0) for v in batch.values()), 1)
-        self._loader._delivered(*slot.behind, made.tokens)
-        return self._loader._hand_over(batch)
+        self._loader._delivered(*pending.after, made.tokens)
+        return self._loader._deliver(batch)
 
     def close(self) -> None:
         """Stop the threads; they finish the rows that they are at."""
-        self._slots.clear()
+        self._queue.clear()
         self._closed = True
         self._end()
 
-    def _top_up(self) -> None:
-        """Have as many batches made ahead as may be."""
+    def _prefetch(self) -> None:
+        """Fill the prefetch queue."""
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
-        while len(self._slots) < (most if self._crew.size else 1) and not self._closed:
-            if self._at is None:
-                self._at = loader._begin()  # not before: see `set_epoch`
-                self._comparison = loader._ranks.begin(loader.dataset, *self._at)
-            epoch, place = self._at
-            step = self._schedule.step(epoch, place)
+        while len(self._queue) < (most if self._threads.size else 1) and not self._closed:
+            if self._reached is None:
+                self._reached = loader._begin()  # not before: see `set_epoch`
+                self._comparison = loader._ranks.begin(loader.dataset, *self._reached)
+            epoch, progress = self._reached
+            step = self._schedule.step(epoch, progress)
             if step is None:
                 return
-            self._at = epoch, step.after
+            self._reached = epoch, step.after
             making = self._maker.begin(step)
-            slot = _Slot(self._maker, making, loader._convert, self._at, self._crew.size)
-            self._slots.append(slot)
+            pending = _PendingBatch(
+                self._maker, making, loader._convert, self._reached, self._threads.size
+            )
+            self._queue.append(pending)
             began = time.perf_counter()
-            self._crew.take(slot)
+            self._threads.take(pending)
             if self._alone and time.perf_counter() - began > _SLOW:  # the disk is waited for
                 self._alone = False
-                self._crew.start(None)
+                self._threads.start(None)
 
 
-class _Slot:
-    """A batch that is on its way: its rows are made in pieces, and the last one finishes it."""
+class _PendingBatch:
+    """A batch in the prefetch queue: its rows are made in chunks, and the last one finishes it."""
 
     def __init__(
         self,
         maker: BatchMaker,
         making: Making,
         convert: Any,
-        behind: tuple[int, Place],
+        after: tuple[int, Progress],
         threads: int,
     ) -> None:
-        self.behind = behind  # epoch and place
+        self.after = after  # epoch and progress
         self._maker, self._making, self._convert = maker, making, convert
         rows = len(making.samples)
         least, most = _ROWS if maker.slow else (rows, rows)
         size = min(max(-(-rows // max(threads, 1)), least), most)
-        self.pieces = [(start, min(start + size, rows)) for start in range(0, rows, size)]
-        self._left = len(self.pieces)
+        self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
+        self._left = len(self.chunks)
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._made: Made | None = None
@@ -404,12 +410,12 @@ def _closed() -> UsageError:
     )
 
 
-class _Crew:
-    """Threads that make pieces of batches, in the order in which these were taken on."""
+class _Threads:
+    """Threads that make chunks of batches, in the order in which these were taken on."""
 
     def __init__(self, profile: Profile | None) -> None:
         self._profile = profile
-        self._tasks: SimpleQueue[tuple[_Slot, int, int] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[_PendingBatch, int, int] | None] = SimpleQueue()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -429,14 +435,14 @@ class _Crew:
         for thread in self._threads:
             thread.start()
 
-    def take(self, slot: _Slot) -> None:
+    def take(self, pending: _PendingBatch) -> None:
         """Make a batch: later, or at once where there are no threads."""
-        for start, stop in slot.pieces:
+        for start, stop in pending.chunks:
             if self._threads:
-                self._tasks.put((slot, start, stop))
+                self._tasks.put((pending, start, stop))
             else:
-                slot.work(start, stop)
-                slot.interrupted()
+                pending.work(start, stop)
+                pending.interrupted()
 
     def stop(self) -> None:
         if self._profile is not None:
@@ -453,11 +459,11 @@ class _Crew:
 def _work(tasks: SimpleQueue[Any], stopped: threading.Event, profile: Profile | None) -> None:
     clock = None if profile is None else profile.work()
     while (task := tasks.get()) is not None:
-        slot, start, stop = task
+        pending, start, stop = task
         if stopped.is_set():
-            slot.stop()
-        slot.work(start, stop)
+            pending.stop()
+        pending.work(start, stop)
         enter(IDLE)
-        del task, slot  # they hold a batch, and the next task may be long in coming
+        del task, pending  # they hold a batch, and the next task may be long in coming
     if clock is not None:
         clock.stop()

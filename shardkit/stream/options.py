@@ -41,7 +41,9 @@ class StreamOptions:
     # Ranks; None: from torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
     rank: int | None = None
     world_size: int | None = None
-    check_ranks: bool = True  # those of torch.distributed: all read the same, from the same place
+    check_ranks: bool = (
+        True  # those of torch.distributed: all read the same data, from the same position
+    )
 
     def __post_init__(self) -> None:
         check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)

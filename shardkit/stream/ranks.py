@@ -1,4 +1,4 @@
-"""Whether all ranks read the same stream from the same place, told through torch's store.
+"""Whether all ranks read the same stream from the same position, told through torch's store.
 
 That is the table by which torch.distributed finds its ranks. A collective operation would wait for
 all of them: for ever, where one rank looks at a few batches alone, or stops early; and it would
@@ -18,7 +18,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import ShardkitWarning, UsageError
-from shardkit.stream.schedule import Place
+from shardkit.stream.schedule import Progress
 from shardkit.stream.world import World
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Ranks:
     def __init__(self) -> None:
         self._number: int | None = None
         self._begun = 0
-        self._last: tuple[int, Place] | None = None
+        self._last: tuple[int, Progress] | None = None
 
-    def begin(self, dataset: StreamingDataset, epoch: int, place: Place) -> Comparison | None:
+    def begin(self, dataset: StreamingDataset, epoch: int, progress: Progress) -> Comparison | None:
         """This rank's iteration; None where nothing tells of others.
 
         Raises UsageError where it is known by now that it is another one than theirs.
@@ -68,15 +68,15 @@ class Ranks:
             return None
         if self._number is None:
             self._number = next(_numbers)
-        if (epoch, place) != self._last:  # begun again: a rank has looked at a batch first
+        if (epoch, progress) != self._last:  # begun again: a rank has looked at a batch first
             self._begun += 1
-            self._last = epoch, place
+            self._last = epoch, progress
         facts = {
             **dataset.stream.identity,
             "batch_size": None if options.batching else options.per_rank(world.size),
             "last": options.last,
             "epoch": epoch,
-            "place": list(place),
+            "progress": list(progress),
         }
         return Comparison(store, world, f"shardkit/{self._number}", self._begun, facts)
 
@@ -143,7 +143,7 @@ class Comparison:
         for rank, facts in told.items():
             alike[words(facts)].append(rank)
         return UsageError(
-            "the ranks do not read the same data from the same place",
+            "the ranks do not read the same data from the same position",
             expected=f"the same {', '.join(names)} on all {self._world.size} ranks",
             found="; ".join(f"{_named(ranks)}: {text:.300}" for text, ranks in alike.items()),
             fix="give all ranks the same dataset, options and state, and iterate every Loader on"

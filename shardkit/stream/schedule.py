@@ -1,6 +1,6 @@
 """What each rank does at each step: the order of samples, cut into batches of equal count.
 
-A `Place` is where all ranks stand together, so that a state is the same on all of them and can be
+`Progress` is that of all ranks together, so that a state is the same on all of them and can be
 continued by another number of ranks.
 """
 
@@ -23,7 +23,7 @@ _TOGETHER = 16  # steps
 _PLAN = 3  # what a seed is for, beside those of order.py
 
 
-class Place(NamedTuple):
+class Progress(NamedTuple):
     """How far an epoch is: samples of the order that were taken, by all ranks together.
 
     Of batches that are planned window by window: samples in the windows that are done, and
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     batches: int = 0
 
 
-START = Place()
+START = Progress()
 
 
 class Step(NamedTuple):
@@ -43,34 +43,34 @@ class Step(NamedTuple):
     number: Numbers  # of each sample, in all datasets together
     turn: Numbers  # of each sample the epoch of its dataset, which its random numbers depend on
     valid: npt.NDArray[np.bool_]  # False for padding
-    pieces: Numbers | None  # of packed rows, as `MicroBatch.pieces`
-    after: Place  # where all ranks stand when each has done this step
+    segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
+    after: Progress  # of all ranks, when each has done this step
 
 
 class Schedule(ABC):
     """The steps of one rank."""
 
     @abstractmethod
-    def step(self, epoch: int, place: Place) -> Step | None:
-        """The step at a place; None where the epoch is over."""
+    def step(self, epoch: int, progress: Progress) -> Step | None:
+        """The step that follows; None at the end of the epoch."""
 
     @abstractmethod
-    def steps(self, epoch: int, place: Place = START) -> int:
+    def steps(self, epoch: int, progress: Progress = START) -> int:
         """How many steps are left of an epoch: the same for every rank."""
 
     @abstractmethod
-    def place(self, epoch: int, steps: int) -> Place:
-        """Where all ranks stand behind the first so many steps of an epoch."""
+    def progress(self, epoch: int, steps: int) -> Progress:
+        """The progress of all ranks after the first `steps` steps of an epoch."""
 
-    places: str  # for people: what `settled` takes
+    valid: str  # for messages: the values that `normalized` accepts
 
     @abstractmethod
-    def settled(self, epoch: int, place: Place) -> Place | None:
-        """The place, in its one way to be written; None where no number of ranks can stand."""
+    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+        """The same progress in its canonical form; None for one that no number of ranks reaches."""
 
-    def is_over(self, epoch: int, place: Place) -> bool:
-        """Whether none is left, which is known sooner than how many are."""
-        return self.step(epoch, place) is None
+    def is_over(self, epoch: int, progress: Progress) -> bool:
+        """Whether no step is left, which takes less time than `steps`."""
+        return self.step(epoch, progress) is None
 
 
 class Fixed(Schedule):
@@ -88,48 +88,48 @@ class Fixed(Schedule):
         self.size = per_rank * world  # samples of a batch of all ranks together
         self._rank, self._world = rank, world
         self._last = last
-        self._ahead: dict[tuple[int, Place], Step] = {}
-        self.places = f"0 to {order.samples:,} samples, 0 batches"
+        self._ahead: dict[tuple[int, Progress], Step] = {}
+        self.valid = f"0 to {order.samples:,} samples, 0 batches"
 
-    def steps(self, epoch: int, place: Place = START) -> int:
-        left = self._order.samples - place.samples
+    def steps(self, epoch: int, progress: Progress = START) -> int:
+        left = self._order.samples - progress.samples
         return left // self.size if self._last == "drop" else -(-left // self.size)
 
-    def place(self, epoch: int, steps: int) -> Place:
-        return Place(min(steps * self.size, self._order.samples))
+    def progress(self, epoch: int, steps: int) -> Progress:
+        return Progress(min(steps * self.size, self._order.samples))
 
-    def settled(self, epoch: int, place: Place) -> Place | None:
-        there = 0 <= place.samples <= self._order.samples and not place.batches
-        return place if there else None
+    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+        there = 0 <= progress.samples <= self._order.samples and not progress.batches
+        return progress if there else None
 
-    def is_over(self, epoch: int, place: Place) -> bool:
-        return not self.steps(epoch, place)
+    def is_over(self, epoch: int, progress: Progress) -> bool:
+        return not self.steps(epoch, progress)
 
-    def step(self, epoch: int, place: Place) -> Step | None:
-        if (epoch, place) not in self._ahead:
-            self._ahead = self._several(epoch, place)
-        return self._ahead.get((epoch, place))
+    def step(self, epoch: int, progress: Progress) -> Step | None:
+        if (epoch, progress) not in self._ahead:
+            self._ahead = self._several(epoch, progress)
+        return self._ahead.get((epoch, progress))
 
-    def _several(self, epoch: int, place: Place) -> dict[tuple[int, Place], Step]:
-        """Some steps from a place on, drawn together, as that costs little more than one draw."""
-        places = [place]
+    def _several(self, epoch: int, progress: Progress) -> dict[tuple[int, Progress], Step]:
+        """The next steps, drawn together, as that costs little more than one draw."""
+        points = [progress]
         shares: list[tuple[Numbers, npt.NDArray[np.bool_], int]] = []
-        while len(shares) < _TOGETHER and (share := self._positions(places[-1])) is not None:
+        while len(shares) < _TOGETHER and (share := self._positions(points[-1])) is not None:
             shares.append(share)
-            places.append(Place(min(places[-1].samples + share[2], self._order.samples)))
+            points.append(Progress(min(points[-1].samples + share[2], self._order.samples)))
         if not shares:
             return {}
         draw = self._order.draw(epoch, np.concatenate([positions for positions, _, _ in shares]))
         steps, start = {}, 0
-        for here, after, (positions, valid, _) in zip(places, places[1:], shares, strict=False):
+        for here, after, (positions, valid, _) in zip(points, points[1:], shares, strict=False):
             rows = slice(start, start + len(positions))
             steps[epoch, here] = Step(draw.number[rows], draw.turn[rows], valid, None, after)
             start = rows.stop
         return steps
 
-    def _positions(self, place: Place) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
+    def _positions(self, progress: Progress) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
         """Of a step this rank's positions, which are no padding, and how many all ranks take."""
-        samples, first = self._order.samples, place.samples
+        samples, first = self._order.samples, progress.samples
         left, size = samples - first, self.size
         if left <= 0 or (left < size and self._last == "drop"):
             return None
@@ -174,29 +174,29 @@ class Planned(Schedule):
         self._seed, self._window = seed, window
         self._plan: tuple[tuple[int, int], list[MicroBatch], Draw] | None = None
         self._counts: dict[int, list[int]] = {}  # of an epoch: micro-batches of each window
-        self.places = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
+        self.valid = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
 
-    def steps(self, epoch: int, place: Place = START) -> int:
-        done = -(-place.samples // self._window)
-        left = sum(self._counted(epoch)[done:]) - place.batches
+    def steps(self, epoch: int, progress: Progress = START) -> int:
+        done = -(-progress.samples // self._window)
+        left = sum(self._counted(epoch)[done:]) - progress.batches
         return left // self._world if self._last == "drop" else -(-left // self._world)
 
-    def place(self, epoch: int, steps: int) -> Place:
+    def progress(self, epoch: int, steps: int) -> Progress:
         batches = steps * self._world
         for window, count in enumerate(self._counted(epoch)):
             if batches < count:
-                return Place(window * self._window, batches)
+                return Progress(window * self._window, batches)
             batches -= count
-        return Place(self._order.samples)
+        return Progress(self._order.samples)
 
-    def settled(self, epoch: int, place: Place) -> Place | None:
-        (first, number), samples = place, self._order.samples
+    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+        (first, number), samples = progress, self._order.samples
         if not 0 <= first < samples or first % self._window:
-            return place if place == (samples, 0) else None
+            return progress if progress == (samples, 0) else None
         planned = len(self._planned(epoch, first)[0])
         if number == planned:  # the end of a window is the beginning of the next
-            return Place(min(first + self._window, samples))
-        return place if 0 <= number < planned else None
+            return Progress(min(first + self._window, samples))
+        return progress if 0 <= number < planned else None
 
     def _counted(self, epoch: int) -> list[int]:
         """How many micro-batches each window of an epoch gives."""
@@ -205,8 +205,8 @@ class Planned(Schedule):
             self._counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
         return self._counts[epoch]
 
-    def step(self, epoch: int, place: Place) -> Step | None:
-        first, number = place
+    def step(self, epoch: int, progress: Progress) -> Step | None:
+        first, number = progress
         found: list[tuple[int, int]] = []  # window and number of the micro-batches of all ranks
         while len(found) < self._world and first < self._order.samples:
             planned = len(self._planned(epoch, first)[0])
@@ -221,11 +221,11 @@ class Planned(Schedule):
         window, which = found[self._rank % len(found)]
         batches, draw = self._planned(epoch, window)
         batch = batches[which]
-        rows = len(batch.samples) if batch.pieces is None else int(batch.pieces[:, 0].max()) + 1
+        rows = len(batch.samples) if batch.segments is None else int(batch.segments[:, 0].max()) + 1
         valid = np.full(rows, self._rank < len(found))
-        after = Place(min(first, self._order.samples), number)
+        after = Progress(min(first, self._order.samples), number)
         return Step(
-            draw.number[batch.samples], draw.turn[batch.samples], valid, batch.pieces, after
+            draw.number[batch.samples], draw.turn[batch.samples], valid, batch.segments, after
         )
 
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:

@@ -9,24 +9,31 @@ from typing import Any
 from shardkit.errors import UsageError
 from shardkit.options import is_whole
 from shardkit.stream.order import EPOCHS, ORDER_VERSION
-from shardkit.stream.schedule import Place, Schedule
+from shardkit.stream.schedule import Progress, Schedule
 
 
-def save(identity: dict[str, Any], epoch: int, place: Place) -> dict[str, Any]:
+def save(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, Any]:
     """The state; `identity` is what must be the same where it is loaded."""
-    return {"order_version": ORDER_VERSION, "epoch": epoch, **place._asdict(), "stream": identity}
+    return {
+        "order_version": ORDER_VERSION,
+        "epoch": epoch,
+        **progress._asdict(),
+        "stream": identity,
+    }
 
 
-def load(state: dict[str, Any], identity: dict[str, Any], schedule: Schedule) -> tuple[int, Place]:
-    """Epoch and place of a state. Raises UsageError with what is wrong or differs.
+def load(
+    state: dict[str, Any], identity: dict[str, Any], schedule: Schedule
+) -> tuple[int, Progress]:
+    """Epoch and progress of a state. Raises UsageError with what is wrong or differs.
 
-    `schedule` is that of the stream with this `identity`, and says which places there are.
+    `schedule` is that of the stream with this `identity`, and says which values are valid.
     """
     if not isinstance(state, dict):
         raise refused("the whole", state, "a dict")
     version = whole(state, "order_version")
     epoch = whole(state, "epoch", EPOCHS - 1)
-    place = Place(whole(state, "samples"), whole(state, "batches"))
+    progress = Progress(whole(state, "samples"), whole(state, "batches"))
     theirs = state.get("stream")
     if not isinstance(theirs, dict):
         raise refused("stream", theirs, "a dict")
@@ -46,10 +53,10 @@ def load(state: dict[str, Any], identity: dict[str, Any], schedule: Schedule) ->
             found=_named(ours, differing),
             fix="use the dataset and settings of the run that saved it, or begin without a state",
         )
-    settled = schedule.settled(epoch, place)
-    if settled is None:
-        raise refused("samples, batches", tuple(place), schedule.places)
-    return epoch, settled
+    normalized = schedule.normalized(epoch, progress)
+    if normalized is None:
+        raise refused("samples, batches", tuple(progress), schedule.valid)
+    return epoch, normalized
 
 
 def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:

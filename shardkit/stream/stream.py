@@ -1,4 +1,4 @@
-"""Datasets, options and a rank, made into steps and batches: what every door opens on."""
+"""Datasets, options and a rank, made into steps and batches: the base of all loaders."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _opened(source: Source) -> list[Dataset]:
     for each in every:
         if not isinstance(each, str | os.PathLike | Dataset):
             raise UsageError(
-                "this is no dataset to stream from",
+                "the source cannot be streamed",
                 expected="a path, a dataset of shardkit.open, or a list of them",
                 found=repr(each)[:200],
             )

@@ -38,16 +38,16 @@ def padding(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
 
 
 def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
-    """Document of the window, start and stop of the pieces in each row of a packed batch."""
-    assert batch.pieces is not None
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.pieces[-1, 0] + 1)]
-    for row, number, start, stop in batch.pieces.tolist():
+    """Document of the window, start and stop of the segments in each row of a packed batch."""
+    assert batch.segments is not None
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.segments[-1, 0] + 1)]
+    for row, number, start, stop in batch.segments.tolist():
         rows[row].append((int(batch.samples[number]), start, stop))
     return rows
 
 
-def pieces_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
-    return [piece for batch in batches for row in rows_of(batch) for piece in row]
+def segments_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
+    return [segment for batch in batches for row in rows_of(batch) for segment in row]
 
 
 @given(
@@ -66,12 +66,12 @@ def test_buckets_hold_each_sample_once(
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
     assert isinstance(bucket.boundaries, tuple)
     short: Counter[int] = Counter()
-    for samples, pieces in batches:
+    for samples, segments in batches:
         buckets = {sum(length > b for b in bucket.boundaries) for length in lengths[samples]}
         assert len(buckets) == 1
         assert 0 < len(samples) <= size
         assert samples.tolist() == sorted(samples.tolist())  # the order of the window
-        assert pieces is None
+        assert segments is None
         short[buckets.pop()] += len(samples) < size
     assert all(count <= 1 for count in short.values())
 
@@ -124,12 +124,12 @@ def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
     batches = Dynamic(tokens, most, multiple).plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
     could_be_larger = 0
-    for samples, pieces in batches:
+    for samples, segments in batches:
         row = -(-max(int(lengths[samples].max()), 1) // multiple) * multiple
         assert 0 < len(samples) * row <= tokens
         assert most is None or len(samples) <= most
         assert samples.tolist() == sorted(samples.tolist())
-        assert pieces is None
+        assert segments is None
         could_be_larger += len(samples) != most and (len(samples) + 1) * row <= tokens
     assert could_be_larger <= 1
 
@@ -158,10 +158,10 @@ def test_packing_gives_each_token_once(
     how: str, lengths: np.ndarray, seq_len: int, size: int, seed: int
 ) -> None:
     batches = Pack(seq_len, size, how).plan(lengths, seed)
-    pieces = pieces_of_window(batches)
-    tokens = Counter((n, token) for n, start, stop in pieces for token in range(start, stop))
+    segments = segments_of_window(batches)
+    tokens = Counter((n, token) for n, start, stop in segments for token in range(start, stop))
     assert tokens == Counter((n, token) for n, m in enumerate(lengths) for token in range(m))
-    assert all(start < stop for _, start, stop in pieces)
+    assert all(start < stop for _, start, stop in segments)
     assert [len(rows_of(batch)) for batch in batches[:-1]] == [size] * (len(batches) - 1)
     for batch in batches:
         rows = rows_of(batch)
@@ -170,7 +170,7 @@ def test_packing_gives_each_token_once(
         assert {n for row in rows for n, _, _ in row} == set(batch.samples.tolist())
         assert len(set(batch.samples.tolist())) == len(batch.samples)
     if how == "nosplit":
-        assert {(n, 0, m) for n, m in enumerate(lengths) if 0 < m <= seq_len} <= set(pieces)
+        assert {(n, 0, m) for n, m in enumerate(lengths) if 0 < m <= seq_len} <= set(segments)
 
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
@@ -199,7 +199,7 @@ def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batc
     np.random.seed(1)
     assert same(plan, batching.plan(NATURAL.copy(), 7))
     assert not same(plan, batching.plan(NATURAL, 8))
-    if plan[0].pieces is None:  # long and short batches come in no order
+    if plan[0].segments is None:  # long and short batches come in no order
         longest = [NATURAL[batch.samples].max() for batch in plan]
         assert abs(np.corrcoef(longest, np.arange(len(plan)))[0, 1]) < 0.1
     else:  # nor do documents

@@ -239,9 +239,11 @@ def test_packed_rows_hold_the_documents_and_say_where(
     samples = samples_of(sizes, "<u2")
     found: dict[tuple[int, int], int] = {}
     for micro in Pack(seq_len, rows, how).plan(np.array(sizes, np.int64), seed):
-        assert micro.pieces is not None
-        batch = packed(micro.pieces, [samples[n] for n in micro.samples], seq_len, 65_000, "tokens")
-        shape = (micro.pieces[-1, 0] + 1, seq_len)
+        assert micro.segments is not None
+        batch = packed(
+            micro.segments, [samples[n] for n in micro.samples], seq_len, 65_000, "tokens"
+        )
+        shape = (micro.segments[-1, 0] + 1, seq_len)
         assert {k: (str(v.dtype), v.shape) for k, v in batch.items()} == {
             "tokens": ("uint16", shape),
             "segment_ids": ("int32", shape),
@@ -253,7 +255,7 @@ def test_packed_rows_hold_the_documents_and_say_where(
         assert not batch["segment_ids"][padding].any()
         assert not batch["position_ids"][padding].any()
         segments: dict[int, int] = {}
-        for row, number, start, stop in micro.pieces.tolist():
+        for row, number, start, stop in micro.segments.tolist():
             segments[row] = segments.get(row, 0) + 1
             here = batch["segment_ids"][row] == segments[row]
             document = int(micro.samples[number])
@@ -271,9 +273,9 @@ def test_packed_rows_hold_the_documents_and_say_where(
 
 
 def test_pieces_of_a_row_follow_each_other() -> None:
-    pieces = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
+    segments = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
     samples = [{"tokens": np.arange(10, 15)}, {"tokens": np.arange(20, 22)}]
-    batch = packed(pieces, samples, 5, 0, "tokens")
+    batch = packed(segments, samples, 5, 0, "tokens")
     assert batch["tokens"].tolist() == [[20, 21, 14, 0, 0], [10, 11, 12, 13, 0]]
     assert batch["segment_ids"].tolist() == [[1, 1, 2, 0, 0], [1, 1, 1, 1, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 3, 0]]
@@ -294,9 +296,9 @@ def test_a_document_that_is_not_what_was_planned_is_named(
     sample: dict[str, Any], message: str
 ) -> None:
     samples = [{"__key__": "good", "tokens": np.arange(5)}, {"__key__": "bad", **sample}]
-    pieces = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
+    segments = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
     with pytest.raises(SampleError, match=message) as error:
-        packed(pieces, samples, 8, 0, "tokens")
+        packed(segments, samples, 8, 0, "tokens")
     assert error.value.where == {"key": "bad", "field": "tokens"}
 
 

@@ -507,7 +507,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path, photos):
     with pytest.raises(NotFoundError):
         Loader(tmp_path / "nothing", batch_size=2)
     for source in ((path for path in [photos]), None, 3, [photos, b"photos"], {"train": photos}):
-        with pytest.raises(UsageError, match="no dataset to stream from"):
+        with pytest.raises(UsageError, match="the source cannot be streamed"):
             Loader(source, batch_size=2)
 
 

@@ -115,14 +115,14 @@ import json, re, time
 from pathlib import Path
 import numpy as np
 from shardkit.stream.order import Order
-from shardkit.stream.schedule import Fixed, Place
+from shardkit.stream.schedule import Fixed, Progress
 began = time.perf_counter()
 order = Order(np.full(100_000, 10_000), shuffle=True, seed=0, parts=128)
 schedule = Fixed(order, 64, 700, 1024, "pad")
-first = schedule.step(0, Place())
+first = schedule.step(0, Progress())
 started = time.perf_counter() - began
 began = time.perf_counter()
-step = schedule.step(0, Place(10**8))
+step = schedule.step(0, Progress(10**8))
 restored = time.perf_counter() - began
 peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 print(json.dumps([started, restored, peak / 1e3, len(step.number), step.after.samples]))

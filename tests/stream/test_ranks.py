@@ -147,7 +147,7 @@ def test_ranks_that_read_the_same_are_told_nothing(ranks, case):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("other state", ["place [0, 0]", "place [12, 0]"]),
+        ("other state", ["progress [0, 0]", "progress [12, 0]"]),
         ("other dataset", ["datasets", "samples 37", "samples 36"]),
         ("other dataset, first", ["datasets"]),
         ("other seed", ["seed 0", "seed 1"]),

@@ -27,20 +27,20 @@ ORDERS = st.builds(
 WORLDS = st.integers(1, 8)
 
 
-def steps_of(schedule, epoch=0, place=START):
+def steps_of(schedule, epoch=0, progress=START):
     steps = []
-    while (step := schedule.step(epoch, place)) is not None:
+    while (step := schedule.step(epoch, progress)) is not None:
         steps.append(step)
-        place = step.after
+        progress = step.after
     return steps
 
 
-def by_rank(make, world, epoch=0, place=START):
-    """The steps of every rank; all ranks must have the same number, and stand at one place."""
-    ranks = [steps_of(make(rank, world), epoch, place) for rank in range(world)]
+def by_rank(make, world, epoch=0, progress=START):
+    """The steps of every rank; all ranks must have the same number, and stand at one progress."""
+    ranks = [steps_of(make(rank, world), epoch, progress) for rank in range(world)]
     assert len({len(steps) for steps in ranks}) == 1, "S2"
     assert all(len({step.after for step in steps}) == 1 for steps in zip(*ranks, strict=True))
-    assert {make(rank, world).steps(epoch, place) for rank in range(world)} == {len(ranks[0])}
+    assert {make(rank, world).steps(epoch, progress) for rank in range(world)} == {len(ranks[0])}
     return ranks
 
 
@@ -97,10 +97,10 @@ def test_an_epoch_continues_anywhere_with_other_ranks_and_other_sizes(
     """S4: what came before and what comes after make the epoch, without a sample twice."""
     before = by_rank(lambda r, w: Fixed(order, size, r, w, "pad"), world)
     stop = data.draw(st.integers(0, len(before[0])))
-    place = before[0][stop - 1].after if stop else START
-    assert Fixed(order, size, 0, world, "pad").place(0, stop) == place
+    progress = before[0][stop - 1].after if stop else START
+    assert Fixed(order, size, 0, world, "pad").progress(0, stop) == progress
     new = data.draw(st.integers(1, 9))
-    after = by_rank(lambda r, w: Fixed(order, new, r, w, "pad"), other, place=place)
+    after = by_rank(lambda r, w: Fixed(order, new, r, w, "pad"), other, progress=progress)
     seen = [n for steps in before for n in real(steps[:stop])]
     seen += [n for steps in after for n in real(steps)]
     assert sorted(seen) == list(range(order.samples))
@@ -140,16 +140,16 @@ def planned(batching, lengths, window, seed, last):
 
 def contents(step):
     """What a micro-batch holds, as something that can be counted."""
-    pieces = None if step.pieces is None else step.pieces.tobytes()
+    pieces = None if step.segments is None else step.segments.tobytes()
     return step.number.tobytes(), pieces
 
 
 def tokens_of(step):
-    if step.pieces is None:
+    if step.segments is None:
         return Counter(step.number.tolist())
     return Counter(
         (int(step.number[number]), n)
-        for _, number, start, stop in step.pieces.tolist()
+        for _, number, start, stop in step.segments.tolist()
         for n in range(start, stop)
     )
 
@@ -189,9 +189,9 @@ def test_planned_batches_continue_anywhere_with_other_ranks(
     whole = Counter(contents(s) for s in steps_of(make(0, 1)))
     before = by_rank(make, world)
     stop = data.draw(st.integers(0, len(before[0])))
-    place = before[0][stop - 1].after if stop else START
-    after = by_rank(make, other, place=place)
-    jumped = steps_of(make(0, other), place=make(0, world).place(0, stop))
+    progress = before[0][stop - 1].after if stop else START
+    after = by_rank(make, other, progress=progress)
+    jumped = steps_of(make(0, other), progress=make(0, world).progress(0, stop))
     assert [step.number.tolist() for step in jumped] == [s.number.tolist() for s in after[0]]
     seen = [s for steps in before for s in steps[:stop]] + [s for steps in after for s in steps]
     assert Counter(contents(s) for s in seen if s.valid.all()) == whole
