@@ -141,7 +141,7 @@ def test_nothing_is_active_unless_it_was_asked_for() -> None:
     assert not options.pixels
     assert not options.active
     assert ConvertOptions().image == options
-    # Even the defaults, where they are asked for: images that have not got them are made anew.
+    # Even the defaults, where they are asked for: images that have not got them are re-encoded.
     assert all(ImageOptions(**{name: value}).active for name, value in IMAGE_DEFAULTS.items())
     assert ImageOptions(**IMAGE_DEFAULTS).pixels
 

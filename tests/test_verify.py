@@ -432,7 +432,7 @@ def test_images_that_a_format_encodes_anew_are_equal_and_counted(
     report = shardkit.verify(out, against=images)
     assert report.sound
     anew = get_format(format).carried(kind, value) != value
-    assert report.notes == (["1 image encoded anew, as this format demands"] if anew else [])
+    assert report.notes == (["1 image re-encoded, as this format demands"] if anew else [])
 
 
 def test_renamed_fields_and_classes_in_another_order_are_equal(

@@ -269,7 +269,7 @@ def _images(split: SplitResult) -> list[tuple[str, str]]:
 _DONE = {
     "passed": "passed through",
     "resized": "resized",
-    "encoded": "encoded anew",
+    "encoded": "re-encoded",
     "recompressed": "recompressed",
     "kept": "kept, as they would come out larger",
 }

@@ -195,7 +195,7 @@ class Stats:
         self._label = label
         self.fields: dict[str, FieldSizes] = {}
         self.labels: Counter[int] = Counter()
-        self.encoded: Counter[str] = Counter()  # images encoded anew by the format, by reason
+        self.encoded: Counter[str] = Counter()  # images re-encoded by the format, by reason
         self.filtered: Counter[str] = Counter()  # samples dropped by an option, by reason
         self.ignored: Counter[str] = Counter()  # what was passed over: `sources.base.Described`
         self.keys: Counter[str] = Counter()  # that other readers stumble over, by reason

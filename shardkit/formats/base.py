@@ -252,7 +252,7 @@ class Format(ABC):
         return []
 
     def carried(self, kind: FieldType, value: Any) -> Any:
-        """What a value of a field becomes in this format: itself, but for images encoded anew."""
+        """What a value of a field becomes in this format: itself, but for images re-encoded."""
         return value
 
     def shard_stem(self, number: int, shards: int) -> str:

@@ -1,6 +1,6 @@
 """What happens to one image: looked at, decoded, resized, turned, coloured, cut, encoded.
 
-An image that already is what was asked for passes byte for byte. The others are made anew, in this
+An image that already is what was asked for passes byte for byte. The others are re-encoded, in this
 order: what comes after resizing has fewer pixels to be done on.
 """
 
@@ -65,7 +65,7 @@ class Image(NamedTuple):
     geometry: Geometry
     format: str  # to be stored in
     to_srgb: Any  # the transform of its colour profile, or None
-    reasons: list[str]  # why its pixels must be made anew; none: it can pass
+    reasons: list[str]  # why its pixels must be re-encoded; none: it can pass
 
     @property
     def moves(self) -> bool:

@@ -229,7 +229,7 @@ class _Comparison:
         """What only all samples together tell: those that one side lacks."""
         notes, tally = self._findings.notes, self._tally
         if tally.encoded:
-            notes.append(f"{counted(tally.encoded, 'image')} encoded anew, as this format demands")
+            notes.append(f"{counted(tally.encoded, 'image')} re-encoded, as this format demands")
         if tally.filtered:
             notes.append(
                 f"{counted(tally.filtered, 'sample')} of the source left out, as asked for"

@@ -17,7 +17,7 @@ from tests.conftest import IMAGE_FORMATS, examples
 
 NAMES = IMAGE_FORMATS
 PAIRS = [(one, other) for one in NAMES for other in NAMES]
-# FFCV has JPEG and raw pixels alone: other images are encoded anew (tests/formats/test_beton.py).
+# FFCV has JPEG and raw pixels alone: other images are re-encoded (tests/formats/test_beton.py).
 ONLY_JPEG = {"beton"}
 
 

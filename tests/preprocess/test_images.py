@@ -1,4 +1,4 @@
-"""What the steps make of single images: what passes, what is made anew, and why; by Pillow."""
+"""What the steps make of single images: what passes, what is re-encoded, and why; by Pillow."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_every_image_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
     assert one.sample == {"__key__": "a", "left": both.sample["left"], "label": 3}
 
 
-# --- what is made anew ----------------------------------------------------------------------------
+# --- what is re-encoded ----------------------------------------------------------------------------
 
 
 def palette_with_a_hole() -> PIL.Image.Image:

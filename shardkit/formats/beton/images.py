@@ -1,7 +1,7 @@
 """What an image becomes in a .beton: FFCV decodes plain JPEGs and rows of pixels, nothing else.
 
 A JPEG that FFCV decodes rightly is stored byte for byte, a PPM as its pixels. FFCV shows garbage
-for all other files, without an error, and overlooks EXIF's orientation: those are encoded anew.
+for all other files, without an error, and overlooks EXIF's orientation: those are re-encoded.
 """
 
 from __future__ import annotations

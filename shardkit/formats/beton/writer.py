@@ -56,7 +56,7 @@ class _Prepared(NamedTuple):
     row: list[Any]
     chunks: list[bytes | memoryview]
     allocations: list[tuple[int, int]]  # pointer and size
-    encoded: list[str]  # why images were encoded anew
+    encoded: list[str]  # why images were re-encoded
     end: int  # of the data with this sample
 
 
