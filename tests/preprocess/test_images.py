@@ -168,7 +168,7 @@ def test_every_image_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
     assert one.sample == {"__key__": "a", "left": both.sample["left"], "label": 3}
 
 
-# --- what is re-encoded ----------------------------------------------------------------------------
+# --- what is re-encoded ---------------------------------------------------------------------------
 
 
 def palette_with_a_hole() -> PIL.Image.Image:
