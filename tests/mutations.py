@@ -236,7 +236,7 @@ MUTATIONS = [
     ),
     Mutation(
         "formats/beton/join.py",
-        'rows["sample_id"] += np.uint64(part.samples_before)',
+        'rows["sample_id"] += np.uint64(part.samples)',
         "pass",
         "formats/test_beton.py conversion/test_one_shard.py formats/test_beton_ffcv.py",
     ),

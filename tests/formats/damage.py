@@ -128,12 +128,12 @@ def flip(files: Files, number: int) -> Files:
 
 def places(files: Files) -> list[tuple[Path, int]]:
     """The bytes near the beginning and the end of each file."""
-    return [
-        (path, at)
-        for path, data in files.items()
-        for at in range(len(data))
-        if at < _ENDS or at >= len(data) - _ENDS
-    ]
+    found: list[tuple[Path, int]] = []
+    for path, data in files.items():
+        size = len(data)
+        found += [(path, at) for at in range(min(size, _ENDS))]
+        found += [(path, at) for at in range(max(size - _ENDS, _ENDS), size)]
+    return found
 
 
 _EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63]

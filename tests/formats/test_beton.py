@@ -476,8 +476,8 @@ def patched(path: Path, at: int, data: bytes) -> None:
     [
         (0, b"\x01", FormatError, "no .beton that shardkit reads"),
         (2, b"\0\0", FormatError, "no fields"),
-        (2, b"\xff\xff", DamagedError, "descriptors"),
-        (8, b"\xff" * 8, DamagedError, "inside the table"),
+        (2, b"\xff\xff", DamagedError, "the file ends before"),
+        (8, b"\xff" * 8, DamagedError, "the file ends before"),
         (16, b"\xff" * 8, DamagedError, "not complete"),
         (16, b"\0" * 8, DamagedError, "not complete"),
         (24, b"\xff", FormatError, "'image' is of a type that only"),
@@ -499,7 +499,7 @@ def test_damage_that_opening_meets(
 def test_short_files_are_told(path: Path) -> None:
     for size in (0, 23, 500):
         path.write_bytes(struct.pack("<HHIQQ", 2, 1, PAGE, 0, 0)[:size].ljust(size, b"\0"))
-        with pytest.raises(DamagedError, match="truncated inside"):
+        with pytest.raises(DamagedError, match="the file ends before"):
             BETON.open(path)
 
 
@@ -544,7 +544,7 @@ def test_a_damaged_section_is_told(path: Path) -> None:
     with pytest.raises(DamagedError, match="section with keys"):
         BETON.open(path)
     path.write_bytes(data.replace(b'{"version":1', b'{"version":9'))
-    with pytest.raises(FormatError, match="does not know"):
+    with pytest.raises(FormatError, match="of another version"):
         BETON.open(path)
     path.write_bytes(data.replace(b'"label":{"type":"Int"', b'"label":{"type":"Bed"'))
     with pytest.raises(FormatError, match="does not know"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 import numpy as np
 
 from shardkit.byte_source import LocalFile, Table
-from shardkit.checked import checked, parse
+from shardkit.checked import checked, damaged, of_version
 from shardkit.codecs.array import load_array
 from shardkit.codecs.pixels import ppm_start
 from shardkit.errors import DamagedError, FormatError, ShardkitError
@@ -26,47 +26,48 @@ from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Int, Json, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _NUMBER_BYTES = 8
 
-# Of an unpacked row of the table, its position, and whether JSON is wanted as text: the value.
-_Read: TypeAlias = Callable[[tuple[Any, ...], int, bool], Any]
+# Makes a value of a number or of stored bytes; the flag asks for JSON as its text.
+_Decode: TypeAlias = Callable[[Any, bool], Any]
 
 
 class _Column(NamedTuple):
     """A field as it is read."""
 
     name: str
-    read: _Read
     presence: int  # where its column of presence begins; -1 for a field that is never absent
+    at: int  # number of its first value in an unpacked row
+    blob: int  # number among the fields that have data; -1 for one that has none
+    is_image: bool
+    size: int  # bytes of a value, where all have the same; else -1
+    decode: _Decode | None
 
 
 class BetonReader(ShardReader):
     """One .beton file."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self.source = LocalFile(path)
-        head, fields, mark = _read_front(self.source)
+        self.source = source = LocalFile(path)
+        head, self.fields, mark = _read_front(source)
         samples, self.page_size = int(head["num_samples"]), int(head["page_size"])
-        self.fields, self.row = fields, Row(fields)
-        self._numbers = {field.name: number for number, field in enumerate(fields)}
-        table_at = front_size(len(fields), 0, 0)
-        self._data_at = front_size(len(fields), self.row.dtype.itemsize, samples)
-        _check_size(self.source, self._data_at, f"inside the table of its {samples:,} samples")
-        allocations_at = _allocations_at(self.source, head, self._data_at)
-        self.rows = Table(self.source, table_at, samples, self.row.dtype)
-        with_data = sum(field.has_data for field in fields)
-        self.allocations = Allocations(self.source, allocations_at, with_data)
-        self.section = None if mark is None else Section(self.source, *mark, samples)
-        if self.section is not None:
-            _check_fields(self.section.schema, fields, path)
-        super().__init__(path, self._found_layout() if layout is None else layout)
+        self.row = Row(self.fields)
+        self._numbers = {field.name: number for number, field in enumerate(self.fields)}
+        self.rows = Table(source, front_size(len(self.fields), 0, 0), samples, self.row.dtype)
+        self._data_at = front_size(len(self.fields), self.row.dtype.itemsize, samples)
+        with_data = sum(field.has_data for field in self.fields)
+        self.allocations = Allocations(
+            source, int(head["alloc_table_ptr"]), self._data_at, with_data
+        )
+        self.section = None if mark is None else Section(source, *mark, samples, self.fields)
         own = () if self.section is None else self.section.tables
         self._tables: tuple[Table | Allocations, ...] = (self.rows, self.allocations, *own)
+        super().__init__(path, self._found_layout() if layout is None else layout)
         self._length, self._unpack = samples, self.row.struct.unpack
         self._stem = key_of(path.stem)
         self._columns = [self._column(name, kind) for name, kind in self.schema.items()]
@@ -87,12 +88,32 @@ class BetonReader(ShardReader):
         if fields is not None and not fields:
             return sample
         row = self._unpack(self.rows.record(position))
-        for name, read, presence in self._columns:
+        for name, presence, at, blob, is_image, size, decode in self._columns:
             if fields is not None and name not in fields:
                 continue
             if presence < 0 or section.presence.record(presence + position) != b"\0":  # type: ignore[union-attr] # it has presence
-                sample[name] = read(row, position, json_text)
+                value = row[at]
+                if is_image:
+                    value = self._image(row[at : at + 4], blob, position)
+                elif blob >= 0:
+                    value = self._value(value, row[at + 1] if size < 0 else size)
+                sample[name] = value if decode is None else decode(value, json_text)
         return sample
+
+    def _image(self, numbers: tuple[Any, ...], blob: int, position: int) -> bytes:
+        """A JPEG as it is stored, or raw pixels as a PPM."""
+        mode, width, height, ptr = numbers
+        if mode == JPEG:
+            return self._value(ptr, self.allocations.size(blob, position, ptr))
+        if mode == RAW:
+            return ppm_start(width, height) + self._value(ptr, 3 * width * height)
+        raise ValueError(f"an image of mode {mode}, which is neither JPEG nor raw")
+
+    def _value(self, ptr: int, size: int) -> bytes:
+        """The bytes that a pointer leads to."""
+        if ptr < self._data_at or ptr + size > self.source.size:
+            raise ValueError(f"the file has no {size:,} bytes of it")
+        return self.source.read(ptr, size)
 
     def offset(self, position: int, field: str) -> int | None:
         number = self._numbers[field]
@@ -179,14 +200,9 @@ class BetonReader(ShardReader):
                 expected=", ".join(self.schema),
                 found=", ".join(self._numbers),
             )
-        field, at = self.fields[number], self.row.places[number]
-        value = partial(_value, self.source, self._data_at)
-        if field.type_id == TypeId.IMAGE and isinstance(kind, Bytes):
-            blob = sum(earlier.has_data for earlier in self.fields[:number])
-            read: _Read | None = _image(at, value, partial(self.allocations.size, blob))
-        else:
-            read = _reads(field, at, kind, value)
-        if read is None:
+        field = self.fields[number]
+        found, decode = _decoder(field, kind)
+        if not found:
             raise DamagedError(
                 "a field is of another type than its manifest says",
                 path=self.path,
@@ -194,7 +210,16 @@ class BetonReader(ShardReader):
                 expected=str(kind),
                 found=f"FFCV's type {field.type_id.value} ({field.type_id.name.lower()})",
             )
-        return _Column(name, read, self._presence_at(name))
+        before = sum(earlier.has_data for earlier in self.fields[:number])
+        return _Column(
+            name,
+            presence=self._presence_at(name),
+            at=self.row.places[number],
+            blob=before if field.has_data else -1,
+            is_image=field.type_id == TypeId.IMAGE,
+            size=-1 if field.dtype is None else field.nbytes,
+            decode=decode,
+        )
 
 
 # --- the parts of a file --------------------------------------------------------------------------
@@ -202,72 +227,30 @@ class BetonReader(ShardReader):
 
 def _read_front(source: LocalFile) -> tuple[np.void, list[Field], tuple[int, int] | None]:
     """The header, the fields, and where our section is, with its size, if there is one."""
-    header = bytes_of.HEADER
-    _check_size(source, header.itemsize, "inside its header")
+    path, header, descriptor = source.path, bytes_of.HEADER, bytes_of.DESCRIPTOR
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
     if head["version"] != bytes_of.VERSION:
         raise FormatError(
             "the file is no .beton that shardkit reads",
-            path=source.path,
+            path=path,
             expected=f"version {bytes_of.VERSION}",
             found=f"version {head['version']}",
             fix="write it again with FFCV 1.0",
         )
     count = int(head["num_fields"])
     if not count:
-        raise FormatError("the .beton has no fields", path=source.path)
-    size = count * bytes_of.DESCRIPTOR.itemsize
-    _check_size(source, header.itemsize + size, "inside the descriptors of its fields")
-    descriptors = np.frombuffer(source.read(header.itemsize, size), bytes_of.DESCRIPTOR)
+        raise FormatError("the .beton has no fields", path=path)
+    stored = source.read(header.itemsize, count * descriptor.itemsize)
+    descriptors = np.frombuffer(stored, descriptor)
     fields: dict[str, Field] = {}
-    for number, descriptor in enumerate(descriptors):
-        offset = header.itemsize + number * bytes_of.DESCRIPTOR.itemsize
-        field = bytes_of.unpack_field(descriptor, source.path, offset)
+    for number, each in enumerate(descriptors):
+        offset = header.itemsize + number * descriptor.itemsize
+        field = bytes_of.unpack_field(each, path, offset)
         if field.name in fields:
-            raise DamagedError(
-                f"the .beton has two fields named {field.name!r}", path=source.path, offset=offset
-            )
+            what = f"the .beton has two fields named {field.name!r}"
+            raise DamagedError(what, path=path, offset=offset)
         fields[field.name] = field
     return head, list(fields.values()), bytes_of.unpack_mark(descriptors[0])
-
-
-def _check_size(source: LocalFile, end: int, where: str) -> None:
-    if end > source.size:
-        raise DamagedError(
-            f"the .beton is truncated {where}",
-            path=source.path,
-            offset=source.size,
-            expected=f"at least {end:,} bytes",
-            found=f"{source.size:,} bytes",
-            fix="copy or make the file again",
-        )
-
-
-def _allocations_at(source: LocalFile, head: np.void, table_end: int) -> int:
-    at = int(head["alloc_table_ptr"])
-    if not table_end <= at <= source.size:
-        raise DamagedError(
-            "the .beton is not complete, or cut: its table of allocations is not in it",
-            path=source.path,
-            offset=bytes_of.HEADER.fields["alloc_table_ptr"][1],  # type: ignore[index] # it has fields
-            expected=f"{table_end:,} to {source.size:,}",
-            found=f"{at:,}",
-            fix="copy or make the file again",
-        )
-    return at
-
-
-def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
-    """Compare the fields with those that a section's schema is stored as."""
-    with contextlib.suppress(FormatError):  # one that is not stored at all
-        if bytes_of.fields_of(schema) == fields:
-            return
-    raise DamagedError(
-        "the .beton has other fields than its section says",
-        path=path,
-        expected=", ".join(schema),
-        found=", ".join(field.name for field in fields),
-    )
 
 
 class Allocations:
@@ -278,8 +261,17 @@ class Allocations:
     the pointers sorted, once.
     """
 
-    def __init__(self, source: LocalFile, at: int, fields: int) -> None:
+    def __init__(self, source: LocalFile, at: int, data_at: int, fields: int) -> None:
         """`fields` is the number of those that have data; a last row that is cut is not read."""
+        if not data_at <= at <= source.size:
+            raise DamagedError(
+                "the .beton is not complete, or cut: its table of allocations is not in it",
+                path=source.path,
+                offset=bytes_of.HEADER.fields["alloc_table_ptr"][1],  # type: ignore[index] # it has fields
+                expected=f"{data_at:,} to {source.size:,}",
+                found=f"{at:,}",
+                fix="copy or make the file again",
+            )
         count = (source.size - at) // bytes_of.ALLOCATION.itemsize
         self.rows = Table(source, at, count, bytes_of.ALLOCATION)
         self._fields = fields
@@ -317,39 +309,55 @@ class Allocations:
         )
 
 
-class _Version(TypedDict):
-    """Of a section's text: others are not looked at."""
-
-    version: Any
-
-
-class _About(_Version):
+class _About(TypedDict):
     """The text of a section."""
 
     schema: dict[str, Any]
     classes: dict[str, list[str]] | None
 
 
+_KEY_SPAN = struct.Struct("<QQ")  # where a key begins, and where the next one does
+_SECTION = "the section with keys and types"
+
+
 class Section:
     """Our section: keys, types and absent values, which FFCV has no place for."""
 
-    def __init__(self, source: LocalFile, at: int, size: int, samples: int) -> None:
-        """Raises DamagedError where the section of `size` bytes at `at` contradicts itself."""
-        path, head = source.path, bytes_of.SECTION_HEAD
-        if size < head.itemsize or at + size > source.size:
-            raise _damaged(path, at, f"{size:,} bytes in a file of {source.size:,}")
-        text_size, keys_size = np.frombuffer(source.read(at, head.itemsize), head)[0].tolist()
-        if text_size > size:
-            raise _damaged(path, at, f"a text of {text_size:,} bytes in {size:,}")
+    def __init__(
+        self, source: LocalFile, at: int, size: int, samples: int, fields: list[Field]
+    ) -> None:
+        """Raises DamagedError where the section of `size` bytes at `at` contradicts the file."""
+        head = bytes_of.SECTION_HEAD
+        where: dict[str, Any] = {"path": source.path, "offset": at}
+        text_size = keys_size = 0
+        if head.itemsize <= size <= source.size - at:
+            text_size, keys_size = np.frombuffer(source.read(at, head.itemsize), head)[0].tolist()
         text_at = at + head.itemsize
-        text = source.read(text_at, min(text_size, source.size - text_at))
-        self.schema, self.classes = _unpack_text(text, path, text_at)
+        if not 0 < text_size <= size - head.itemsize:
+            raise DamagedError(
+                f"{_SECTION} is damaged",
+                **where,
+                expected=f"a text in a section that ends before byte {source.size:,}",
+                found=f"a text of {text_size:,} bytes in a section of {size:,}",
+                fix="copy the file again, or convert again",
+            )
+        text = source.read(text_at, text_size).rstrip(b"\0")
+        found = of_version(bytes_of.SECTION_VERSION, "version", text, _SECTION, **where)
+        try:
+            about = checked(_About, found)
+            self.schema, self.classes = Schema.from_json(about["schema"]), about["classes"]
+        except FormatError as error:  # a type that this version does not know
+            raise error.located(**where) from error.__cause__
+        except ValueError as error:
+            raise damaged(_SECTION, error, **where) from error
+        _check_fields(self.schema, fields, source.path)
         optional = bytes_of.optional_fields(self.schema)
         offsets_at = text_at + text_size
         presence_at = offsets_at + bytes_of.KEY_OFFSET.itemsize * (samples + 1)
         keys_at = presence_at + len(optional) * samples
         if keys_at + keys_size != at + size:
-            raise _damaged(path, at, f"parts of {keys_at + keys_size - at:,} bytes in {size:,}")
+            parts = f"parts of {keys_at + keys_size - at:,} bytes in {size:,}"
+            raise DamagedError(f"{_SECTION} is damaged", found=parts, **where)
         self.offsets = Table(source, offsets_at, samples + 1, bytes_of.KEY_OFFSET)
         self.presence = Table(source, presence_at, len(optional) * samples, "u1")
         self.presence_at = {name: number * samples for number, name in enumerate(optional)}
@@ -374,93 +382,37 @@ class Section:
         return [text[start:stop].decode() for start, stop in pairwise(offsets)]
 
 
-_KEY_SPAN = struct.Struct("<QQ")  # where a key begins, and where the next one does
-
-
-def _unpack_text(text: bytes, path: Path, at: int) -> tuple[Schema, dict[str, list[str]] | None]:
-    try:
-        found = parse(text.rstrip(b"\0"))
-        version = checked(_Version, found)["version"]
-        if version == bytes_of.SECTION_VERSION:
-            about = checked(_About, found)
-            return Schema.from_json(about["schema"]), about["classes"]
-    except FormatError as error:  # a type that this version does not know
-        raise error.located(path=path, offset=at) from error.__cause__
-    except ValueError as error:
-        raise _damaged(path, at, f"a text that is no description: {error}") from error
-    raise FormatError(
-        "the file was made by a version of shardkit that this one does not know",
+def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
+    """Compare the fields with those that a section's schema is stored as."""
+    with contextlib.suppress(FormatError):  # one that is not stored at all
+        if bytes_of.fields_of(schema) == fields:
+            return
+    raise DamagedError(
+        "the .beton has other fields than its section says",
         path=path,
-        offset=at,
-        expected=f"version {bytes_of.SECTION_VERSION} of the section",
-        found=f"{version!r:.60}",
-        fix="install a newer shardkit",
+        expected=", ".join(schema),
+        found=", ".join(field.name for field in fields),
     )
 
 
-def _damaged(path: Path, at: int, found: str) -> DamagedError:
-    return DamagedError(
-        "the section with keys and types is damaged",
-        path=path,
-        offset=at,
-        found=found,
-        fix="copy the file again, or convert again",
-    )
+# --- values --------------------------------------------------------------------------------------
 
 
-# --- values: the base class names what raises ValueError ------------------------------------------
-
-
-def _value(source: LocalFile, first: int, ptr: int, size: int) -> bytes:
-    """The bytes that a pointer leads to; `first` is where the data of the file begin."""
-    if ptr < first or ptr + size > source.size:
-        raise ValueError(f"the file has no {size:,} bytes of it")
-    return source.read(ptr, size)
-
-
-def _image(
-    at: int, value: Callable[[int, int], bytes], size_of: Callable[[int, int], int]
-) -> _Read:
-    def read(row: tuple[Any, ...], position: int, json_text: bool) -> bytes:
-        mode, width, height, ptr = row[at : at + 4]
-        if mode == JPEG:
-            return value(ptr, size_of(position, ptr))
-        if mode == RAW:
-            return ppm_start(width, height) + value(ptr, 3 * width * height)
-        raise ValueError(f"an image of mode {mode}, which is neither JPEG nor raw")
-
-    return read
-
-
-def _reads(
-    field: Field, at: int, kind: FieldType, value: Callable[[int, int], bytes]
-) -> _Read | None:
-    """What reads a field that is no image as `kind`; None if nothing does.
+def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
+    """Whether values of a field can be read as `kind`, and what makes them that, if it needs be.
 
     Every field can be read as bytes: where files of a dataset differ, that is what they share.
     """
-    if not field.has_data:
-        convert = _NUMBERS.get((field.type_id, type(kind)))
-        return None if convert is None else lambda row, position, json_text: convert(row[at])
-    if field.dtype is not None:
-        return _array(field, at, kind, value)
-    decode = _DECODERS.get((field.type_id, type(kind)))
-    if decode is None:
-        return None
-    return lambda row, position, json_text: decode(value(row[at], row[at + 1]), json_text)
+    if field.dtype is None:
+        types = (field.type_id, type(kind))
+        return types in _DECODERS, _DECODERS.get(types)
+    if isinstance(kind, Array) and (kind.dtype, kind.shape) == (field.dtype.str, field.shape):
+        return True, partial(_array, field.dtype, field.shape)
+    return type(kind) is Bytes, None
 
 
-def _array(
-    field: Field, at: int, kind: FieldType, value: Callable[[int, int], bytes]
-) -> _Read | None:
-    size, dtype, shape = field.nbytes, field.dtype, field.shape
-    if type(kind) is Bytes:
-        return lambda row, position, json_text: value(row[at], size)
-    if not isinstance(kind, Array) or (kind.dtype, kind.shape) != (dtype and dtype.str, shape):
-        return None
-    return lambda row, position, json_text: np.frombuffer(
-        bytearray(value(row[at], size)), dtype
-    ).reshape(shape)
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes, json_text: bool) -> Any:
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
 
 def _json(data: bytes, json_text: bool) -> Any:
@@ -476,15 +428,15 @@ def _text(data: bytes, json_text: bool) -> str:
     return found
 
 
-_NUMBERS: dict[tuple[TypeId, type[FieldType]], Callable[[Any], Any]] = {
-    (TypeId.INT, Int): int,
-    (TypeId.INT, Bool): bool,
-    (TypeId.INT, Bytes): struct.Struct("<q").pack,
-    (TypeId.FLOAT, Float): float,
-    (TypeId.FLOAT, Bytes): struct.Struct("<d").pack,
-}
-_DECODERS: dict[tuple[TypeId, type[FieldType]], Callable[[bytes, bool], Any]] = {
-    (TypeId.BYTES, Bytes): lambda data, json_text: data,
+_DECODERS: dict[tuple[TypeId, type[FieldType]], _Decode | None] = {
+    (TypeId.INT, Int): None,
+    (TypeId.INT, Bool): lambda number, json_text: bool(number),
+    (TypeId.INT, Bytes): lambda number, json_text: struct.pack("<q", number),
+    (TypeId.FLOAT, Float): None,
+    (TypeId.FLOAT, Bytes): lambda number, json_text: struct.pack("<d", number),
+    (TypeId.IMAGE, Image): None,
+    (TypeId.IMAGE, Bytes): None,
+    (TypeId.BYTES, Bytes): None,
     (TypeId.BYTES, Array): lambda data, json_text: load_array(data),
     (TypeId.JSON, Json): _json,
     (TypeId.JSON, Text): _text,
