@@ -171,6 +171,14 @@ class ShardReader(ABC):
         return type(self), (self.path, self.layout)
 
 
+def key_bytes(key: str) -> bytes:
+    """The key in UTF-8; raises SampleError where that is impossible."""
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
+
+
 class ShardWriter(ABC):
     """One shard, being written.
 

@@ -17,7 +17,7 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
-from shardkit.formats.base import ShardWriter
+from shardkit.formats.base import KEY, ShardWriter, key_bytes
 from shardkit.formats.beton import images
 from shardkit.formats.beton.layout import (
     ALLOCATION,
@@ -92,7 +92,7 @@ class BetonWriter(ShardWriter):
         self._file = storage.create(path)
 
     def write(self, sample: Sample) -> bool:
-        key = _key(sample["__key__"])
+        key = key_bytes(sample[KEY])
         prepared = self._prepared(sample)
         if (
             self._max_bytes is not None
@@ -146,7 +146,7 @@ class BetonWriter(ShardWriter):
             if encode is None:
                 row.append(sample.get(name, absent))
                 continue
-            stored = encode(sample[name], sample["__key__"], name) if name in sample else absent
+            stored = encode(sample[name], sample[KEY], name) if name in sample else absent
             if type_id == TypeId.IMAGE:
                 mode, width, height, data, reason = stored
                 row += (mode, width, height)
@@ -156,7 +156,7 @@ class BetonWriter(ShardWriter):
                 data = stored
             size = len(data)
             if size > MAX_VALUE:
-                raise _too_large(size, sample["__key__"], name)
+                raise _too_large(size, sample[KEY], name)
             # FFCV finds a value's size by its pointer, so an empty one has a byte of its own.
             ptr = place(end, size or 1)
             chunks += zeros(ptr - end)
@@ -297,13 +297,6 @@ _ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
     Json: _json,
     Text: _text,
 }
-
-
-def _key(key: str) -> bytes:
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
 
 
 def _too_large(size: int, key: str, name: str) -> SampleError:

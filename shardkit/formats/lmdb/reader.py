@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypedDict
 import msgpack
 
 from shardkit.byte_source import IN_MEMORY
-from shardkit.checked import Count, checked, damaged, parse
+from shardkit.checked import Count, checked, damaged, of_version
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats.base import KEY, ShardReader
@@ -202,13 +202,7 @@ class LmdbReader(ShardReader):
         return index
 
 
-class _Version(TypedDict):
-    """Of our own entry: others are not looked at."""
-
-    shardkit_lmdb: Any
-
-
-class _About(_Version):
+class _About(TypedDict):
     """Our own entry."""
 
     samples: Count
@@ -221,25 +215,16 @@ def _about(tree: Tree) -> _About | None:
     entry = tree.get(ABOUT)
     if entry is None:
         return None
+    what, where = f"the entry {ABOUT.decode()}", {"path": tree.path, "offset": entry.offset}
+    found = of_version(VERSION, "shardkit_lmdb", tree.read(entry.offset, entry.size), what, **where)
     try:
-        found = parse(tree.read(entry.offset, entry.size))
-        version = checked(_Version, found)["shardkit_lmdb"]
-        if version == VERSION:
-            about = checked(_About, found)
-            Schema.from_json(about["schema"])
-            return about
+        about = checked(_About, found)
+        Schema.from_json(about["schema"])
+        return about
     except FormatError as error:  # a type that this version does not know
-        raise error.located(path=tree.path, offset=entry.offset) from error.__cause__
+        raise error.located(**where) from error.__cause__
     except ValueError as error:
-        where = {"path": tree.path, "offset": entry.offset}
-        raise damaged(f"the entry {ABOUT.decode()}", error, **where) from error
-    raise FormatError(
-        "the LMDB is of another version",
-        path=tree.path,
-        expected=f"version {VERSION}",
-        found=f"version {version!r:.60}",
-        fix="use the shardkit that wrote it, or a newer one",
-    )
+        raise damaged(what, error, **where) from error
 
 
 def _is_number(key: bytes) -> bool:

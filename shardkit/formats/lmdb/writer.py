@@ -20,7 +20,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import ShardWriter
+from shardkit.formats.base import KEY, ShardWriter, key_bytes
 from shardkit.formats.lmdb.layout import (
     BIG,
     BRANCH,
@@ -39,25 +39,11 @@ from shardkit.formats.lmdb.layout import (
 )
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import (
-    Array,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-    images_in,
-)
+from shardkit.schema import Array, FieldType, Json, Schema, images_in
 from shardkit.storage import Chunk
 
 _BUFFER = 1 << 18  # bytes gathered before a write
 _LARGEST = 2**32 - 1  # bytes of a value
-_FEW = 512  # bytes that are cheaper to copy than to write from where they are
 
 
 class LmdbWriter(ShardWriter):
@@ -71,9 +57,6 @@ class LmdbWriter(ShardWriter):
         self._schema = schema
         self._classes = classes
         self._max_bytes = max_bytes
-        self._fields = [
-            (name, _packed(name), kind, _ENCODERS[type(kind)]) for name, kind in schema.items()
-        ]
         self._samples = 0
         self._closed = False
         storage.make_folder(path.parent)
@@ -88,11 +71,11 @@ class LmdbWriter(ShardWriter):
         self._leaves: list[tuple[bytes, int]] = []  # first key and page
 
     def write(self, sample: Sample) -> bool:
-        chunks = self._pack(sample)
-        return self.put(chunks, sum(map(len, chunks)), sample["__key__"])
+        return self.put(self._pack(sample), sample[KEY])
 
-    def put(self, chunks: Sequence[Chunk], size: int, key: str | None = None) -> bool:
-        """Add a sample whose value is packed already; False if it is too much for the shard."""
+    def put(self, value: bytes, key: str | None = None) -> bool:
+        """Add a sample that is packed already; False if it is too much for the shard."""
+        size = len(value)
         if size > _LARGEST:
             raise SampleError(
                 "the sample is too large for LMDB",
@@ -102,7 +85,7 @@ class LmdbWriter(ShardWriter):
             )
         if self._max_bytes is not None and self._samples and self._after(size) > self._max_bytes:
             return False
-        self._add(b"%012d" % self._samples, chunks, size)
+        self._add(b"%012d" % self._samples, value)
         self._samples += 1
         if self._buffered >= _BUFFER:
             self._flush()
@@ -121,7 +104,7 @@ class LmdbWriter(ShardWriter):
             }
         ).encode()
         with self._file:
-            self._add(ABOUT, [about], len(about))
+            self._add(ABOUT, about)
             self._close_leaf()
             database = self._branches()
             self._flush()
@@ -129,40 +112,30 @@ class LmdbWriter(ShardWriter):
             metas = meta_page(0, None, 1) + meta_page(1, database, last)
             storage.rewrite(self._file, 0, metas)
 
-    def _pack(self, sample: Sample) -> list[Chunk]:
-        """The sample as a msgpack map; large values stay the objects they are."""
-        key = sample["__key__"]
+    def _pack(self, sample: Sample) -> bytes:
+        """The sample as a msgpack map."""
+        key, name, value = sample[KEY], KEY, None
+        key_bytes(key)
+        stored = {KEY: key}
         try:
-            text = key.encode()
-        except UnicodeEncodeError:
-            raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
-        small = bytearray(_map_header(len(sample)) + _KEY + _packed_text(text))
-        chunks: list[Chunk] = []
-        for name, packed_name, kind, encode in self._fields:
-            if name not in sample:
-                continue
-            value = sample[name]
-            for image in images_in(kind, value):
-                checked(image, key, name)
-            small += packed_name
-            try:
-                head, body = encode(value)
-            except (ValueError, OverflowError) as error:  # a lone surrogate in text, say
-                raise SampleError(
-                    f"the value cannot be stored: {error}",
-                    key=key,
-                    field=name,
-                    found=_shown(value),
-                ) from error
-            small += head
-            if len(body) < _FEW:
-                small += body
-            else:
-                chunks += (bytes(small), body)
-                small.clear()
-        if small:
-            chunks.append(bytes(small))
-        return chunks
+            for name, kind in self._schema.items():
+                if name in sample:
+                    value = sample[name]
+                    for image in images_in(kind, value):
+                        checked(image, key, name)
+                    encode = _ENCODERS.get(type(kind))
+                    stored[name] = value if encode is None else encode(value)
+            return _packed(stored)
+        except (ValueError, OverflowError) as error:
+            for field, each in stored.items():  # which holds a lone surrogate, say?
+                with contextlib.suppress(ValueError, OverflowError):
+                    _packed(each)
+                    continue
+                name, value = field, sample[field]
+                break
+            raise SampleError(
+                f"the value cannot be stored: {error}", key=key, field=name, found=_shown(value)
+            ) from error
 
     def _after(self, size: int) -> int:
         """Bytes of the file, at most, if a value of `size` bytes is added and it is closed then."""
@@ -170,19 +143,19 @@ class LmdbWriter(ShardWriter):
         pages = overflow_pages(size) + 1 + 2 + leaves // 100 + 3 + len(str(self._schema)) // PAGE
         return (self._next + pages) * PAGE
 
-    def _add(self, key: bytes, chunks: Sequence[Chunk], size: int) -> None:
+    def _add(self, key: bytes, value: bytes) -> None:
+        size = len(value)
         if NODE + len(key) + size > NODE_MAX:
             first, pages = self._next, overflow_pages(size)
             self._next += pages
             self._overflows += pages
-            self._buffer.append(overflow_header.pack(first, 0, OVERFLOW, pages))
-            self._buffer += chunks
-            self._buffer.append(bytes(pages * PAGE - HEADER - size))
+            header = overflow_header.pack(first, 0, OVERFLOW, pages)
+            self._buffer += (header, value, bytes(pages * PAGE - HEADER - size))
             self._buffered += pages * PAGE
-            flags, stored = BIG, first.to_bytes(8, "little")
+            flags, value = BIG, first.to_bytes(8, "little")
         else:
-            flags, stored = 0, b"".join(chunks)
-        node = node_header.pack(size & 0xFFFF, size >> 16, flags, len(key)) + key + stored
+            flags = 0
+        node = node_header.pack(size & 0xFFFF, size >> 16, flags, len(key)) + key + value
         self._put_node(node + b"\0" * (len(node) % 2), key)
 
     def _put_node(self, node: bytes, key: bytes) -> None:
@@ -245,8 +218,7 @@ def join(
             reader = LmdbReader(part, {"schema": schema.to_json()})
             with contextlib.closing(reader):
                 for position in range(len(reader)):
-                    value = reader.value(position)
-                    writer.put([value], len(value))
+                    writer.put(reader.value(position))
     finally:
         writer.close()
 
@@ -269,7 +241,11 @@ def _branch_node(key: bytes, child: int) -> bytes:
     return node + b"\0" * (len(node) % 2)
 
 
-# --- msgpack, in two pieces: what is small, and the bytes of a value where they are ---------------
+# --- values --------------------------------------------------------------------------------------
+
+
+def _packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value))
 
 
 def _shown(value: Any) -> str:
@@ -279,65 +255,5 @@ def _shown(value: Any) -> str:
     return f"{value!r:.60}"
 
 
-def _packed(value: Any) -> bytes:
-    return bytes(msgpack.packb(value, use_bin_type=True))
-
-
-_KEY = _packed("__key__")
-
-
-def _map_header(fields: int) -> bytes:
-    if fields < 16:
-        return bytes([0x80 | fields])
-    if fields < 1 << 16:
-        return b"\xde" + fields.to_bytes(2, "big")
-    return b"\xdf" + fields.to_bytes(4, "big")
-
-
-def _text_header(size: int) -> bytes:
-    if size < 32:
-        return bytes([0xA0 | size])
-    for tag, width in ((0xD9, 1), (0xDA, 2), (0xDB, 4)):
-        if size < 1 << 8 * width:
-            return bytes([tag]) + size.to_bytes(width, "big")
-    raise OverflowError("more than 4 GiB of text")
-
-
-def _bytes_header(size: int) -> bytes:
-    for tag, width in ((0xC4, 1), (0xC5, 2), (0xC6, 4)):
-        if size < 1 << 8 * width:
-            return bytes([tag]) + size.to_bytes(width, "big")
-    raise OverflowError("more than 4 GiB")
-
-
-def _packed_text(text: bytes) -> bytes:
-    return _text_header(len(text)) + text
-
-
-_Encoder = Callable[[Any], tuple[bytes, bytes]]
-
-
-def _plain(value: Any) -> tuple[bytes, bytes]:
-    return _packed(value), b""
-
-
-def _bytes(value: bytes) -> tuple[bytes, bytes]:
-    return _bytes_header(len(value)), value
-
-
-def _text(value: str) -> tuple[bytes, bytes]:
-    text = value.encode()
-    return _text_header(len(text)), text
-
-
-_ENCODERS: dict[type[FieldType], _Encoder] = {
-    Int: _plain,
-    Float: _plain,
-    Bool: _plain,
-    Bytes: _bytes,
-    Image: _bytes,
-    Images: lambda value: (b"", _packed(value)),
-    Text: _text,
-    Json: lambda value: _text(JsonText.of(value)),
-    Array: lambda value: _bytes(dump_array(value)),
-}
+# What msgpack holds in place of values; all others are stored as they are.
+_ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {Json: JsonText.of, Array: dump_array}
