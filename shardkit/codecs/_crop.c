@@ -609,121 +609,6 @@ static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Im
     return done;
 }
 
-/* --- headers: as header.py reads them --------------------------------------------------------- */
-
-typedef struct {
-    int width, height, orientation, plain, chroma, profile;
-} Header;
-
-static unsigned two(const uint8_t *at)
-{
-    return (unsigned)at[0] << 8 | at[1];
-}
-
-static int frame(const uint8_t *data, size_t size, size_t at, int marker, Header *header)
-{
-    if (at + 6 > size) {
-        return 0;
-    }
-    int components = data[at + 5];
-    if (at + 6 + 3 * (size_t)components > size + 1) {
-        return 0;
-    }
-    header->height = (int)two(data + at + 1);
-    header->width = (int)two(data + at + 3);
-    header->plain = marker <= 0xC2 && data[at] == 8 && (components == 1 || components == 3);
-    if (components == 3 && data[at + 10] == 0x11 && data[at + 13] == 0x11) {
-        int luma = data[at + 7];
-        header->chroma =
-            luma == 0x11 || luma == 0x21 || luma == 0x22 || luma == 0x12 || luma == 0x41;
-    }
-    header->plain = header->plain && (components == 1 || header->chroma);
-    return 1;
-}
-
-static unsigned number(const uint8_t *at, int bytes, int little)
-{
-    unsigned found = 0;
-    for (int n = 0; n < bytes; n++) {
-        found = found << 8 | at[little ? bytes - 1 - n : n];
-    }
-    return found;
-}
-
-static int exif_orientation(const uint8_t *tiff, size_t size)
-{
-    static const uint8_t entry[2][8] = {{1, 0x12, 0, 3, 0, 0, 0, 1}, {0x12, 1, 3, 0, 1, 0, 0, 0}};
-    int little = size >= 2 && tiff[0] == 'I' && tiff[1] == 'I';
-    if (size < 8 || (!little && (tiff[0] != 'M' || tiff[1] != 'M'))) {
-        return 1;
-    }
-    unsigned long long at = number(tiff + 4, 4, little);
-    if (at + 2 > size) {
-        return 1;
-    }
-    unsigned count = number(tiff + at, 2, little);
-    for (at += 2; count > 0 && at + 10 <= size; count--, at += 12) {
-        if (memcmp(tiff + at, entry[little], 8) == 0) {
-            unsigned found = number(tiff + at + 8, 2, little);
-            return found >= 1 && found <= 8 ? (int)found : 1;
-        }
-    }
-    return 1;
-}
-
-static int starts_with(const uint8_t *data, size_t size, size_t at, const char *what, size_t length)
-{
-    return at + length <= size && memcmp(data + at, what, length) == 0;
-}
-
-/* Whether there is a header. */
-static int read_header(const uint8_t *data, size_t size, Header *header)
-{
-    memset(header, 0, sizeof *header);
-    header->orientation = 1;
-    if (!starts_with(data, size, 0, "\xff\xd8\xff", 3)) {
-        return 0;
-    }
-    size_t at = 2;
-    while (at + 4 <= size && data[at] == 0xFF) {
-        int marker = data[at + 1];
-        size_t start = at + 4, stop = at + 2 + two(data + at + 2);
-        if (marker == 0xFF) {
-            at += 1;
-        } else if (marker == 1 || (marker >= 0xD0 && marker <= 0xD8)) {
-            at += 2;
-        } else if (marker == 0xD9) {
-            return 0;
-        } else if (marker == 0xDA) {
-            return header->width > 0 && header->height > 0;
-        } else {
-            int is_frame = marker >= 0xC0 && marker <= 0xCF && marker % 4 != 0;
-            if ((is_frame || marker == 0xC0) && !frame(data, size, start, marker, header)) {
-                return 0;
-            } else if (marker == 0xE1 && starts_with(data, size, start, "Exif\0\0", 6)) {
-                size_t end = stop < size ? stop : size;
-                header->orientation =
-                    start + 6 < end ? exif_orientation(data + start + 6, end - start - 6) : 1;
-            } else if (marker == 0xE2 && starts_with(data, size, start, "ICC_PROFILE\0", 12)) {
-                header->profile = 1;
-            }
-            at = stop;
-        }
-    }
-    return 0;
-}
-
-/* 1 if it may be cropped, 2 if that depends on its profile. */
-static int kind_of(const uint8_t *data, size_t size, unsigned long long most, Header *header)
-{
-    if (!read_header(data, size, header) || !header->plain || header->orientation != 1 ||
-        (unsigned long long)header->width * header->height > most ||
-        data[size - 2] != 0xFF || data[size - 1] != 0xD9) {
-        return 0;
-    }
-    return header->profile ? 2 : 1;
-}
-
 /* --- for Python ------------------------------------------------------------------------------- */
 
 /* The words of crop.py. */
@@ -935,45 +820,6 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
     return ended(&call);
 }
 
-/* It keeps the lock: this is done sooner than a lock that was let go would come back. */
-static PyObject *py_headers(PyObject *module, PyObject *args)
-{
-    PyObject *images, *found_array;
-    unsigned long long most;
-    Call call;
-    (void)module;
-    memset(&call, 0, sizeof call);
-    if (!PyArg_ParseTuple(args, "OOK", &images, &found_array, &most)) {
-        return NULL;
-    }
-    call.inputs = PySequence_Fast(images, "images are a sequence");
-    if (call.inputs == NULL) {
-        return NULL;
-    }
-    call.held = PyMem_New(Py_buffer, 2);
-    if (call.held == NULL) {
-        PyErr_NoMemory();
-        return ended(&call);
-    }
-    call.count = PySequence_Fast_GET_SIZE(call.inputs);
-    size_t bytes = (size_t)call.count * 3 * sizeof(int32_t);
-    int32_t *found = array_of(&call, found_array, PyBUF_WRITABLE, bytes);
-    for (Py_ssize_t n = 0; n < call.count && found; n++, found += 3) {
-        Header header;
-        const Py_buffer *data =
-            hold(&call, PySequence_Fast_GET_ITEM(call.inputs, n), PyBUF_SIMPLE);
-        if (data == NULL) {
-            break;
-        }
-        int kind = kind_of(data->buf, (size_t)data->len, most, &header);
-        found[0] = kind ? header.width : 0;
-        found[1] = kind ? header.height : 0;
-        found[2] = kind;
-        PyBuffer_Release(&call.held[--call.held_count]);
-    }
-    return ended(&call);
-}
-
 #define LEVELS (256 * CHANNELS)
 
 #define LOOK_UP(name, type)                                                                        \
@@ -1031,7 +877,6 @@ static PyObject *py_use_avx2(PyObject *module, PyObject *wanted)
 }
 
 static PyMethodDef methods[] = {
-    {"headers", py_headers, METH_VARARGS, NULL},
     {"crop_jpegs", py_crop_jpegs, METH_VARARGS, NULL},
     {"crop_pixels", py_crop_pixels, METH_VARARGS, NULL},
     {"look_up", py_look_up, METH_VARARGS, NULL},

@@ -4,7 +4,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-def headers(images: Sequence[bytes], found: npt.NDArray[np.int32], max_pixels: int, /) -> None: ...
 def crop_jpegs(
     images: Sequence[bytes],
     jobs: npt.NDArray[np.int32],

@@ -14,8 +14,7 @@ import numpy as np
 
 from shardkit.codecs.color import ProfileError, to_srgb
 from shardkit.codecs.extension import _crop
-from shardkit.codecs.header import read_header
-from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.header import Header
 from shardkit.codecs.jpeg import reduction
 from shardkit.options import MAX_PIXELS
 
@@ -33,27 +32,27 @@ _T = TypeVar("_T")
 # to), and whether that is mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
 
-_PROFILE = 2  # an image that may be taken if its profile changes nothing
 _CHROMA = ("444", "422", "420", "440", "411")
 _INK = ("CMYK", "YCCK")
 _END = b"\xff\xd9"
 
 
-def headers(images: Sequence[bytes]) -> npt.NDArray[np.int32]:
-    """Width, height, and 1 for each image that `crop_jpegs` may take; three zeros for others.
+def can_crop(data: bytes, header: Header) -> bool:
+    """Whether `crop_jpegs` may take an image.
 
     It takes an upright JPEG of grey or YCbCr, of 8 bits, that ends where a JPEG ends and needs no
-    conversion to sRGB.
+    conversion to sRGB. `header` is what `read_header` says of `data`.
     """
-    found = np.zeros((len(images), 3), np.int32)
-    if _crop is None:
-        for row, data in zip(found, images, strict=True):
-            row[:] = _header(data)
-        return found
-    _crop.headers(images, found, MAX_PIXELS)
-    for n in np.flatnonzero(found[:, 2] == _PROFILE).tolist():
-        found[n] = _header(images[n])
-    return found
+    if header.format != "jpeg" or header.oddity or header.orientation != 1:
+        return False
+    if header.colour != "GRAY" and header.chroma not in _CHROMA:
+        return False
+    if header.width * header.height > MAX_PIXELS or not data.endswith(_END):
+        return False
+    try:
+        return header.profile is None or to_srgb(header.profile, header.colour) is None
+    except ProfileError:
+        return False
 
 
 def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:
@@ -122,22 +121,6 @@ def look_up(pixels: Pixels, table: npt.NDArray[Any], out: npt.NDArray[Any]) -> N
 
 
 # --- without the extension -----------------------------------------------------------------------
-
-
-def _header(data: bytes) -> tuple[int, int, int]:
-    try:
-        header = read_header(data)
-        if header.profile is not None and to_srgb(header.profile, header.colour) is not None:
-            return 0, 0, 0
-    except (NotAnImageError, ProfileError):
-        return 0, 0, 0
-    jpeg = header.format == "jpeg" and data.endswith(_END) and not header.oddity
-    known = header.colour == "GRAY" or header.chroma in _CHROMA
-    if not (jpeg and known and header.orientation == 1):
-        return 0, 0, 0
-    if header.width * header.height > MAX_PIXELS:
-        return 0, 0, 0
-    return header.width, header.height, 1
 
 
 def _each(images: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[int], Pixels]]:

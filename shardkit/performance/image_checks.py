@@ -33,7 +33,7 @@ from shardkit.transforms.draws import Draws
 from shardkit.transforms.steps import (
     CenterCrop,
     Decode,
-    Placing,
+    Geometric,
     RandomResizedCrop,
     Resize,
     Transform,
@@ -233,7 +233,7 @@ def _decoding(stream: Stream) -> Decoding:
     found: Decoding = {}
     for given, steps in (stream.options.transforms or {}).items():
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
-        decoding = list(takewhile(lambda step: isinstance(step, Placing | Decode), every))
+        decoding = list(takewhile(lambda step: isinstance(step, Geometric | Decode), every))
         name = given[0] if isinstance(given, tuple) else given
         if decoding and isinstance(stream.samples.schema[name], Image):
             found[given] = decoding

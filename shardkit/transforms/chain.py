@@ -22,23 +22,23 @@ from shardkit.sample import Sample
 from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.images import ImageBatch, SizeError, TooLargeError
-from shardkit.transforms.masks import mask_values, placed
-from shardkit.transforms.place import Place
+from shardkit.transforms.masks import cut_mask, mask_values
 from shardkit.transforms.steps import (
     BFLOAT16,
     CenterCrop,
+    Geometric,
     Normalize,
-    Placing,
     RandomResizedCrop,
     Resize,
     Size,
     Transform,
 )
+from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's place in its group
+    Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's index in its group
     Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
 
 _thread = threading.local()
@@ -60,7 +60,7 @@ class Group:
     draws: Draws
 
     def without(self, failed: Mapping[int, Failed]) -> Group:
-        """The group without those that failed, by their places in it."""
+        """The group without those that failed, by their indexes in it."""
         left = [n for n in range(len(self.rows)) if n not in failed]
         columns = [[column[n] for n in left] for column in self.columns]
         return Group([self.rows[n] for n in left], columns, self.draws.of(left))
@@ -71,7 +71,7 @@ class Job:
     """Transforms of images that one call does; without any, images are only decoded."""
 
     stream: int  # of random numbers
-    steps: tuple[Placing, ...] = ()
+    steps: tuple[Geometric, ...] = ()
 
     def takes(self, step: Transform) -> bool:
         """Whether another transform can be a part of it: at most one crop or resize, then one
@@ -89,53 +89,53 @@ class Job:
         return size
 
     def run(self, group: Group, size: Size | None, make: Make) -> dict[int, Failed]:
-        """Put pixels in the place of images, and values in that of masks.
+        """Replace images by pixels, and masks by values.
 
         `size` is what all have to come out in, if that is known.
         """
         images = ImageBatch.of(group.columns[0])
         failed = {number: Failed(error) for number, error in images.errors.items()}
-        places = {}
-        for number, place in enumerate(self._places(images, group.draws)):
+        windows = {}
+        for number, window in enumerate(self._windows(images, group.draws)):
             if number not in failed:
                 try:
-                    places[number] = _checked(place, size)
+                    windows[number] = _checked(window, size)
                 except NotAnImageError as error:
                     failed[number] = Failed(error)
-        out = {n: make(n, (place.rows, place.columns)) for n, place in places.items()}
-        failed.update((n, Failed(error)) for n, error in images.cut(places, out).items())
+        out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
+        failed.update((n, Failed(error)) for n, error in images.cut(windows, out).items())
         for field, column in enumerate(group.columns[1:], 1):
             for number, value in enumerate(column):
                 if number not in failed:
                     try:
                         mask = mask_values(value, images.header(number))
-                        column[number] = placed(mask, places[number])
+                        column[number] = cut_mask(mask, windows[number])
                     except NotAnImageError as error:
                         failed[number] = Failed(error, field)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
 
-    def _places(self, images: ImageBatch, draws: Draws) -> list[Place]:
-        places = [Place.whole(width, height) for width, height in images.sizes]
+    def _windows(self, images: ImageBatch, draws: Draws) -> list[Window]:
+        windows = [Window.whole(width, height) for width, height in images.sizes]
         drawn = draws.uniform(self.stream, sum(step.numbers for step in self.steps)).tolist()
-        for number, place in enumerate(places):
+        for number, window in enumerate(windows):
             if number not in images.errors:
                 first = 0
                 for step in self.steps:
-                    step.place(place, drawn[number][first : first + step.numbers])
+                    step.apply(window, drawn[number][first : first + step.numbers])
                     first += step.numbers
-        return places
+        return windows
 
 
-def _checked(place: Place, size: Size | None) -> Place:
+def _checked(window: Window, size: Size | None) -> Window:
     """Raise NotAnImageError for what cannot come out, or not in the size that is expected."""
-    if size is not None and (place.rows, place.columns) != size:
+    if size is not None and (window.rows, window.columns) != size:
         raise SizeError(
-            f"{place.columns:,} x {place.rows:,} pixels instead of {size[1]:,} x {size[0]:,}"
+            f"{window.columns:,} x {window.rows:,} pixels instead of {size[1]:,} x {size[0]:,}"
         )
-    if place.pixels > MAX_PIXELS:
-        raise TooLargeError(f"{place.full_width:,} x {place.full_height:,} after resizing")
-    return place
+    if window.pixels > MAX_PIXELS:
+        raise TooLargeError(f"{window.full_width:,} x {window.full_height:,} after resizing")
+    return window
 
 
 Stage = Job | Normalize | Call
@@ -230,8 +230,8 @@ class Chain:
             else:
                 failed = {}
                 _normalize(stage, group, self._maker(number, group, out, stage.stored))
-            for place, failure in failed.items():
-                row = group.rows[place]
+            for index, failure in failed.items():
+                row = group.rows[index]
                 errors[row] = _of_sample(failure, _given(samples, row)["__key__"], self.fields)
             if failed:
                 group = group.without(failed)
@@ -249,24 +249,24 @@ class Chain:
         following = self.stages[number + 1 : number + 2]
         if not following and name in self.outputs and name in out:
             batch = out[name]
-            return lambda place, _: batch[group.rows[place]]
+            return lambda index, _: batch[group.rows[index]]
         if size is not None and following and isinstance(following[0], Normalize):
             between = _between(len(group.rows), size)
-            return lambda place, _: between[place]
+            return lambda index, _: between[index]
         return lambda _, some_size: np.empty((*some_size, 3), dtype)
 
     def _call(self, call: Call, group: Group) -> dict[int, Failed]:
         failed = {}
-        for place in range(len(group.rows)):
+        for index in range(len(group.rows)):
             names = zip(self.fields, group.columns, strict=True)
-            values = {name: column[place] for name, column in names}
+            values = {name: column[index] for name, column in names}
             try:
-                made = call(values, self.by_name, group.draws, place)
+                made = call(values, self.by_name, group.draws, index)
             except ShardkitError as error:
-                failed[place] = Failed(error)
+                failed[index] = Failed(error)
                 continue
             for name, column in zip(self.fields, group.columns, strict=True):
-                column[place] = made[name]
+                column[index] = made[name]
         return failed
 
     def _hand_out(
@@ -287,8 +287,8 @@ class Chain:
 
 
 def _normalize(step: Normalize, group: Group, make: Make) -> None:
-    for place, pixels in enumerate(group.columns[0]):
-        group.columns[0][place] = made = make(place, pixels.shape[:2])
+    for index, pixels in enumerate(group.columns[0]):
+        group.columns[0][index] = made = make(index, pixels.shape[:2])
         step(pixels, made)
 
 

@@ -1,4 +1,4 @@
-"""Pixels of many images at once, cropped, resized and mirrored into the places they go to.
+"""Pixels of many images at once, cropped, resized and mirrored into rows of a batch.
 
 A value is an encoded image or its pixels. Plain JPEGs go through one call that decodes only what
 is needed; all others are decoded strictly, one by one.
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.codecs.crop import crop_jpegs, crop_pixels, headers
+from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError
 from shardkit.codecs.pixels import ppm_header, to_rgb
 from shardkit.options import MAX_PIXELS
-from shardkit.transforms.place import Place
+from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -55,37 +55,34 @@ class ImageBatch:
 
     values: Sequence[Any]
     sizes: list[tuple[int, int]]  # width and height of each, upright
-    plain: list[bool]  # JPEGs that `crop_jpegs` may take
-    headers: dict[int, Header]  # of other encoded images
+    headers: dict[int, Header]  # of encoded images
     errors: Errors
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> ImageBatch:
-        values = [_as_pixels(value) for value in values]
-        encoded = [value if isinstance(value, bytes) else b"" for value in values]
-        found = headers(encoded).tolist()
-        sizes = [(width, height) for width, height, _ in found]
-        made = cls(values, sizes, [plain == 1 for _, _, plain in found], {}, {})
-        for number, is_plain in enumerate(made.plain):
-            if not is_plain:
-                try:
-                    sizes[number] = made._look_at(number)
-                except NotAnImageError as error:
-                    made.errors[number] = error
+        made = cls([_as_pixels(value) for value in values], [], {}, {})
+        for number in range(len(values)):
+            try:
+                made.sizes.append(made._look_at(number))
+            except NotAnImageError as error:
+                made.sizes.append((0, 0))
+                made.errors[number] = error
         return made
 
     def header(self, number: int) -> Header:
         """What a mask has to know of its image."""
         return self.headers.get(number) or Header("", *self.sizes[number])
 
-    def cut(self, places: Mapping[int, Place], out: Mapping[int, Pixels]) -> Errors:
+    def cut(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
         """Write images to the arrays that `out` has for them; returns those that fail."""
-        inside = {n: place.clipped() if place.beyond else place for n, place in places.items()}
+        inside = {n: window.clipped() if window.beyond else window for n, window in windows.items()}
         within = {
-            n: out[n] if place is places[n] else np.empty((place.rows, place.columns, 3), np.uint8)
-            for n, place in inside.items()
+            n: out[n]
+            if window is windows[n]
+            else np.empty((window.rows, window.columns, 3), np.uint8)
+            for n, window in inside.items()
         }
-        jobs = {n: place.job() for n, place in inside.items()}
+        jobs = {n: window.job() for n, window in inside.items()}
         errors: Errors = {}
         left = self._all_plain(jobs, within)
         arrays = [number for number in left if isinstance(self.values[number], np.ndarray)]
@@ -102,13 +99,13 @@ class ImageBatch:
                 errors[number] = error
             else:
                 crop_pixels([pixels], np.array([jobs[number]], np.int32), [within[number]])
-        for number, place in places.items():
+        for number, window in windows.items():
             if within[number] is not out[number] and number not in errors:
-                _with_margins(within[number], place, out[number])
+                _with_margins(within[number], window, out[number])
         return errors
 
     def _look_at(self, number: int) -> tuple[int, int]:
-        """Width and height of what is no plain JPEG."""
+        """Width and height of an image, upright. Raises NotAnImageError."""
         value = self.values[number]
         if isinstance(value, bytes):
             header = self.headers[number] = read_header(value)
@@ -125,7 +122,7 @@ class ImageBatch:
         self, jobs: Mapping[int, tuple[int, ...]], out: Mapping[int, Pixels]
     ) -> list[int]:
         """Cut all that one call can do; returns the numbers of the others."""
-        plain = [number for number in jobs if self.plain[number]]
+        plain = [n for n in jobs if n in self.headers and can_crop(self.values[n], self.headers[n])]
         if not plain:
             return list(jobs)
         done = crop_jpegs(
@@ -151,11 +148,11 @@ def _as_pixels(value: Any) -> Any:
     return pixels.reshape(header.height, header.width, 3)
 
 
-def _with_margins(inner: Pixels, place: Place, out: Pixels) -> None:
+def _with_margins(inner: Pixels, window: Window, out: Pixels) -> None:
     """Put the part of a window that is inside of the image between black margins."""
     height, width, _ = inner.shape
-    left, top = max(-place.left, 0), max(-place.top, 0)
-    if place.flip:
-        left = place.columns - left - width
+    left, top = max(-window.left, 0), max(-window.top, 0)
+    if window.flip:
+        left = window.columns - left - width
     out[:] = 0
     out[top : top + height, left : left + width] = inner

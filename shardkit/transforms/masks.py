@@ -11,7 +11,7 @@ from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError
 from shardkit.preprocess.geometry import Geometry
 from shardkit.preprocess.masks import MaskError, mask_of, values_of
-from shardkit.transforms.place import Place
+from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,13 +50,13 @@ def mask_values(value: Any, image: Header) -> Values:
     return mask
 
 
-def placed(mask: Values, place: Place) -> Values:
+def cut_mask(mask: Values, window: Window) -> Values:
     """A mask where its image goes: nearest values, and 0 in margins."""
     columns, no_columns = _sources(
-        place.x, place.width, place.full_width, place.left, place.columns
+        window.x, window.width, window.full_width, window.left, window.columns
     )
-    rows, no_rows = _sources(place.y, place.height, place.full_height, place.top, place.rows)
-    if place.flip:
+    rows, no_rows = _sources(window.y, window.height, window.full_height, window.top, window.rows)
+    if window.flip:
         columns, no_columns = columns[::-1], no_columns[::-1]
     made: Values = mask[rows][:, columns]
     made[no_rows] = 0

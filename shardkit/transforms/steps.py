@@ -18,7 +18,7 @@ import numpy as np
 from shardkit.codecs.crop import look_up
 from shardkit.errors import UsageError
 from shardkit.options import check_choice
-from shardkit.transforms.place import Place
+from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,7 +47,7 @@ class Transform:
 
 
 @dataclass(frozen=True, repr=False)
-class Placing(Transform):
+class Geometric(Transform):
     """Base of those that say where pixels go, some by random numbers from 0 up to 1."""
 
     numbers: ClassVar[int] = 0  # how many of those
@@ -56,7 +56,7 @@ class Placing(Transform):
         """The size that comes out, as far as that of the image and the options tell it."""
         return size
 
-    def place(self, place: Place, drawn: Sequence[float]) -> None:
+    def apply(self, window: Window, drawn: Sequence[float]) -> None:
         raise NotImplementedError
 
 
@@ -69,11 +69,11 @@ class Decode(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomResizedCrop(Placing):
+class RandomResizedCrop(Geometric):
     """A random part of the image, resized.
 
     Its area is between `scale` of the image's, its aspect between `ratio`, in a logarithmic
-    measure. Where ten tries fit into no place, it is the largest part in the centre whose aspect is
+    measure. Where none of ten tries fits, it is the largest part in the centre whose aspect is
     allowed.
     """
 
@@ -91,8 +91,8 @@ class RandomResizedCrop(Placing):
     def known(self, size: Size | None) -> Size | None:
         return _height_width(self.size)
 
-    def place(self, place: Place, drawn: Sequence[float]) -> None:
-        width, height = place.columns, place.rows
+    def apply(self, window: Window, drawn: Sequence[float]) -> None:
+        width, height = window.columns, window.rows
         least, most = math.log(self.ratio[0]), math.log(self.ratio[1])
         for by_area, by_aspect in zip(drawn[2::2], drawn[3::2], strict=True):
             area = width * height * _between(*self.scale, by_area)
@@ -104,8 +104,8 @@ class RandomResizedCrop(Placing):
         else:
             w, h = self._largest(width, height)
             x, y = (width - w) // 2, (height - h) // 2
-        place.crop(x, y, w, h)
-        place.resize(*_width_height(self.size))
+        window.crop(x, y, w, h)
+        window.resize(*_width_height(self.size))
 
     def _largest(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the largest part whose aspect is allowed."""
@@ -118,7 +118,7 @@ class RandomResizedCrop(Placing):
 
 
 @dataclass(frozen=True, repr=False)
-class Resize(Placing):
+class Resize(Geometric):
     """The image in another size, antialiased: a number is the shorter side."""
 
     size: int | tuple[int, int]
@@ -129,11 +129,11 @@ class Resize(Placing):
     def known(self, size: Size | None) -> Size | None:
         return self.size if isinstance(self.size, tuple) else size and self._scaled(*size)
 
-    def place(self, place: Place, drawn: Sequence[float]) -> None:
+    def apply(self, window: Window, drawn: Sequence[float]) -> None:
         if isinstance(self.size, tuple):
-            place.resize(*_width_height(self.size))
+            window.resize(*_width_height(self.size))
         else:
-            place.resize(*self._scaled(place.columns, place.rows))
+            window.resize(*self._scaled(window.columns, window.rows))
 
     def _scaled(self, one: int, other: int) -> tuple[int, int]:
         """Both sides, the shorter of which gets the size; the longer one is rounded down."""
@@ -143,7 +143,7 @@ class Resize(Placing):
 
 
 @dataclass(frozen=True, repr=False)
-class CenterCrop(Placing):
+class CenterCrop(Geometric):
     """The middle of the image; black margins where the image is smaller."""
 
     size: int | tuple[int, int]
@@ -154,13 +154,13 @@ class CenterCrop(Placing):
     def known(self, size: Size | None) -> Size | None:
         return _height_width(self.size)
 
-    def place(self, place: Place, drawn: Sequence[float]) -> None:
+    def apply(self, window: Window, drawn: Sequence[float]) -> None:
         width, height = _width_height(self.size)
-        place.window(_margin(place.columns, width), _margin(place.rows, height), width, height)
+        window.cut(_margin(window.columns, width), _margin(window.rows, height), width, height)
 
 
 @dataclass(frozen=True, repr=False)
-class RandomHorizontalFlip(Placing):
+class RandomHorizontalFlip(Geometric):
     """The image mirrored left to right, with probability `p`."""
 
     p: float = 0.5
@@ -171,8 +171,8 @@ class RandomHorizontalFlip(Placing):
         if not _is_number(self.p) or not 0 <= self.p <= 1:
             raise UsageError("p must be a probability, from 0 to 1", found=repr(self.p))
 
-    def place(self, place: Place, drawn: Sequence[float]) -> None:
-        place.flip ^= drawn[0] < self.p
+    def apply(self, window: Window, drawn: Sequence[float]) -> None:
+        window.flip ^= drawn[0] < self.p
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from shardkit.schema import Array, FieldType, Image, Schema
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, Stage
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.steps import Normalize, Placing, Size, Transform
+from shardkit.transforms.steps import Geometric, Normalize, Size, Transform
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -176,7 +176,7 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
         if not isinstance(last, Job) or not last.takes(step):
             last = Job(number)
             stages.append(last)
-        if isinstance(step, Placing):
+        if isinstance(step, Geometric):
             stages[-1] = replace(last, steps=(*last.steps, step))
         elif isinstance(step, Normalize):
             stages.append(step)

@@ -19,6 +19,7 @@ import shardkit.torch
 from shardkit.cli import group
 from shardkit.cli.doctor import command
 from shardkit.clock import Spent
+from shardkit.codecs.image import probe
 from shardkit.errors import SampleError, UsageError
 from shardkit.performance import doctor as doctoring
 from shardkit.performance import findings, runs
@@ -52,7 +53,8 @@ class Machine:
         decode = images.crop_jpegs
 
         def counted(encoded: Any, *rest: Any) -> Any:
-            self.cost("decode", 1e-8 * int(np.prod(images.headers(encoded)[:, :2], axis=1).sum()))
+            sizes = [probe(data)[1:] for data in encoded]
+            self.cost("decode", 1e-8 * sum(width * height for width, height in sizes))
             return decode(encoded, *rest)
 
         patch.setattr(images, "crop_jpegs", counted)

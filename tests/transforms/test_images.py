@@ -26,7 +26,7 @@ from shardkit.transforms import (
     Resize,
     Transforms,
 )
-from shardkit.transforms.place import Place
+from shardkit.transforms.window import Window
 from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.transforms.chunks import (
@@ -53,16 +53,16 @@ def by_pillow(
     """What steps without chance do, one after the other."""
     for step in steps:
         width, height = image.size
-        place = Place.whole(width, height)
-        step.place(place, [0.5] * step.numbers)
+        window = Window.whole(width, height)
+        step.apply(window, [0.5] * step.numbers)
         if isinstance(step, RandomHorizontalFlip):
             image = image.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
         elif isinstance(step, CenterCrop):
-            box = place.left, place.top, place.left + place.columns, place.top + place.rows
+            box = window.left, window.top, window.left + window.columns, window.top + window.rows
             image = image.crop(box)  # 0 beyond its edges
         else:
-            box = place.x, place.y, place.x + place.width, place.y + place.height
-            image = image.crop(box).resize((place.columns, place.rows), filter)
+            box = window.x, window.y, window.x + window.width, window.y + window.height
+            image = image.crop(box).resize((window.columns, window.rows), filter)
     return np.asarray(image)
 
 
@@ -94,9 +94,9 @@ def test_a_random_crop_is_cropped_resized_and_mirrored(format: str) -> None:
     found = applied({"image": [step, RandomHorizontalFlip()]}, samples, schema)
     numbers = draws_of(40).uniform(0, step.numbers + 1)
     for image, sample, row in zip(images, found, numbers.tolist(), strict=True):
-        place = Place.whole(*image.size)
-        step.place(place, row[:-1])
-        box = place.x, place.y, place.x + place.width, place.y + place.height
+        window = Window.whole(*image.size)
+        step.apply(window, row[:-1])
+        box = window.x, window.y, window.x + window.width, window.y + window.height
         expected = np.asarray(image.crop(box).resize((40, 32), BILINEAR))
         assert_alike(sample["image"], expected[:, :: -1 if row[-1] < 0.5 else 1])
     assert 10 < (numbers[:, -1] < 0.5).sum() < 30
@@ -335,9 +335,9 @@ def test_a_mask_has_the_nearest_of_its_own_values(mode: str) -> None:
         found = applied({("image", "mask"): [step, FLIP]}, [pair(mode=mode)], BOTH, turn=turn)[0][
             "mask"
         ]
-        place = Place.whole(120, 80)
-        step.place(place, draws_of(1, turn=turn).uniform(0, step.numbers)[0].tolist())
-        box = place.x, place.y, place.x + place.width, place.y + place.height
+        window = Window.whole(120, 80)
+        step.apply(window, draws_of(1, turn=turn).uniform(0, step.numbers)[0].tolist())
+        box = window.x, window.y, window.x + window.width, window.y + window.height
         expected = PIL.Image.fromarray(values).crop(box).resize((41, 30), NEAREST)
         np.testing.assert_array_equal(found, np.asarray(expected)[:, ::-1])
 

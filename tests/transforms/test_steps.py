@@ -25,8 +25,8 @@ from shardkit.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from shardkit.transforms.place import Place
-from shardkit.transforms.steps import Placing, to_bfloat16
+from shardkit.transforms.steps import Geometric, to_bfloat16
+from shardkit.transforms.window import Window
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)
@@ -95,10 +95,10 @@ def test_options_that_make_no_sense_are_refused(make: Any, words: str) -> None:
 # --- where pixels go -----------------------------------------------------------------------------
 
 
-def placed(step: Placing, width: int, height: int, *drawn: float) -> Place:
-    place = Place.whole(width, height)
-    step.place(place, drawn)
-    return place
+def placed(step: Geometric, width: int, height: int, *drawn: float) -> Window:
+    window = Window.whole(width, height)
+    step.apply(window, drawn)
+    return window
 
 
 def theirs(
@@ -151,8 +151,8 @@ def test_crops_are_distributed_as_torchvisions_are(
     step = RandomResizedCrop(224, **options)
     draws = Draws(3, np.zeros(count, np.int64), np.arange(count))
     drawn = draws.uniform(0, step.numbers).tolist()
-    places = [placed(step, *size, *row) for row in drawn]
-    ours = np.array([(p.x, p.y, p.width, p.height) for p in places], np.float64)
+    windows = [placed(step, *size, *row) for row in drawn]
+    ours = np.array([(p.x, p.y, p.width, p.height) for p in windows], np.float64)
     uniform = random.Random(5).uniform
     others = np.array(
         [theirs(*size, step.scale, step.ratio, uniform) for _ in range(count)], np.float64
@@ -177,8 +177,8 @@ def test_crops_are_distributed_as_torchvisions_are(
 
 
 def test_crops_fill_the_size_asked_for() -> None:
-    place = placed(RandomResizedCrop((20, 30)), 64, 48, *[0.5] * 22)
-    assert (place.full_width, place.full_height) == (place.columns, place.rows) == (30, 20)
+    window = placed(RandomResizedCrop((20, 30)), 64, 48, *[0.5] * 22)
+    assert (window.full_width, window.full_height) == (window.columns, window.rows) == (30, 20)
 
 
 @given(SIDES, SIDES, st.floats(0.05, 20), st.floats(1, 20))
@@ -186,9 +186,9 @@ def test_where_no_try_fits_the_crop_is_torchvisions(
     width: int, height: int, least: float, factor: float
 ) -> None:
     step = RandomResizedCrop(8, scale=(40, 50), ratio=(least, least * factor))
-    place = placed(step, width, height, *[0.5] * 22)
+    window = placed(step, width, height, *[0.5] * 22)
     expected = theirs(width, height, step.scale, step.ratio, random.Random(0).uniform)
-    found = (place.x, place.y, place.width, place.height)
+    found = (window.x, window.y, window.width, window.height)
     if min(expected[2:]) > 0:  # where torchvision leaves no pixel, we leave one
         assert found == expected
     assert min(found[2:]) > 0
@@ -198,29 +198,34 @@ def test_where_no_try_fits_the_crop_is_torchvisions(
 def test_the_shorter_side_is_resized_as_torchvision_rounds(
     width: int, height: int, size: int
 ) -> None:
-    place = placed(Resize(size), width, height)
+    window = placed(Resize(size), width, height)
     short, long = (width, height) if width <= height else (height, width)
     sides = size, int(size * long / short)
     expected = sides if width <= height else sides[::-1]
-    assert (place.full_width, place.full_height) == (place.columns, place.rows) == expected
+    assert (window.full_width, window.full_height) == (window.columns, window.rows) == expected
     assert Resize(size).known((height, width)) == expected[::-1]
 
 
 def test_both_sides_are_resized_as_told() -> None:
-    place = placed(Resize((20, 30)), 64, 48)
-    assert (place.columns, place.rows) == (30, 20)
+    window = placed(Resize((20, 30)), 64, 48)
+    assert (window.columns, window.rows) == (30, 20)
     assert Resize((20, 30)).known(None) == (20, 30)
     assert Resize(20).known(None) is None
 
 
 @given(SIDES, SIDES, SIDES, SIDES)
 def test_the_middle_is_torchvisions(width: int, height: int, columns: int, rows: int) -> None:
-    place = placed(CenterCrop((rows, columns)), width, height)
+    window = placed(CenterCrop((rows, columns)), width, height)
     left = (columns - width) // 2 if columns > width else 0  # padding, and then the crop
     top = (rows - height) // 2 if rows > height else 0
     x = round((max(width, columns) - columns) / 2.0)
     y = round((max(height, rows) - rows) / 2.0)
-    assert (place.left, place.top, place.columns, place.rows) == (x - left, y - top, columns, rows)
+    assert (window.left, window.top, window.columns, window.rows) == (
+        x - left,
+        y - top,
+        columns,
+        rows,
+    )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
@@ -239,12 +244,14 @@ def test_flips_before_and_after_a_window_are_those_of_pixels(
     first = placed(CenterCrop((1, size)), width, 1).left
     row = np.array([row[n] if 0 <= n < width else 0 for n in range(first, first + size)])
     row = row[:: -1 if after else 1]
-    place = Place.whole(width, 1)
-    RandomHorizontalFlip(float(before)).place(place, [0])
-    CenterCrop((1, size)).place(place, [])
-    RandomHorizontalFlip(float(after)).place(place, [0])
-    found = [n + 1 if 0 <= n < width else 0 for n in range(place.left, place.left + place.columns)]
-    np.testing.assert_array_equal(found[:: -1 if place.flip else 1], row)
+    window = Window.whole(width, 1)
+    RandomHorizontalFlip(float(before)).apply(window, [0])
+    CenterCrop((1, size)).apply(window, [])
+    RandomHorizontalFlip(float(after)).apply(window, [0])
+    found = [
+        n + 1 if 0 <= n < width else 0 for n in range(window.left, window.left + window.columns)
+    ]
+    np.testing.assert_array_equal(found[:: -1 if window.flip else 1], row)
 
 
 # --- normalising ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where the pixels of an image go, in whole numbers: crop, resize, window, flip.
+"""Which pixels of an image are taken, and where they go: crop, resize, window, flip.
 
 Plain numbers of one image: for the few that a thread works on at a time, arrays take longer.
 """
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 
 @dataclass
-class Place:
+class Window:
     """A crop of the image, resized, and a window of that, which may reach beyond its edges.
 
-    The window has its place before anything is mirrored. The first fields are those of
+    The window is counted before anything is mirrored. The first fields are those of
     `codecs.crop.JOB`.
     """
 
@@ -29,7 +29,7 @@ class Place:
     rows: int
 
     @classmethod
-    def whole(cls, width: int, height: int) -> Place:
+    def whole(cls, width: int, height: int) -> Window:
         """An image as it is."""
         return cls(0, 0, width, height, width, height, 0, 0, False, width, height)
 
@@ -41,7 +41,7 @@ class Place:
         """Give another size to an image of which at most a part was taken."""
         self.full_width, self.full_height = self.columns, self.rows = width, height
 
-    def window(self, left: int, top: int, width: int, height: int) -> None:
+    def cut(self, left: int, top: int, width: int, height: int) -> None:
         """Take a part of all that comes out; or more, where numbers are negative."""
         self.left = self.columns - width - left if self.flip else left
         self.top = top
@@ -49,8 +49,9 @@ class Place:
 
     @property
     def pixels(self) -> int:
-        """How many there are at most, on the way or at the end."""
-        return max(self.full_width * self.full_height, self.columns * self.rows)
+        """How many there are at most: resized along the rows, along both sides, or at the end."""
+        full = self.full_width * max(self.full_height, self.height)
+        return max(full, self.columns * self.rows)
 
     @property
     def beyond(self) -> bool:
@@ -59,7 +60,7 @@ class Place:
         outside = self.left < 0 or self.top < 0
         return outside or right > self.full_width or bottom > self.full_height
 
-    def clipped(self) -> Place:
+    def clipped(self) -> Window:
         """With a window that ends at the edges."""
         left, top = max(self.left, 0), max(self.top, 0)
         columns = min(self.left + self.columns, self.full_width) - left
