@@ -243,7 +243,7 @@ def _dataset_and_loader(
         return StreamingDataset(dataset, **options), None
     from torch.utils.data import DataLoader
 
-    from shardkit.torch import StreamingDataset as ForTorch
+    from shardkit.stream.torch_loader import StreamingDataset as ForTorch
 
     made = ForTorch(dataset, **options)
     return made, DataLoader(made, batch_size=None, num_workers=workers, persistent_workers=True)

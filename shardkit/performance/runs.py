@@ -137,7 +137,7 @@ def loader_like(dataloader: DataLoader[Any]) -> Loader:
 
     Raises UsageError for a DataLoader of something else than a StreamingDataset.
     """
-    from shardkit.torch import Loader as ForTorch
+    from shardkit.stream.torch_loader import Loader as ForTorch
 
     dataset: Any = dataloader.dataset
     if not isinstance(dataset, StreamingDataset):
@@ -161,7 +161,7 @@ def dataloader_like(
     """
     from torch.utils.data import DataLoader
 
-    from shardkit.torch import StreamingDataset as ForTorch
+    from shardkit.stream.torch_loader import StreamingDataset as ForTorch
 
     options = dict(vars(loader.dataset.options))
     batching: dict[str, Any] = {"batch_size": None}

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import keys, real_keys, same, write_documents, write_photos, write_tokens
 
@@ -147,7 +148,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: self)
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
-        monkeypatch.setattr("shardkit.torch._moved", self.moved)
+        monkeypatch.setattr("shardkit.stream.torch_loader._moved", self.moved)
 
     def stream(self, stream):
         self.done.append("on own stream")
@@ -173,7 +174,7 @@ class FakeGpu:
 
 def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    copies = shardkit.torch._Copies(torch.device("cuda", 0))
+    copies = torch_loader._Copies(torch.device("cuda", 0))
     batch = {"image": torch.ones(2, 3), "__key__": ["a", "b"]}
     begun = copies.begun(batch)
     assert gpu.done == ["on own stream", "copy", "event"]

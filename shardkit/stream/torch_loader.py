@@ -1,0 +1,410 @@
+"""Streaming into torch: `StreamingDataset` for its own DataLoader, and the faster `Loader`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.options import check_choice
+from shardkit.stream import dataset as streaming
+from shardkit.stream import loader as loading
+from shardkit.stream import state as states
+from shardkit.stream.batches import Batch, Take
+from shardkit.stream.schedule import Progress
+from shardkit.stream.stream import Source, Stream
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_FETCHING = "torch.utils.data._utils.fetch"  # what a DataLoader asks a dataset by
+
+
+class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
+    """A dataset for `torch.utils.data.DataLoader`, whose workers share the work.
+
+    With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)` batches are
+    made inside, so that the number of workers changes nothing; without it samples come, and the
+    DataLoader puts those of each worker into batches. Each iteration is the next epoch, with any
+    kind of workers. torchdata's StatefulDataLoader saves and continues it, with as many workers.
+    """
+
+    def __init__(self, source: Source, **options: Any) -> None:
+        super().__init__(source, **options)
+        self._epochs = _Epochs()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is; workers that run already hear of it."""
+        super().set_epoch(epoch)
+        self._epochs.restart(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_twice()
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        epoch = self._epochs.begin(worker.seed - worker.id if worker else None)
+        return _Position(self, epoch, number, workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_twice()  # a worker that is spawned does not see who starts it
+        return super().__getstate__()
+
+    def _refuse_twice(self) -> None:
+        """Raise UsageError where others are about to split, or to batch, once more."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_globals.get("__name__"), frame.f_code.co_name
+            if code == ("accelerate.data_loader", "__iter__") and self.world().size > 1:
+                raise UsageError(
+                    "Accelerate would split over the ranks what is split over them already",
+                    expected="one of the two to do it",
+                    fix="iterate a shardkit.torch.Loader, or the DataLoader itself, without"
+                    " accelerator.prepare; or let Accelerate do it:"
+                    " StreamingDataset(..., rank=0, world_size=1)",
+                )
+            fetcher = frame.f_locals.get("self") if code[0] == _FETCHING else None
+            if getattr(fetcher, "auto_collation", False) and self.options.batched:
+                raise UsageError(
+                    "the DataLoader would make batches of what are batches already",
+                    expected="one of the two to make them",
+                    fix="DataLoader(dataset, batch_size=None, ...), which is best; or no"
+                    " batch_size, global_batch_size or batching in StreamingDataset",
+                )
+            frame = frame.f_back  # type: ignore[assignment]
+
+
+class _Position:
+    """One worker's way through an epoch; its state is that of torchdata's StatefulDataLoader."""
+
+    def __init__(self, dataset: StreamingDataset, epoch: int, worker: int, workers: int) -> None:
+        self._dataset = dataset
+        self._worker, self._workers = worker, workers
+        self._identity = {**dataset.stream.identity, "workers": workers}
+        self._start(epoch, Progress(), 0)
+
+    def _start(self, epoch: int, progress: Progress, number: int) -> None:
+        self._epoch, self._progress, self._number = epoch, progress, number
+        self._made = self._dataset.iterate(epoch, progress, number, self._worker, self._workers)
+
+    def __iter__(self) -> _Position:
+        return self
+
+    def __next__(self) -> Any:
+        self._number, self._progress, made = next(self._made)
+        owned = made if self._dataset.options.batched else _owned(made)
+        return _tensors(owned, self._dataset.stream)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = states.save(self._identity, self._epoch, self._progress)
+        return {**state, "number": self._number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        schedule = self._dataset.schedule()
+        epoch, progress = states.load(state, self._identity, schedule)
+        number = states.whole(state, "number")
+        if number > schedule.steps(epoch) or schedule.progress(epoch, number) != progress:
+            raise states.refused("number", number, "that of the batches up to there")
+        self._start(epoch, progress, number)
+        self._dataset._epochs.restart(epoch + 1)
+
+
+class _Epochs:
+    """Counts epochs over the workers of a DataLoader, which may be new for each or stay.
+
+    A table in shared memory says which epoch each of the last iterations is. Workers of the same
+    iteration know it by the seed that the DataLoader gave all of them and by how often they have
+    begun; the first of them writes it down, and those that come at the same time write the same.
+    """
+
+    _ROWS = 8
+
+    def __init__(self) -> None:
+        # Rows of seed, times begun, epoch + 1; the last row has the first epoch of all.
+        table = torch.zeros((self._ROWS + 1, 3), dtype=torch.int64)
+        self._table: torch.Tensor = table.share_memory_()  # type: ignore[no-untyped-call]
+        self._begun = 0  # by this process
+
+    def begin(self, seed: int | None) -> int:
+        """The epoch of the iteration that this process begins; `seed` is that of a worker."""
+        self._begun += 1
+        table = self._table.numpy()
+        name = [-1 if seed is None else seed, self._begun]
+        seen = table.copy()
+        while (table != seen).any():  # another worker is writing
+            seen = table.copy()
+        for *known, behind in seen[:-1].tolist():
+            if behind and known == name:
+                return int(behind) - 1
+        epoch = max(int(seen[-1, 2]), int(seen[:-1, 2].max()))
+        row = table[epoch % self._ROWS]
+        row[2] = 0
+        row[:2] = name
+        row[2] = epoch + 1  # last: from here on the row counts
+        return epoch
+
+    def restart(self, epoch: int) -> None:
+        """The next iteration is this epoch."""
+        table = self._table.numpy()
+        table[:] = 0
+        table[-1, 2] = epoch
+
+
+class Loader(loading.Loader):
+    __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
+        """
+    Arrays come as tensors: images (batch, 3, height, width) in channels_last order, integers
+    that torch cannot count with (uint16, uint32, uint64) as int64.
+    """
+    )
+
+    def __init__(
+        self,
+        source: streaming.StreamingDataset | Source,
+        *,
+        to: str = "torch",
+        pin_memory: bool = False,
+        device: str | torch.device | None = None,
+        **options: Any,
+    ) -> None:
+        """`source` and `options` are those of `shardkit.stream.Loader`, and of `StreamOptions`.
+
+        to: "torch", or "numpy" for arrays as that class gives them.
+        pin_memory: make batches in page-locked memory, from which a copy to a GPU runs beside work.
+        device: copy batches there; to a GPU from page-locked memory, while earlier ones are used.
+        """
+        self.to, self.device = to, None if device is None else _found(device)
+        check_choice(self, "to", ("torch", "numpy"))
+        if to == "numpy" and (pin_memory or device is not None):
+            raise UsageError('arrays stay where they are: no pin_memory or device with to="numpy"')
+        self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
+        self._pinned = pin_memory or self._copies is not None
+        if self._pinned and not torch.cuda.is_available():
+            warnings.warn(
+                "there is no GPU: pin_memory has no effect", ShardkitWarning, stacklevel=2
+            )
+            self._pinned = False
+        super().__init__(source, **options)
+        self.dataset = _Numbered.of(self.dataset)
+
+    # What others take out of a DataLoader: Lightning, to set the epoch; Accelerate's
+    # skip_first_batches, by which transformers' Trainer continues, to make one that begins later.
+
+    num_workers = 0
+    prefetch_factor = None
+
+    @property
+    def sampler(self) -> _Numbers:
+        """The numbers of an epoch's batches."""
+        return _Numbers(self)
+
+    batch_sampler = sampler
+
+    @staticmethod
+    def collate_fn(batch: Batch) -> Batch:
+        """The batch as it is."""
+        return batch
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that are the loader's own, and not its dataset's."""
+        own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
+        return {**super().settings, **own}
+
+    def _memory(self) -> Take:
+        return _page_locked if self._pinned else super()._memory()
+
+    def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return _countable(dtype) if self.to == "torch" else super()._dtype(dtype)
+
+    def _convert(self, batch: Batch) -> Batch:
+        if self.to == "numpy":
+            return super()._convert(batch)
+        tensors = _tensors(batch, self.dataset.stream)
+        if self._copies is not None:
+            return self._copies.begun(tensors)
+        if self.device is not None:
+            return {name: _moved(value, self.device) for name, value in tensors.items()}
+        return tensors
+
+    def _deliver(self, batch: Batch) -> Batch:
+        return batch if self._copies is None else self._copies.finished(batch)
+
+
+class _Numbers:
+    """A Loader's sampler: for each batch of its epoch a function that makes it.
+
+    The first that is called decides where to begin, so that those before cost nothing.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch of the training comes next; a state that was just loaded says it better."""
+        if not self._loader._loaded:
+            self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Callable[[], Batch]]:
+        loader = self._loader
+        batches: loading.Iteration | None = None
+
+        def make(number: int) -> Batch:
+            nonlocal batches
+            if batches is None:
+                loader._skip_to(number)
+                batches = iter(loader)
+            return next(batches)
+
+        try:
+            for number in range(len(loader)):
+                yield partial(make, number)
+        finally:
+            if batches is not None:
+                batches.close()
+
+
+class _Numbered(streaming.StreamingDataset):
+    """A Loader's dataset as others see it: so many samples, and batches for what _Numbers gives."""
+
+    @classmethod
+    def of(cls, dataset: streaming.StreamingDataset) -> _Numbered:
+        """The same dataset, as one of these."""
+        made = cls.__new__(cls)
+        made.__dict__.update({k: v for k, v in vars(dataset).items() if k != "_epochs"})
+        return made
+
+    def __len__(self) -> int:
+        """The samples of all ranks in an epoch."""
+        return self.stream.order.samples
+
+    def __getitems__(self, make: object) -> Any:
+        """The batch. Raises UsageError where a DataLoader asks for samples by index."""
+        if callable(make):
+            return make()
+        raise UsageError(
+            "a Loader's dataset has no samples by index",
+            fix="iterate the Loader itself; a DataLoader takes a shardkit.torch.StreamingDataset",
+        )
+
+    __getitem__ = __getitems__
+
+
+class _Copies:
+    """Copies to a GPU on a stream of their own, beside what the GPU does with earlier batches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Page-locked batches that are still read from: their memory must not be used again.
+        self._sources: deque[tuple[torch.cuda.Event, Batch]] = deque()
+
+    def begun(self, batch: Batch) -> Batch:
+        """Begin to copy a batch; called by any thread."""
+        with torch.cuda.stream(self._stream):
+            copied = {name: _moved(value, self._device) for name, value in batch.items()}
+            event = self._stream.record_event()
+        self._sources.append((event, batch))
+        return copied | {"__copied__": event}
+
+    def finished(self, batch: Batch) -> Batch:
+        """The batch, for the thread that uses it: its stream waits for the copy, not the thread."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(batch.pop("__copied__"))
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                value.record_stream(current)
+        while self._sources and self._sources[0][0].query():  # type: ignore[no-untyped-call]
+            self._sources.popleft()
+        return batch
+
+
+def _found(device: str | torch.device) -> torch.device:
+    """The device. Raises UsageError where there is none such."""
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:  # of whatever kind, by device and build of torch
+        raise UsageError(
+            f"there is no device {str(device)!r}: {str(error).splitlines()[0]}",
+            found=f"torch {torch.__version__}, {torch.cuda.device_count()} CUDA devices",
+            fix='leave device= out, or say device="cpu"',
+        ) from error
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+
+def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Memory that a GPU can copy from by itself.
+
+    It is torch's to use again: it alone knows which copies still read from what nobody refers to.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
+
+
+def _tensors(batch: Batch, stream: Stream) -> Batch:
+    """A batch, or a sample, with tensors for arrays."""
+    made: Batch = {}
+    images, halves = stream.images, stream.transforms.halves
+    for name, value in batch.items():
+        image, half = name in images, name in halves
+        if isinstance(value, np.ndarray):
+            made[name] = _tensor(value, image, half)
+        elif name != "__key__" and _has_arrays(value):
+            made[name] = [
+                _tensor(v, image, half) if isinstance(v, np.ndarray) else v for v in value
+            ]
+        else:
+            made[name] = value
+    return made
+
+
+def _has_arrays(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(v, np.ndarray) for v in value)
+
+
+def _tensor(value: npt.NDArray[Any], image: bool, half: bool) -> torch.Tensor:
+    if not value.flags.writeable:
+        value = value.copy()
+    if half:
+        tensor = _shared(value).view(torch.bfloat16)
+    else:
+        tensor = _shared(value.astype(_countable(value.dtype), copy=False))
+    # Channels first by shape and strides; the memory stays as it is, which is channels_last.
+    return tensor.movedim(-1, -3) if image else tensor
+
+
+def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor of an array's memory: of a tensor's memory one that torch knows to be that."""
+    tensor = torch.from_numpy(value)
+    owner = getattr(value.base, "base", None)
+    if not isinstance(owner, torch.Tensor):
+        return tensor
+    offset = (tensor.data_ptr() - owner.data_ptr()) // tensor.itemsize
+    storage = owner.untyped_storage()
+    return tensor.new_empty(0).set_(storage, offset, tensor.shape, tensor.stride())
+
+
+def _owned(sample: Batch) -> Batch:
+    """A sample whose arrays are no parts of a batch, which workers would send as a whole."""
+    return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in sample.items()}
+
+
+def _countable(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of this machine that torch can count with."""
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        return np.dtype(np.int64)
+    return dtype.newbyteorder("=")
