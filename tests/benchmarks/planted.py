@@ -23,7 +23,7 @@ import numpy as np
 import simplejpeg
 
 import shardkit
-from shardkit import storage
+from shardkit.byte_source import LocalFile
 from shardkit.performance.doctor import Diagnosis, doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.runs import dataloader_like, run
@@ -38,17 +38,17 @@ STEP = 2e-6  # seconds that a model takes for a token, padding included
 @contextmanager
 def throttled() -> Iterator[None]:
     """Every value that is read comes late, as from a network."""
-    whole = storage.PreadFile.__getitem__
+    whole = LocalFile._read
 
-    def late(self: storage.PreadFile, place: slice) -> bytes:
+    def late(self: LocalFile, offset: int, length: int) -> bytes:
         time.sleep(LATE)
-        return whole(self, place)
+        return whole(self, offset, length)
 
-    storage.PreadFile.__getitem__ = late  # type: ignore[method-assign]
+    LocalFile._read = late  # type: ignore[method-assign]
     try:
         yield
     finally:
-        storage.PreadFile.__getitem__ = whole  # type: ignore[method-assign]
+        LocalFile._read = whole  # type: ignore[method-assign]
 
 
 def slow(pixels: Any) -> Any:

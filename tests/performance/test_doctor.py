@@ -106,15 +106,15 @@ def test_a_run_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatch
 def test_late_storage_is_named_first(
     photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardkit import storage
+    from shardkit.byte_source import LocalFile
 
-    whole = storage.PreadFile.__getitem__
+    whole = LocalFile._read
 
-    def late(self: storage.PreadFile, place: slice) -> bytes:
+    def late(self: LocalFile, offset: int, length: int) -> bytes:
         machine.cost("read", 0.005, waiting=True)
-        return whole(self, place)
+        return whole(self, offset, length)
 
-    monkeypatch.setattr(storage.PreadFile, "__getitem__", late)
+    monkeypatch.setattr(LocalFile, "_read", late)
     loader = Loader(photos, batch_size=8, transforms=CROP)
     found = doctor(loader, seconds=SECONDS)
     assert found.findings[0].cause == "storage"
@@ -122,7 +122,7 @@ def test_late_storage_is_named_first(
     assert found.findings[0].settings == {"cache": "memory"}  # beside which threads give less
     assert found.findings[1].settings == {"threads": 64, "prefetch": 64}
     assert found.findings[1].gain == pytest.approx(16, rel=0.1)
-    assert loader.epoch == 0  # its own place stays
+    assert loader.epoch == 0  # its own position stays
     assert len(list(loader.with_options(**found.findings[0].settings))) == 8
 
 
