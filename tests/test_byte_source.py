@@ -168,3 +168,7 @@ def test_threads_read_what_is_theirs(blob: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda place: file.read(*place), places))
     assert all(part == data[s : s + n] for part, (s, n) in zip(found, places, strict=True))
+
+
+def test_the_flag_is_that_of_the_system() -> None:
+    assert getattr(os, "RWF_NOWAIT", byte_source._NO_WAIT) == byte_source._NO_WAIT
