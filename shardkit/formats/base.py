@@ -102,7 +102,10 @@ class ShardReader(ABC):
             return self.read(position, fields, json_text)
         except Exception as error:
             found = self._named(error, position, fields, json_text)
-            raise found from found.__cause__
+            try:
+                raise found from found.__cause__
+            finally:
+                del found  # its traceback would hold this frame, and so the open shard, in a cycle
 
     def _named(
         self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
@@ -121,17 +124,23 @@ class ShardReader(ABC):
                 break
         if not isinstance(error, ShardkitError | OSError):
             kind = self.schema.get(culprit) if culprit is not None else None
-            found = SampleError(
-                f"a value is damaged: {error}",
-                offset=None if culprit is None else self._offset(position, culprit),
-                expected="a key" if kind is None else kind.python,
+            cause, error = (
+                error,
+                SampleError(
+                    f"a value is damaged: {error}",
+                    offset=None if culprit is None else self._offset(position, culprit),
+                    expected="a key" if kind is None else kind.python,
+                ),
             )
-            found.__cause__ = error
-            error = found
+            error.__cause__ = cause
+            del cause
         where = {"position": position, "key": key, "field": culprit}
-        if isinstance(error, ShardkitError):
-            error = error.located(path=self.path, **where)
-        return storage.unreadable(error, self.path, position)
+        try:
+            if isinstance(error, ShardkitError):
+                error = error.located(path=self.path, **where)
+            return storage.unreadable(error, self.path, position)
+        finally:
+            del error  # as in `sample`
 
     def _offset(self, position: int, field: str) -> int | None:
         with contextlib.suppress(Exception):
