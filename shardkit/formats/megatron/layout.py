@@ -62,7 +62,8 @@ def field_of(schema: Schema) -> tuple[str, Array]:
     """The only field, of tokens; raises FormatError for any other schema."""
     if len(schema) == 1:
         ((name, kind),) = schema.items()
-        if isinstance(kind, Array) and kind.dtype and _is_flat(kind) and not kind.optional:
+        flat = isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
+        if isinstance(kind, Array) and flat and kind.dtype and not kind.optional:
             return name, kind
     raise FormatError(
         "a Megatron file holds one field, of whole numbers in a row, and nothing else",
@@ -70,10 +71,6 @@ def field_of(schema: Schema) -> tuple[str, Array]:
         found=", ".join(f"{name}: {kind}" for name, kind in schema.items()) or "no field",
         fix=_fix(schema),
     )
-
-
-def _is_flat(kind: Array) -> bool:
-    return kind.shape is None or len(kind.shape) == 1
 
 
 def _fix(schema: Schema) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
-from shardkit.formats.base import ShardWriter
+from shardkit.formats.base import KEY, ShardWriter
 from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import (
     CODES,
@@ -60,7 +60,10 @@ class MegatronWriter(ShardWriter):
         self._keys_file = storage.create(keys_path(path))
 
     def write(self, sample: Sample) -> bool:
-        key = _encoded_key(sample["__key__"])
+        try:
+            key = sample[KEY].encode()
+        except UnicodeEncodeError:
+            raise SampleError("the key is not valid Unicode", key=ascii(sample[KEY])) from None
         tokens = self._checked(sample)
         size = self._size + tokens.nbytes
         total = size + index_size(len(self._lengths) + 1)
@@ -80,25 +83,20 @@ class MegatronWriter(ShardWriter):
     def _checked(self, sample: Sample) -> npt.NDArray[Any]:
         """The tokens as they are stored."""
         tokens: npt.NDArray[Any] = sample[self._field]
-        expected = None
-        if tokens.ndim != 1:
-            what, expected = "tokens stand in a row", "an array of one dimension"
-        elif len(tokens) > MAX_TOKENS:
-            what, expected = "a document is too long", f"at most {MAX_TOKENS:,} tokens"
-        else:
-            try:
-                check_range(tokens, self._dtype)
-            except ValueError as error:
-                what = f"a token does not fit the type that Megatron has for it: {error}"
-            else:
-                return tokens.astype(self._dtype, copy=False)
-        raise SampleError(
-            what,
-            key=sample["__key__"],
-            field=self._field,
-            expected=expected,
-            found=f"an array of {tokens.dtype} {tokens.shape}",
-        )
+        try:
+            if tokens.ndim != 1:
+                raise ValueError("tokens stand in a row: an array of one dimension")
+            if len(tokens) > MAX_TOKENS:
+                raise ValueError(f"a document is too long: it may have {MAX_TOKENS:,} tokens")
+            check_range(tokens, self._dtype)
+        except ValueError as error:
+            raise SampleError(
+                f"Megatron cannot store these tokens: {error}",
+                key=sample[KEY],
+                field=self._field,
+                found=f"an array of {tokens.dtype} {tokens.shape}",
+            ) from None
+        return tokens.astype(self._dtype, copy=False)
 
     def close(self) -> None:
         if self._closed:
@@ -167,18 +165,10 @@ def _write_index(
 ) -> None:
     """The `.idx` of documents of one sequence each, side by side in the `.bin`."""
     with storage.create(index_path(path)) as file:
-        header = HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)
-        storage.write(file, [header])
+        storage.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
         for chunk in lengths():
             storage.write(file, [chunk.astype("<i4").tobytes()])
         for starts in sums_before(lengths()):
             storage.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
         for first, stop in chunks(samples + 1):
             storage.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
-
-
-def _encoded_key(key: str) -> bytes:
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import ShardWriter
+from shardkit.formats.base import KEY, ShardWriter
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import (
     BLOCK,
@@ -55,23 +55,31 @@ class WdsWriter(ShardWriter):
         self._file = storage.create(path)
 
     def write(self, sample: Sample) -> bool:
-        name = _member_name(sample["__key__"])
+        key = sample[KEY]
+        name = _member_name(key)
         start = at = self._size
         chunks: list[bytes] = []
         row: list[int] = []
+        pixels: tuple[int, ...]
         for field in self._fields:
             if field.name not in sample:
                 row += field.absent
                 continue
-            payload = sample[field.name]
+            payload, pixels = sample[field.name], ()
             if field.encode is None:
-                info = checked(payload, sample["__key__"], field.name)
-                extension = field.extensions[info.format]
-                pixels: tuple[int, ...] = info[1:]
+                info = checked(payload, key, field.name)
+                extension, pixels = field.extensions[info.format], info[1:]
             else:
-                payload = _encoded(field, payload, sample["__key__"])
+                try:
+                    payload = field.encode(payload)
+                except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
+                    raise SampleError(
+                        f"the value cannot be stored: {error}",
+                        key=key,
+                        field=field.name,
+                        found=f"{payload!r:.60}",
+                    ) from error
                 extension = field.extensions[""]
-                pixels = ()
             size = len(payload)
             head = header(name + extension, size)
             at += len(head)
@@ -79,11 +87,11 @@ class WdsWriter(ShardWriter):
             chunks += (head, payload, padding(size))
             at += size + -size % BLOCK
         if not chunks:
-            raise SampleError("a TAR cannot hold a sample without fields", key=sample["__key__"])
+            raise SampleError("a TAR cannot hold a sample without fields", key=key)
         if self._max_bytes is not None and self._rows and at + len(END) > self._max_bytes:
             return False
-        if ODD.search(sample["__key__"]):
-            blank = _BLANK.search(sample["__key__"])
+        if ODD.search(key):
+            blank = _BLANK.search(key)
             self.keys["blanks" if blank else "characters outside of ASCII"] += 1
         # A name over 100 bytes stands in one piece in the member before, one block in.
         name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
@@ -127,11 +135,9 @@ def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
 
 
 def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
-    data = io.BytesIO()
-    np.save(data, index)
     storage.make_folder(index_path(path).parent)
     with storage.create(index_path(path)) as file:
-        storage.write(file, [data.getvalue()])
+        storage.write(file, [dump_array(index)])
 
 
 class _Field(NamedTuple):
@@ -147,33 +153,16 @@ def _fields(schema: Schema) -> list[_Field]:
     fields = []
     for name, endings in names.extensions(schema).items():
         kind = schema[name]
-        if isinstance(kind, Image):
-            by_format = {format: _ending(endings, suffix) for format, suffix in SUFFIX_OF.items()}
+        first, *_ = dotted = [b"." + ending.encode() for ending in endings]
+        if isinstance(kind, Image):  # a field with one extension keeps it for all formats
+            by_suffix = {e.rpartition(".")[2]: d for e, d in zip(endings, dotted, strict=True)}
+            by_format = {
+                format: by_suffix.get(suffix, first) for format, suffix in SUFFIX_OF.items()
+            }
             fields.append(_Field(name, None, by_format, (0, 0, 0, 0)))
         else:
-            encode = ENCODERS[type(kind)]
-            fields.append(_Field(name, encode, {"": b"." + endings[0].encode()}, (0, 0)))
+            fields.append(_Field(name, ENCODERS[type(kind)], {"": first}, (0, 0)))
     return fields
-
-
-def _ending(endings: list[str], suffix: str) -> bytes:
-    """The extension for an image's format; a field with one extension keeps it for all."""
-    if len(endings) == 1:
-        return b"." + endings[0].encode()
-    return b"." + next(e for e in endings if e.rpartition(".")[2] == suffix).encode()
-
-
-def _encoded(field: _Field, value: Any, key: str) -> bytes:
-    assert field.encode is not None
-    try:
-        return field.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate in text, say
-        raise SampleError(
-            f"the value cannot be stored: {error}",
-            key=key,
-            field=field.name,
-            found=f"{value!r:.60}",
-        ) from error
 
 
 def _member_name(key: str) -> bytes:
