@@ -64,11 +64,11 @@ class MismatchError(ValueError):
         self._path = (f".{key}" if name else f"[{json.dumps(key):.{_SHOWN}}]") + self._path
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self._path.removeprefix(".")
 
     def __str__(self) -> str:
-        at = f"{self.place}: " if self._path else ""
+        at = f"{self.location}: " if self._path else ""
         return f"{at}expected {self.expected}, found {self.found}"
 
 
@@ -139,7 +139,7 @@ def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
     """The error of ours for one of `parse` and `checked`."""
     where = {"fix": "copy it again from where it is whole, or make it again", **where}
     if isinstance(error, MismatchError):
-        at = f" at {error.place}" if error.place else ""
+        at = f" at {error.location}" if error.location else ""
         about = {"expected": error.expected, "found": error.found}
         return DamagedError(f"{what} is damaged{at}", **about, **where)
     return DamagedError(f"{what} is damaged: {error}", **where)

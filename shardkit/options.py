@@ -76,7 +76,7 @@ class ImageOptions:
         if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
             raise UsageError("resize_mode and upscale say how to resize", fix="say resize=N too")
         if self.format == "raw" and self.icc == "keep":
-            raise UsageError("raw pixels have no place for a colour profile", fix="use icc='srgb'")
+            raise UsageError("raw pixels have no colour profile", fix="use icc='srgb'")
         if self.background is not None:
             object.__setattr__(self, "background", _colour(self.background))
 
@@ -110,7 +110,7 @@ class TextOptions:
     keep_fields: bool = False  # keep the other fields of a document beside it
     documents: str = "auto"  # one a "file" or one a "line"; auto: of a folder of .txt, files
     encoding: str = "utf-8"  # a name that Python knows, or "auto": find out, file by file
-    encoding_errors: str = "strict"  # bytes that are no text: an error; "replace" or "ignore" them
+    encoding_errors: str = "strict"  # bytes that are not text: an error; "replace" or "ignore" them
     tokenizer: str | os.PathLike[str] | None = None  # a file, a folder or a name
     special_tokens: str = "special"  # what "<|endoftext|>" in a document is: a token, or "text"
     append_eos: bool | None = None  # end documents by a token; None: if the tokenizer has one
@@ -325,7 +325,7 @@ def parse_size(text: int | str) -> int:
     """
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:
-        raise UsageError("this is no size", found=repr(text), expected="such as 256MB or 1GiB")
+        raise UsageError("invalid size", found=repr(text), expected="such as 256MB or 1GiB")
     number, prefix, binary = match.groups()
     power = " kmgt".index(prefix.lower() or " ")
     return int(float(number) * (1024 if binary else 1000) ** power)
@@ -346,7 +346,7 @@ def parse_split(text: str) -> dict[str, float]:
     good = names_good and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(
-            "this is no way to split",
+            "invalid split",
             found=repr(text),
             expected="auto, none, or shares that sum to 1, such as train=0.9,val=0.1",
         )

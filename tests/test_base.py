@@ -142,7 +142,7 @@ def test_sizes(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1", "1e3", "1 PB", "1 2"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="no size"):
+    with pytest.raises(UsageError, match="invalid size"):
         parse_size(text)
 
 

@@ -183,7 +183,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "nothing", "--to", "wds"], 2, "there is no such file or folder"),
         (["convert", "images", "--to", "zip"], 2, "'zip' is not"),
         (["convert", "images"], 2, "Missing option '--to'"),
-        (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "this is no size"),
+        (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "invalid size"),
         (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
         (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
         (["convert", "empty", "--to", "wds"], 1, "there are no images"),

@@ -285,7 +285,7 @@ def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
     for name in ("nul.arrow", "a\\b.arrow", "C:x.arrow"):
         with pytest.raises(UsageError, match="a name that no dataset may have"):
             convert(samples(), "arrow", tmp_path / name)
-    with pytest.raises(UsageError, match="no way to split"):
+    with pytest.raises(UsageError, match="invalid split"):
         convert(samples(), "arrow", tmp_path / "out", split="con=0.5,val=0.5")
 
 

@@ -271,7 +271,7 @@ _DONE = {
     "resized": "resized",
     "encoded": "re-encoded",
     "recompressed": "recompressed",
-    "kept": "kept, as they would come out larger",
+    "kept": "stored as they were, as they would come out larger",
 }
 
 

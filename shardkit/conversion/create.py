@@ -77,7 +77,7 @@ class DatasetWriter:
         checked = self._schema.check(numbered)
         key = checked["__key__"]
         if not isinstance(key, str) or not key:
-            raise SampleError("the key of a sample is no text", found=repr(key))
+            raise SampleError("the key of a sample is not text", found=repr(key))
         if key in self._keys:
             raise SampleError(
                 "two samples have the same key", key=key, fix="give every sample a key of its own"

@@ -106,7 +106,7 @@ class Target:
             raise OutputError("the output is a file", path=out, fix="give a folder with -o")
         if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
             raise OutputError(
-                "the output folder holds something that is no dataset of ours",
+                "the output folder holds something that is not a dataset of ours",
                 path=out,
                 found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
                 fix="give another folder with -o; --overwrite replaces datasets only",

@@ -48,7 +48,7 @@ class Transform:
             ) from error
         if made is not None and not (isinstance(made, dict) and all(type(n) is str for n in made)):
             raise SampleError(
-                "the transform returned something that is no sample",
+                "the transform returned something that is not a sample",
                 key=key,
                 expected="a dict of fields, or None to drop the sample",
                 found=f"{type(made).__name__} {made!r:.60}",

@@ -14,9 +14,9 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import SourceError, UsageError
-from shardkit.sample import key_of, unique_key
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
+from shardkit.sources.file_table import odd_keys
 from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder, mixed_time
 from shardkit.sources.layouts import (
     Tree,
@@ -319,15 +319,11 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
     stems = [name[: name.rfind(".")] for name in names]
     if len(set(stems)) == len(stems) and not any("." in stem for stem in stems):
         return {}
-    odd: dict[int, str] = {}
-    taken: set[str] = set()
-    for number, (name, stem) in enumerate(zip(names, stems, strict=True)):
-        plain = f"{folder}/{stem}" if folder else stem
-        key = unique_key(key_of(plain), name[len(stem) + 1 :].lower(), taken)
-        taken.add(key)
-        if key != plain:
-            odd[number] = key
-    return odd
+    prefix = f"{folder}/" if folder else ""
+    return odd_keys(
+        (prefix + stem, name[len(stem) + 1 :].lower())
+        for name, stem in zip(names, stems, strict=True)
+    )
 
 
 def _sidecars_of(

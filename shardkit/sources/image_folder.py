@@ -24,6 +24,7 @@ from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.base import Source
+from shardkit.sources.file_table import FileTable
 from shardkit.sources.files import Planned, changed, read_file, read_with_status
 from shardkit.sources.metadata import Metadata
 
@@ -118,9 +119,7 @@ class ImageFolder(Source):
         digest = xxhash.xxh3_128()
         for folder in files.folders:
             digest.update(os.fsencode(folder) + b"\0")
-        for first in range(0, len(files.names), 4096):
-            names = "\0".join(files.names[first : first + 4096])
-            digest.update(names.encode("utf-8", "surrogateescape") + b"\0")
+        files.hash_names(digest)
         for numbers in (files.folder_of, files.sizes, _narrow(files.sidecars), files.sidecar_sizes):
             digest.update(np.ascontiguousarray(numbers).data)
         if files.metadata is not None:
@@ -137,28 +136,20 @@ class ImageFolder(Source):
         return self._files.relative(index)
 
     def original(self, index: int, key: str) -> str | None:
-        return self._files.relative(index) if index in self._files.odd_keys else None
-
-
-_COLUMNS = ("sizes", "times", "inodes", "sidecars", "sidecar_sizes", "sidecar_times")
+        return self._files.original(index)
 
 
 @dataclass
-class Files:
-    """What is kept of each file, in order. Folders are relative to the root, "" being the root."""
+class Files(FileTable):
+    """The images, with what lies beside them."""
 
-    folders: list[str] = field(default_factory=list)
+    columns = (*FileTable.columns, "sidecars", "sidecar_sizes", "sidecar_times")
+    by_folder = (*FileTable.by_folder, "labels")
+
     labels: list[int | None] = field(default_factory=list)  # per folder
-    names: list[str] = field(default_factory=list)
-    folder_of: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
-    sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    inodes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     sidecars: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     sidecar_sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     sidecar_times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    began: int = 0  # when the first was looked at, in nanoseconds
-    odd_keys: dict[int, str] = field(default_factory=dict)  # those that are not path minus suffix
     metadata: Metadata | None = None
 
     @classmethod
@@ -166,33 +157,19 @@ class Files:
         """Files of one folder each, one after the other."""
         files = cls()
         for number, part in enumerate(parts):
-            files.odd_keys.update({len(files.names) + n: key for n, key in part.odd_keys.items()})
+            files.odd_keys.update({len(files) + n: key for n, key in part.odd_keys.items()})
             files.folders += part.folders
             files.names += part.names
             part.folder_of += np.uint32(number)
         if parts:
-            for name in (*_COLUMNS, "folder_of"):
+            for name in (*cls.columns, "folder_of"):
                 setattr(files, name, np.concatenate([getattr(part, name) for part in parts]))
         return files
 
-    def relative(self, index: int) -> str:
-        folder = self.folders[self.folder_of[index]]
-        return f"{folder}/{self.names[index]}" if folder else self.names[index]
-
     def select(self, indices: Indices) -> Files:
-        used, folder_of = np.unique(self.folder_of[indices], return_inverse=True)
-        chosen = indices.tolist()
-        odd = self.odd_keys
-        return Files(
-            folders=[self.folders[f] for f in used],
-            labels=[self.labels[f] for f in used],
-            names=[self.names[i] for i in chosen],
-            folder_of=folder_of.astype(np.uint32),
-            **{name: getattr(self, name)[indices] for name in _COLUMNS},
-            began=self.began,
-            odd_keys={n: odd[i] for n, i in enumerate(chosen) if i in odd} if odd else {},
-            metadata=self.metadata.select(indices) if self.metadata else None,
-        )
+        files = super().select(indices)
+        files.metadata = self.metadata.select(indices) if self.metadata else None
+        return files
 
 
 def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:

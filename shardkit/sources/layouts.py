@@ -76,7 +76,7 @@ def check_classes(tree: Tree) -> None:
         raise _too_high(tree, classes[0])
     if len(classes) == 1 and (classes[0].lower() in IMAGES or kind_of_split(classes[0])):
         raise UsageError(
-            f"the only folder with images is called {classes[0]!r}, which is no class",
+            f"the only folder with images is called {classes[0]!r}, which is not a class",
             path=tree.root,
             fix=f"give that folder, for images without labels: {tree.path(classes[0])}",
         )

@@ -97,7 +97,7 @@ class SequenceSource(Source):
             ) from error
         if not isinstance(sample, dict):
             raise SampleError(
-                "the sequence holds something that is no sample",
+                "the sequence holds something that is not a sample",
                 position=number,
                 expected="a dict of fields, such as {'__key__': 'a', 'image': b'...', 'label': 3}",
                 found=type(sample).__name__,
@@ -105,7 +105,7 @@ class SequenceSource(Source):
         key = sample.get("__key__", f"{number:09d}")
         if not isinstance(key, str) or not key:
             raise SampleError(
-                "the key of a sample is no text",
+                "the key of a sample is not text",
                 position=number,
                 expected="a string that is not empty",
                 found=repr(key),

@@ -32,7 +32,7 @@ from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError
 from shardkit.extras import missing
 from shardkit.schema import Bool, FieldType, Float, Image
 from shardkit.verification.client_reader import summary
-from shardkit.verification.keys import Place
+from shardkit.verification.keys import Location
 from shardkit.verification.shards import Part
 from shardkit.verification.work import Meter
 
@@ -236,7 +236,7 @@ class _Comparison:
             self._report.samples += count
 
     def _key(self, index: int) -> str | None:
-        return self._part.key_at(Place(0, *self._part.dataset.locate(index)))
+        return self._part.key_at(Location(0, *self._part.dataset.locate(index)))
 
     def _add(self, index: int, words: str, **about: Any) -> None:
         shard, position = self._part.dataset.locate(index)

@@ -22,7 +22,7 @@ from shardkit.sample import Sample, safe_key
 from shardkit.schema import Image
 from shardkit.sources.base import Source, Stream
 from shardkit.verification.groups import Group
-from shardkit.verification.keys import Keys, Place
+from shardkit.verification.keys import Keys, Location
 from shardkit.verification.shards import Part, keys_of, listed
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter, counted
@@ -184,17 +184,19 @@ class _Comparison:
         return None
 
     def _compare_with(self, number: int, expected: Sample) -> None:
-        place = self._keys.place(number)
-        part = self._group.parts[place.part]
-        path = part.dataset.shard_path(place.shard)
+        location = self._keys.location(number)
+        part = self._group.parts[location.part]
+        path = part.dataset.shard_path(location.shard)
         try:
-            found = _read(part, place)
+            found = _read(part, location)
             problems = list(self._differences(found, expected))
         except ShardkitError as error:
             problems = [error]
         for problem in problems:
-            located = problem.located(path=path, position=place.position, key=expected["__key__"])
-            part.findings.add(located, place.shard, place.position)
+            located = problem.located(
+                path=path, position=location.position, key=expected["__key__"]
+            )
+            part.findings.add(located, location.shard, location.position)
 
     def _differences(self, found: Sample, expected: Sample) -> Iterator[ShardkitError]:
         expected = {self._names.get(name, name): value for name, value in expected.items()}
@@ -282,23 +284,23 @@ class _Comparison:
         return limit if reached else None
 
     def _report_unknown(self, number: int) -> None:
-        place = self._keys.place(number)
-        part = self._group.parts[place.part]
+        location = self._keys.location(number)
+        part = self._group.parts[location.part]
         problem = SampleError(
             "the source does not have this sample",
-            path=part.dataset.shard_path(place.shard),
-            position=place.position,
+            path=part.dataset.shard_path(location.shard),
+            position=location.position,
             key=self._keys.key(number),
             fix="convert again, if the source has changed since",
         )
-        part.findings.add(problem, place.shard, place.position)
+        part.findings.add(problem, location.shard, location.position)
 
 
-def _read(part: Part, place: Place) -> Sample:
+def _read(part: Part, location: Location) -> Sample:
     """A sample, with JSON as its text where the format keeps that."""
-    reader = part.dataset.reader(place.shard)
-    with part.dataset.explained(place.shard, place.position):
-        return reader.sample(place.position, json_text=True)
+    reader = part.dataset.reader(location.shard)
+    with part.dataset.explained(location.shard, location.position):
+        return reader.sample(location.position, json_text=True)
 
 
 class _Dropped:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Hashes = npt.NDArray[np.int64]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A sample: number of the dataset, of the shard in it, and position in that."""
 
     part: int
@@ -38,7 +38,7 @@ class Keys:
     """The keys of some shards, numbered one after the other in the order that they are given in."""
 
     def __init__(
-        self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Place], str | None]
+        self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Location], str | None]
     ) -> None:
         """`shards` has numbers of dataset and shard, and hashes; `read` gives the key at a place.
 
@@ -54,13 +54,13 @@ class Keys:
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def place(self, number: int) -> Place:
+    def location(self, number: int) -> Location:
         """Where the sample with a number is."""
         at = bisect_right(self._starts, number) - 1
-        return Place(*self._shards[at], number - self._starts[at])
+        return Location(*self._shards[at], number - self._starts[at])
 
     def key(self, number: int) -> str | None:
-        return self._read(self.place(number))
+        return self._read(self.location(number))
 
     def with_hash(self, key: str) -> list[int]:
         """The numbers of the samples whose key has the same hash, in order: one, nearly always."""

@@ -22,7 +22,7 @@ from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes
 from shardkit.verification.files import check_file, strangers
-from shardkit.verification.keys import Keys, Place, hashes_of
+from shardkit.verification.keys import Keys, Location, hashes_of
 from shardkit.verification.work import LAST, Findings, Meter, counted, in_threads
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Part:
     def all_readable(self) -> bool:
         return len(self.readable) == self.dataset.shards
 
-    def key_at(self, place: Place) -> str | None:
+    def key_at(self, location: Location) -> str | None:
         try:
-            key: str = self.dataset.reader(place.shard).sample(place.position, ())[KEY]
+            key: str = self.dataset.reader(location.shard).sample(location.position, ())[KEY]
             return key
         except ShardkitError:  # reported when the keys were read for the first time
             return None
@@ -170,7 +170,7 @@ def keys_of(parts: list[Part]) -> Keys:
         for number, hashes in enumerate(part.hashes)
         if hashes is not None
     ]
-    return Keys(shards, lambda place: parts[place.part].key_at(place))
+    return Keys(shards, lambda location: parts[location.part].key_at(location))
 
 
 def _check_keys(part: Part) -> None:
@@ -178,21 +178,21 @@ def _check_keys(part: Part) -> None:
     keys = keys_of([part])
     foreign = 0
     for key, first, again in keys.repeated():
-        place, other = keys.place(again), keys.place(first)
+        location, other = keys.location(again), keys.location(first)
         if part.manifest is None:
             foreign += 1
             continue
         problem = DamagedError(
             "two samples have the same key",
-            path=part.dataset.shard_path(place.shard),
-            position=place.position,
+            path=part.dataset.shard_path(location.shard),
+            position=location.position,
             key=key,
             expected="every key once in the dataset",
             found=f"the key of {part.dataset.shard_name(other.shard)}, position {other.position},"
             " as well",
             fix="convert again from a source whose keys differ",
         )
-        part.findings.add(problem, place.shard, place.position)
+        part.findings.add(problem, location.shard, location.position)
     if foreign:
         part.findings.notes.append(
             f"{counted(foreign, 'sample')} with a key that an earlier sample has as well"

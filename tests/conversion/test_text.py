@@ -602,13 +602,13 @@ def test_keys_hold_the_names_of_files_in_any_script(
 # --- bad documents (C3, X1) -----------------------------------------------------------------------
 
 BAD_LINES = {
-    '{"text": "a", ': "a line is no JSON",
+    '{"text": "a", ': "a line is not JSON",
     '{"body": "b"}': "the document has no text",
     '{"text": 3}': "the document has no text",
     '{"text": null}': "the document has no text",
-    '["text"]': "a line is no JSON object",
+    '["text"]': "a line is not a JSON object",
     '{"text": "\\ud800"}': "half of a character",
-    '{"text": "a\0b"}': "a line is no JSON",
+    '{"text": "a\0b"}': "a line is not JSON",
 }
 
 
@@ -702,7 +702,7 @@ def _cut(root: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
 BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     "broken JSON": (
         lambda r: write_lines(r / "in.jsonl", ['{"text": "good"}', '{"text": "b']),
-        "in.jsonl", 1, ["a line is no JSON", "byte 26", "--on-error skip"],
+        "in.jsonl", 1, ["a line is not JSON", "byte 26", "--on-error skip"],
     ),
     "missing field": (
         lambda r: write_lines(r / "in.jsonl", ['{"text": "good"}', '{"body": "b"}']),
@@ -722,7 +722,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     ),
     "NUL bytes in JSON": (
         lambda r: (r / "in.jsonl").write_bytes(b'{"text": "good"}\n{"text": "a\0b"}\n'),
-        "in.jsonl", 1, ["a line is no JSON", "byte 28"],
+        "in.jsonl", 1, ["a line is not JSON", "byte 28"],
     ),
     "Latin-1 among UTF-8": (_latin, "in", 1, ["b.txt", "byte 4", "--encoding latin-1"]),
     "a .gz cut short": (
@@ -820,7 +820,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     (["--text-field", "body"], 1, "no field 'body'"),
     (["--shuffle"], 2, "they cannot be shuffled"),
     (["--resize", 8], 2, "options for images"),
-    (["--split", "train=0.5"], 2, "no way to split"),
+    (["--split", "train=0.5"], 2, "invalid split"),
     (["--classes", "corpus.jsonl"], 2, "--classes is for folders"),
     (["--to", "megatron"], 1, "one field, of whole numbers"),
     ([*T, "--to", "megatron", "--seq-len", 8], 1, "without --seq-len"),

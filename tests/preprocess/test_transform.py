@@ -383,7 +383,7 @@ def test_what_it_raises_is_an_error_of_the_sample() -> None:
 
 @pytest.mark.parametrize("result", [3, "text", [1], (1, 2), {1: 2}, np.zeros(3), b"", object()])
 def test_what_is_no_sample_is_an_error_of_the_sample(result: Any) -> None:
-    with pytest.raises(SampleError, match="something that is no sample") as error:
+    with pytest.raises(SampleError, match="something that is not a sample") as error:
         shaped(lambda sample: result)
     assert error.value.where == {"key": "a"}
 

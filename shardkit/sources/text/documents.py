@@ -29,12 +29,11 @@ class TextFiles(Source):
     reads_text = True
     unique_keys = True
 
-    def __init__(self, root: str, files: Files, errors: str, odd_keys: dict[int, str]) -> None:
+    def __init__(self, root: str, files: Files, errors: str) -> None:
         super().__init__()
         self._root = root
         self._files = files
         self._errors = errors
-        self._odd_keys = odd_keys  # those that are not the path without its suffixes
         self.schema = Schema({LINE_FIELD: Text()})
 
     def __len__(self) -> int:
@@ -54,21 +53,19 @@ class TextFiles(Source):
         return self._files.lengths()
 
     def select(self, indices: Indices) -> TextFiles:
-        odd = self._odd_keys
-        chosen = {n: odd[i] for n, i in enumerate(indices.tolist()) if i in odd} if odd else {}
-        return TextFiles(self._root, self._files.select(indices), self._errors, chosen)
+        return TextFiles(self._root, self._files.select(indices), self._errors)
 
     def fingerprint(self) -> dict[str, str]:
         return self._files.fingerprint([LINE_FIELD])
 
     def key(self, index: int) -> str:
-        return self._odd_keys.get(index) or self._files.stem(index)
+        return self._files.odd_keys.get(index) or self._files.stem(index)
 
     def name(self, index: int) -> str:
         return self._files.relative(index)
 
     def original(self, index: int, key: str) -> str | None:
-        return self._files.relative(index) if index in self._odd_keys else None
+        return self._files.original(index)
 
 
 class Parts(NamedTuple):

@@ -107,7 +107,7 @@ class Decoder:
         start, end = getattr(error, "start", 0), getattr(error, "end", 1)
         likely = self.wide(data, offset) if b"\0" in data else "latin-1 or auto"
         return SampleError(
-            f"bytes that are no text in {self.encoding.upper()}",
+            f"bytes that are not text in {self.encoding.upper()}",
             path=self.path,
             offset=offset + start,
             expected=self.encoding.upper(),

@@ -163,7 +163,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
             fix = f"use --encoding {decoder.wide(line, start)} if it is that, or {fix}"
         before = text[:column].encode(decoder.encoding, "replace")
         raise SampleError(
-            f"a line is no JSON: {getattr(error, 'msg', error)}",
+            f"a line is not JSON: {getattr(error, 'msg', error)}",
             path=decoder.path,
             offset=start + len(before),
             expected="a JSON object on every line",
@@ -172,7 +172,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
         ) from error
     if not isinstance(value, dict):
         raise SampleError(
-            "a line is no JSON object",
+            "a line is not a JSON object",
             path=decoder.path,
             offset=start,
             expected='such as {"text": "..."}',
@@ -273,7 +273,7 @@ class _Rows:
         if what == "unexpected end of data":
             what = "a quote is opened and never closed"
         return SampleError(
-            f"a row is no CSV: {what}",
+            f"a row is not CSV: {what}",
             path=self.path,
             offset=self._start,
             expected='cells as RFC 4180 has them: quoted "so", a quote inside doubled',

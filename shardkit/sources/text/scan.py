@@ -15,8 +15,8 @@ import numpy as np
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
-from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source, Stream
+from shardkit.sources.file_table import odd_keys
 from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
@@ -78,7 +78,10 @@ def open_text(
         files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
         root = f"{corpus.root}/{folder}" if folder else corpus.root
         if whole:
-            sources[name] = TextFiles(root, files, options.encoding_errors, _odd_keys(files))
+            files.odd_keys = odd_keys(
+                (files.stem(i), files.name(i).suffix) for i in range(len(files))
+            )
+            sources[name] = TextFiles(root, files, options.encoding_errors)
         else:
             parts = _parts(root, files)
             stream = TextStream(root, files, parts, fields, options.encoding_errors)
@@ -114,7 +117,7 @@ def _single(path: Path) -> _Corpus:
     name = parse_name(path.name)
     if name is None:
         raise SourceError(
-            "this is no file of text, by its name",
+            "this is not a text file, by its name",
             path=path,
             expected=_suffixes(),
             fix="rename it by what it holds",
@@ -347,7 +350,7 @@ def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
     )
 
 
-# --- parts and keys ------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------
 
 
 def _parts(root: str, files: Files) -> Parts:
@@ -381,16 +384,3 @@ def _can_be_cut(root: str, files: Files, index: int) -> bool:
         return not any(b'"' in block for block in found)
     except SampleError:  # which reading will say in its turn
         return False
-
-
-def _odd_keys(files: Files) -> dict[int, str]:
-    """The keys that are not simply the path without its suffixes."""
-    odd: dict[int, str] = {}
-    taken: set[str] = set()
-    for index in range(len(files)):
-        plain = files.stem(index)
-        key = unique_key(key_of(plain), files.name(index).suffix, taken)
-        taken.add(key)
-        if key != plain:
-            odd[index] = key
-    return odd

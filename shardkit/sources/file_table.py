@@ -1,0 +1,85 @@
+"""What is known of each file of a source: about 130 bytes of memory for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+import xxhash
+
+from shardkit.sample import key_of, unique_key
+from shardkit.sources.files import Planned
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+_Table = TypeVar("_Table", bound="FileTable")
+_NAMES = 4096  # that are hashed together
+
+
+@dataclass
+class FileTable:
+    """Files below a root, in order. Folders are relative to it, "" being the root itself."""
+
+    columns: ClassVar[tuple[str, ...]] = ("sizes", "times", "inodes")  # arrays by file
+    by_folder: ClassVar[tuple[str, ...]] = ("folders",)  # lists by folder
+
+    folders: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    folder_of: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    inodes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    began: int = 0  # when the first was looked at, in nanoseconds
+    odd_keys: dict[int, str] = field(default_factory=dict)  # those that are not path minus suffix
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def relative(self, index: int) -> str:
+        folder = self.folders[self.folder_of[index]]
+        return f"{folder}/{self.names[index]}" if folder else self.names[index]
+
+    def planned(self, index: int) -> Planned:
+        return Planned(int(self.times[index]), int(self.inodes[index]), self.began)
+
+    def original(self, index: int) -> str | None:
+        """The path of a file where its key does not tell it."""
+        return self.relative(index) if index in self.odd_keys else None
+
+    def select(self: _Table, indices: Indices) -> _Table:
+        """These files alone, in this order."""
+        used, folder_of = np.unique(self.folder_of[indices], return_inverse=True)
+        chosen, odd = indices.tolist(), self.odd_keys
+        changed: dict[str, Any] = {
+            **{name: getattr(self, name)[indices] for name in self.columns},
+            **{name: [getattr(self, name)[f] for f in used] for name in self.by_folder},
+        }
+        return replace(
+            self,
+            names=[self.names[i] for i in chosen],
+            folder_of=folder_of.astype(np.uint32),
+            odd_keys={n: odd[i] for n, i in enumerate(chosen) if i in odd} if odd else {},
+            **changed,
+        )
+
+    def hash_names(self, digest: xxhash.xxh3_128) -> None:
+        for first in range(0, len(self.names), _NAMES):
+            names = "\0".join(self.names[first : first + _NAMES])
+            digest.update(names.encode("utf-8", "surrogateescape") + b"\0")
+
+
+def odd_keys(names: Iterable[tuple[str, str]]) -> dict[int, str]:
+    """By number, the keys of files that are not simply the path; `names` are paths and suffixes."""
+    odd: dict[int, str] = {}
+    taken: set[str] = set()
+    for number, (path, suffix) in enumerate(names):
+        key = unique_key(key_of(path), suffix, taken)
+        taken.add(key)
+        if key != path:
+            odd[number] = key
+    return odd
