@@ -268,7 +268,7 @@ def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
 
 
 def _object(kind: Any) -> _Check:
-    """A dataclass: what it does not know is kept if it is `Extensible`, else refused."""
+    """A dataclass: what it does not know is `unknown` if it is `Extensible`, else refused."""
     hints = typing.get_type_hints(kind, include_extras=True)
     known = [f for f in dataclasses.fields(kind) if f.name != "unknown"]
     none = dataclasses.MISSING

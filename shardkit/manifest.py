@@ -195,7 +195,7 @@ def beside(path: Path, name: str = NAME) -> Path:
 def single_manifest(path: Path) -> Path | None:
     """The manifest of a dataset that is a single file; None where there is none."""
     old = path.with_name(f"{path.name}.{_OLD_NAME}") if path.name else path
-    return next((place for place in (beside(path), old) if place.is_file()), None)
+    return next((found for found in (beside(path), old) if found.is_file()), None)
 
 
 def manifest_path(dataset: Path) -> Path:

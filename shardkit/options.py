@@ -28,7 +28,7 @@ REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
 SEEDS = (1 << 64) - 1  # the largest: order.py counts modulo 2^64
 MAX_PIXELS = 1 << 27  # of an image that is decoded, unless another limit is given
-# What holds for images that must be re-encoded, where an option is None.
+# What holds for images that are re-encoded, where an option is None.
 IMAGE_DEFAULTS: dict[str, Any] = {
     "quality": 90,
     "chroma": "420",
@@ -42,7 +42,7 @@ class ImageOptions:
     """What is done to images.
 
     None is what nobody asked for: images that are right otherwise pass as they are, and for those
-    that must be re-encoded IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
+    that are re-encoded IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
     """
 
     resize: int | None = None  # pixels of a side: which one, `resize_mode` says

@@ -40,7 +40,7 @@ from shardkit.sizes import FieldSizes
 KEYS_REPEAT = "give every sample a key of its own"
 _COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
 _MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
-_FLUSH = 1 << 16  # sizes kept before they are counted
+_FLUSH = 1 << 16  # sizes in memory before they are counted
 
 
 def key_hash(key: str) -> int:

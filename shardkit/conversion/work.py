@@ -10,9 +10,9 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
@@ -95,45 +95,47 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         durable=work.durable,
         unique_keys=work.reading.unique_keys,
     )
-    reporter = _Reporter(report)
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
-        for item in work.reading.items(1, shards.stats):
-            try:
-                sample = _checked(sample_of(item.read), work)
-                shards.write(sample)
-            except Filtered as dropped:
-                lists[FILTERED].append(_line({"source": item.name, **dropped.to_json()}))
-                shards.stats.filtered[dropped.reason] += 1
-                reporter.add(item.size, 0)
-                continue
-            except SampleError as error:
-                if recipe.on_error == "fail":
-                    raise error.located(path=item.name) from error.__cause__
-                lists[ERRORS].append(error_line(item.name, error))
-                reporter.add(item.size, 1)
-                continue
-            _count(item.read, shards.stats)
-            if item.original is not None:
-                lists[KEYS].append(_line({"key": sample["__key__"], "path": item.original}))
-            reporter.add(item.size, 0)
+        _write_samples(work, shards, lists, _Reporter(report))
         shards.close()
     except BaseException:
         shards.abandon()
         raise
-    reporter.flush()
     storage.write_file(folder / HASHES, shards.key_hashes.tobytes())
     if shards.lengths:
         storage.write_file(folder / LENGTH_ROWS, shards.lengths.rows())
     for name, lines in lists.items():
         if lines:
             storage.write_file(folder / name, b"".join(lines))
-    result = {
-        "shards": plain(shards.shards),
-        "errors": len(lists[ERRORS]),
-        "stats": shards.stats.to_json(),
-    }
-    storage.write_file(folder / RESULT, json.dumps(result, allow_nan=False).encode())
+    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats.to_json())
+    storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
+
+
+def _write_samples(
+    work: Work, shards: ShardSequence, lists: dict[str, list[bytes]], reporter: _Reporter
+) -> None:
+    """Write what is read; what is left out gets a line in one of the `lists`."""
+    for item in work.reading.items(1, shards.stats):
+        try:
+            sample = _checked(sample_of(item.read), work)
+            shards.write(sample)
+        except Filtered as dropped:
+            lists[FILTERED].append(_line({"source": item.name, **dropped.to_json()}))
+            shards.stats.filtered[dropped.reason] += 1
+            reporter.add(item.size, 0)
+            continue
+        except SampleError as error:
+            if work.recipe.on_error == "fail":
+                raise error.located(path=item.name) from error.__cause__
+            lists[ERRORS].append(error_line(item.name, error))
+            reporter.add(item.size, 1)
+            continue
+        _count(item.read, shards.stats)
+        if item.original is not None:
+            lists[KEYS].append(_line({"key": sample["__key__"], "path": item.original}))
+        reporter.add(item.size, 0)
+    reporter.flush()
 
 
 def _count(read: Read, stats: Stats) -> None:
@@ -186,35 +188,28 @@ def _line(entry: dict[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-class _Result(TypedDict):
-    """What is in RESULT."""
-
-    shards: list[Shard]
-    errors: Count
-    stats: dict[str, Any]
-
-
-class TaskResult(NamedTuple):
+@dataclass(frozen=True)
+class TaskResult:
     """What a finished task has made."""
 
     shards: list[Shard]
-    errors: int  # samples that were dropped
-    stats: Stats
+    errors: Count  # samples that were dropped
+    stats: Any  # Stats, and as JSON in the file
 
 
 def read_result(folder: Path) -> TaskResult:
     """What the finished task in a folder says of itself; raises DamagedError."""
     path = folder / RESULT
     try:
-        found = checked(_Result, parse(storage.read(path, MOST_BYTES)))
-        stats = Stats.from_json(found["stats"])
+        found = checked(TaskResult, parse(storage.read(path, MOST_BYTES)))
+        found = replace(found, stats=Stats.from_json(found.stats))
     except ValueError as error:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error
-    for shard in found["shards"]:
+    for shard in found.shards:
         for file in (shard.file, *shard.beside):
             checked_name(file.name, path, "shards")
-    return TaskResult(found["shards"], found["errors"], stats)
+    return found
 
 
 def is_finished(folder: Path) -> bool:

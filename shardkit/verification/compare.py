@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def compare(group: Group, findings: Findings, meter: Meter) -> None:
-    """Compare all samples. What has a place in a shard goes to that part's findings."""
+    """Compare all samples. What is about a sample in a shard goes to that part's findings."""
     comparison = _Comparison(group, findings)
     _, unit = group.extent
     if group.tasks is not None:

@@ -40,9 +40,8 @@ class Keys:
     def __init__(
         self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Location], str | None]
     ) -> None:
-        """`shards` has numbers of dataset and shard, and hashes; `read` gives the key at a place.
-
-        `read` gives None where there is no key to be had.
+        """`shards` has numbers of dataset and shard, and hashes; `read` gives a key,
+        or None where it cannot be read.
         """
         self._shards = [(part, shard) for part, shard, _ in shards]
         lengths = [len(hashes) for _, _, hashes in shards]

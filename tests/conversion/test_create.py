@@ -75,7 +75,7 @@ def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
                 {"__key__": "b.c", "image": make_image(), "label": 1},
                 "cannot be named after this key",
             ),
-            ({"__key__": "", "image": make_image(), "label": 1}, "no text"),
+            ({"__key__": "", "image": make_image(), "label": 1}, "not text"),
         ):
             with pytest.raises(SampleError, match=message):
                 writer.write(sample)

@@ -31,17 +31,17 @@ def good(path: Path, **options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offset", "what", "found"),
     [
-        (b'{"text": "a', 9, "no JSON: Unterminated string", '\'{"text": "a\''),
-        (b'{"text": "a\tb"}', 11, "no JSON: Invalid control character", None),
-        (b'{"text": "\xc3\xbc" x}', 14, "no JSON: Expecting ',' delimiter", None),
-        (b"\x00\x00\x00", 0, "no JSON: Expecting value", "'\\x00\\x00\\x00'"),
-        (b'{"text": "' + b"1" * 90 + b'" 2', 102, "no JSON", "'" + "1" * 28 + "\" 2'"),
-        (b'{"text": ' + b"[" * 200_000, 0, "no JSON", None),
-        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "no JSON", None),
-        (b'["text"]', 0, "no JSON object", "'[\"text\"]'"),
-        (b"12", 0, "no JSON object", "'12'"),
-        (b'{"text": "a\xff"}', 11, "no text in UTF-8", "0xff: invalid start byte"),
-        (b'{"text": "\xed\xa0\x80"}', 10, "no text in UTF-8", None),
+        (b'{"text": "a', 9, "not JSON: Unterminated string", '\'{"text": "a\''),
+        (b'{"text": "a\tb"}', 11, "not JSON: Invalid control character", None),
+        (b'{"text": "\xc3\xbc" x}', 14, "not JSON: Expecting ',' delimiter", None),
+        (b"\x00\x00\x00", 0, "not JSON: Expecting value", "'\\x00\\x00\\x00'"),
+        (b'{"text": "' + b"1" * 90 + b'" 2', 102, "not JSON", "'" + "1" * 28 + "\" 2'"),
+        (b'{"text": ' + b"[" * 200_000, 0, "not JSON", None),
+        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "not JSON", None),
+        (b'["text"]', 0, "not a JSON object", "'[\"text\"]'"),
+        (b"12", 0, "not a JSON object", "'12'"),
+        (b'{"text": "a\xff"}', 11, "not text in UTF-8", "0xff: invalid start byte"),
+        (b'{"text": "\xed\xa0\x80"}', 10, "not text in UTF-8", None),
         (b'{"n": 2}', 0, "has no text", "no such field, but n"),
         (b"{}", 0, "has no text", "no such field, but none at all"),
         (b'{"text": null}', 0, "has no text", "null"),
@@ -109,10 +109,10 @@ def test_a_file_of_one_json_value_says_so(tmp_path: Path, content: str, kind: st
     [
         (b"one,2,3", 0, "another number of cells"),
         (b"one", 0, "another number of cells"),
-        (b'"one"x,2', 0, "no CSV"),
-        (b"one\rtwo,2", 0, "no CSV"),
-        (b"\xff,2", 0, "no text in UTF-8"),
-        (b'"one\ntw\xff",2', 7, "no text in UTF-8"),
+        (b'"one"x,2', 0, "not CSV"),
+        (b"one\rtwo,2", 0, "not CSV"),
+        (b"\xff,2", 0, "not text in UTF-8"),
+        (b'"one\ntw\xff",2', 7, "not text in UTF-8"),
         (b'"one\ntw\0",2', 7, "a NUL character"),
         (b"one,x", 0, "not of the type"),
         (b"one,2.5", 0, "not of the type"),
@@ -197,7 +197,7 @@ def test_bytes_that_are_no_text_are_found_in_every_form(tmp_path: Path) -> None:
     assert error.found == "0xfc: invalid start byte"
     assert "--encoding" in str(error.fix)
     assert good(tmp_path / "a.txt") == ["one", "three"]
-    with pytest.raises(SampleError, match="no text in UTF-8") as caught:
+    with pytest.raises(SampleError, match="not text in UTF-8") as caught:
         files(tmp_path)[0]
     assert caught.value.where == {"path": str(tmp_path / "a.txt"), "key": "a", "offset": 8}
 

@@ -106,7 +106,7 @@ def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
         open_one(tmp_path / "a.txt")
     with pytest.raises(SourceError, match="no documents"):
         open_one(put(tmp_path / "b.txt", "\n \n"))
-    with pytest.raises(SourceError, match="no file of text"):
+    with pytest.raises(SourceError, match="not a text file"):
         open_one(put(tmp_path / "b.doc", "x"))
 
 

@@ -159,7 +159,7 @@ class TextStream(Stream):
 
 
 def located(error: SampleError, path: str, offset: int, key: str | None = None) -> SampleError:
-    """The error with its places, where it does not know them better."""
+    """The error with path, offset and key, unless it has its own."""
     return cast(SampleError, error.located(path=path, offset=offset, key=key))
 
 

@@ -1,4 +1,4 @@
-"""Blocks of bytes into lines, each with its place in the file."""
+"""Blocks of bytes into lines, each with its offset in the file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def lines(
     held: list[bytes] = []
     size = 0
     for block in blocks if len(newline) == 1 else _whole_units(blocks, len(newline)):
-        pieces = split(block, newline)
-        head, tail = pieces[0], pieces[-1]
+        parts = split(block, newline)
+        head, tail = parts[0], parts[-1]
         if size + len(head) <= MAX_LINE and not midway:
             held.append(head)
         else:
             held.clear()
         size += len(head)
-        if len(pieces) == 1:
+        if len(parts) == 1:
             if midway and end is not None and offset + size >= end:
                 return
             continue
@@ -38,11 +38,11 @@ def lines(
             yield offset, b"".join(held) if size <= MAX_LINE else None
         midway = False
         offset += size + len(newline)
-        for piece in pieces[1:-1]:
+        for part in parts[1:-1]:
             if end is not None and offset >= end:
                 return
-            yield offset, piece
-            offset += len(piece) + len(newline)
+            yield offset, part
+            offset += len(part) + len(newline)
         if end is not None and offset >= end:
             return
         held, size = [tail], len(tail)
@@ -51,15 +51,15 @@ def lines(
 
 
 def split(block: bytes, newline: bytes) -> list[bytes]:
-    """The pieces between line ends; of wide characters only where one begins."""
+    """The parts between line ends; of wide characters only where one begins."""
     if len(newline) == 1:
         return block.split(newline)
-    pieces = []
+    parts = []
     start = 0
     while (found := find(block, newline, start)) >= 0:
-        pieces.append(block[start:found])
+        parts.append(block[start:found])
         start = found + len(newline)
-    return [*pieces, block[start:]]
+    return [*parts, block[start:]]
 
 
 def find(data: bytes, character: bytes, start: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""One file of text: its records, with their places, or the whole of it."""
+"""One file of text: its records, with their offsets, or the whole of it."""
 
 from __future__ import annotations
 
@@ -206,9 +206,9 @@ def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
 
 
 class _Rows:
-    """The rows of a table by Python's csv, with their places.
+    """The rows of a table by Python's csv, with their offsets.
 
-    It asks for lines one by one, so that the place of a row is that of the next line.
+    It asks for lines one by one, so that the offset of a row is that of the next line.
     """
 
     def __init__(self, found: Iterator[Line], decoder: Decoder, form: str) -> None:

@@ -64,7 +64,7 @@ def open_text(
     else:
         corpus.files.encodings = [options.encoding]
     corpus.files.ratios = _ratios(corpus)
-    fields, sampled = Fields(LINE_FIELD, {}), Sampled()
+    fields, sampled = None, Sampled()
     if not whole:
         fields, sampled = _fields(path, corpus, options, selection, notes)
         left = [name for name in sampled.names() if name not in fields.schema]
@@ -77,21 +77,25 @@ def open_text(
         files = corpus.files.select(np.array(numbers, np.int64))
         files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
         root = f"{corpus.root}/{folder}" if folder else corpus.root
-        if whole:
-            files.odd_keys = odd_keys(
-                (files.stem(i), files.name(i).suffix) for i in range(len(files))
-            )
-            sources[name] = TextFiles(root, files, options.encoding_errors)
-        else:
-            parts = _parts(root, files)
-            stream = TextStream(root, files, parts, fields, options.encoding_errors)
-            stream.others = {n: None for n in sampled.names() if n not in fields.schema}
-            stream.all_known = sampled.whole
-            stream.guessed = frozenset(fields.others)
-            sources[name] = stream
+        sources[name] = _source(root, files, fields, sampled, options.encoding_errors)
     first = next(iter(sources.values()))
     first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
     return sources
+
+
+def _source(
+    root: str, files: Files, fields: Fields | None, sampled: Sampled, errors: str
+) -> Source | Stream:
+    """The documents of one split; without `fields` each file is one."""
+    if fields is None:
+        names = ((files.stem(i), files.name(i).suffix) for i in range(len(files)))
+        files.odd_keys = odd_keys(names)
+        return TextFiles(root, files, errors)
+    stream = TextStream(root, files, _parts(root, files), fields, errors)
+    stream.others = {n: None for n in sampled.names() if n not in fields.schema}
+    stream.all_known = sampled.whole
+    stream.guessed = frozenset(fields.others)
+    return stream
 
 
 class _Corpus(NamedTuple):
