@@ -368,7 +368,7 @@ def test_what_is_no_dataset_is_never_replaced(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("years of work")
-    with pytest.raises(OutputError, match="something that is no dataset") as error:
+    with pytest.raises(OutputError, match="something that is not a dataset") as error:
         shardkit.convert(images, "wds", tmp_path / "out", workers=0, overwrite=overwrite)
     assert error.value.found == "thesis.txt"
     (tmp_path / "file").write_text("x")
