@@ -15,7 +15,14 @@ from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.wds.layout import index_path
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, FormatContract, everything, make_image, write_shard
+from shardkit.testing import (
+    EVERYTHING,
+    FormatContract,
+    assert_same,
+    everything,
+    make_image,
+    write_shard,
+)
 from tests.peers import by_webdataset
 
 WDS = get_format("wds")
@@ -167,6 +174,46 @@ def test_members_over_8_gib_have_a_size_that_tar_reads() -> None:
 
     info = tarfile.TarInfo.frombuf(header(b"big.bin", 9 * 2**30), "utf-8", "strict")
     assert info.size == 9 * 2**30
+
+
+def test_a_long_index_stays_in_its_file(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = WDS.layout(EVERYTHING)
+    short = WDS.open(shard, layout)
+    assert short.in_memory == np.load(index_path(shard)).nbytes
+    monkeypatch.setattr("shardkit.byte_source.IN_MEMORY", 100)
+    long = WDS.open(shard, layout)
+    assert long.in_memory == 0
+    assert long.keys() == short.keys()
+    for number in range(6):
+        assert_same(long[number], everything(number))
+    for field in EVERYTHING:
+        sizes = [reader.sizes(field) for reader in (long, short)]
+        np.testing.assert_array_equal(*sizes)
+    found = [np.zeros((2, *short[3]["points"].shape)) for _ in range(2)]
+    answers = [
+        r.read_rows("points", np.array([3, 3]), f)
+        for r, f in zip((long, short), found, strict=True)
+    ]
+    assert answers[0] == answers[1]
+    np.testing.assert_array_equal(*found)
+
+
+def test_an_index_that_points_anywhere_gives_errors(shard: Path) -> None:
+    whole = np.load(index_path(shard))
+    reader = WDS.open(shard, WDS.layout(EVERYTHING))
+    size = shard.stat().st_size
+    for column in ("__key__", "blob", "image"):
+        for offset, length in ((1, 2**63), (2**64 - 1, 5), (size - 1, 2), (2**63, 2**63)):
+            index = whole.copy()
+            index[column]["offset"], index[column]["size"] = offset, length
+            np.save(index_path(shard), index)
+            reader = WDS.open(shard, WDS.layout(EVERYTHING))
+            with pytest.raises(DamagedError, match="the file ends before") as error:
+                reader[2]
+            assert error.value.where["position"] == 2
+            assert error.value.where["field"] == column
+            with pytest.raises(DamagedError):
+                reader.keys() if column == "__key__" else reader.sample(2, [column])
 
 
 def test_a_damaged_index_is_named(shard: Path) -> None:
