@@ -107,6 +107,15 @@ def test_a_pax_header_that_lies(tmp_path: Path, text: bytes) -> None:
     assert len(str(error)) < 1000
 
 
+def test_a_tar_with_many_records_for_many_members(tmp_path: Path) -> None:
+    text = b"".join(damage.pax_record(b"n%d" % n, b"") for n in range(60_000))
+    path = tmp_path / "x.tar"
+    front = damage.tar_header(b"p", b"%011o\0" % len(text), b"g") + damage.padded(text)
+    members = (damage.tar_header(b"%d.txt" % n, b"0") for n in range(10_000))
+    path.write_bytes(front + b"".join(members) + END)
+    assert len(get_format("wds").open(path)) == 10_000  # each of 60 million records costs 20 ns
+
+
 # --- Arrow ---------------------------------------------------------------------------------------
 
 

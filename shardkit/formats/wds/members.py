@@ -21,6 +21,8 @@ _OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # blanks before, 
 _DECIMAL = re.compile(r"[0-9]{1,20}")  # of more digits, `int` takes long or refuses
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")  # what a pax record begins with: length, name
 
+_SPARSE = "GNU.sparse"  # what the names of records of sparse members begin with
+
 _Records = dict[str, tuple[str, int]]  # of a pax header: name -> value, and its offset in the file
 
 
@@ -73,7 +75,7 @@ def members(source: ByteSource, ignored: Counter[str]) -> Iterator[Member]:
                 at = payload + _padded(size)
                 continue
             said, of_next = {**of_all, **of_next}, {}
-            if kind == b"S" or any(key.startswith("GNU.sparse") for key in said):
+            if kind == b"S" or _SPARSE in said:
                 raise DamagedError(
                     "the TAR holds a sparse member, which shardkit does not read",
                     fix="pack it again with GNU tar without --sparse",
@@ -143,7 +145,7 @@ def _short_name(block: bytes, at: int) -> tuple[str, int]:
 
 
 def _pax(text: bytes, at: int) -> _Records:
-    """The records of a pax header that stands at byte `at`."""
+    """Records of the pax header at byte `at`: those that matter, as each member copies them."""
     records: _Records = {}
     start = 0
     while start < len(text) and text[start]:
@@ -152,8 +154,10 @@ def _pax(text: bytes, at: int) -> _Records:
         if match is None or stop <= match.end() or text[stop - 1 : stop] != b"\n":
             raise DamagedError("a pax header is damaged", offset=at + start)
         name = match[2].decode("utf-8", "surrogateescape")
-        value = text[match.end() : stop - 1].decode("utf-8", "surrogateescape")
-        records[name] = value, at + match.end()
+        name = _SPARSE if name.startswith(_SPARSE) else name
+        if name in ("path", "size", _SPARSE):
+            value = text[match.end() : stop - 1].decode("utf-8", "surrogateescape")
+            records[name] = value, at + match.end()
         start = stop
     return records
 
