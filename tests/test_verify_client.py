@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from shardkit.codecs.pixels import to_ppm
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.sample import Sample
-from shardkit.schema import Array, Float, Image, Images, Int, Json, Schema
+from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema
 from shardkit.testing import EVERYTHING, everything, make_image
 from shardkit.verification import client
 from shardkit.verification.client_reader import summary
 from shardkit.verification.verify import VerifyReport, verify
 from tests.test_cli import run
-from tests.test_verify import accept_files, shard_paths
+from tests.test_verify import accept_files, rewrite, shard_paths
 
 SLOW = {"beton": "ffcv", "megatron": "megatron"}  # their libraries take long to import
 
@@ -148,6 +149,31 @@ def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> Non
     assert {problem["field"] for problem in report["problems"]} == {"image"}
     found = report["clients"]["webdataset"]
     assert (found["samples"], found["problems"], list(found["versions"])) == (9, 2, ["webdataset"])
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    """Not even where a manifest says that a number is stored so; webdataset's decoder would."""
+    place = tmp_path / "unpickled"
+    code = pickle.dumps(_Touches(str(place)))
+    with shardkit.create(tmp_path / "out", "wds", Schema({"x.pkl": Bytes()})) as writer:
+        writer.write({"__key__": "a", "x.pkl": code})
+
+    def change(data: dict[str, Any]) -> None:
+        data["layout"]["schema"]["x.pkl"] = {"type": "Text"}
+
+    rewrite(tmp_path / "out", change)
+    assert not checked(tmp_path / "out").sound
+    assert not place.exists()
+
+
+class _Touches:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self._path, "w")
 
 
 @pytest.mark.parametrize("format", ["hf", "lmdb"])

@@ -68,8 +68,7 @@ def loaded(data: bytes) -> Any:
 
 
 def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
-    """Values by the library's own decoders: of extensions that stand for types of ours alone, as
-    those of others unpickle."""
+    """Values by the library's own decoders, but for extensions whose decoders unpickle."""
     import webdataset
     from webdataset.autodecode import basichandlers
 
@@ -80,12 +79,15 @@ def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
             name = job["members"].get(extension, extension)
             kind = job["fields"].get(name, {"type": "Bytes"})["type"]
             if extension not in _OWN:
-                raw = kind in ("Image", "Bytes")
+                raw = kind in ("Image", "Bytes") or extension.split(".")[-1] not in _DECODED
                 fields[name] = data if raw else basichandlers(extension, data)
         yield sample["__key__"], fields
 
 
 _OWN = ("__key__", "__url__", "__local_path__")
+_DECODED = frozenset(  # extensions
+    ("cls", "cls2", "index", "inx", "id", "txt", "text", "transcript", "json", "jsn", "npy")
+)
 
 
 # --- LMDB -----------------------------------------------------------------------------------------
