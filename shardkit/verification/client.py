@@ -326,7 +326,7 @@ class _Process:
             raise UsageError(
                 f"{self._name} is installed and cannot be imported", found=error.found,
                 fix="install it again, or verify without --client",
-            ) from None  # fmt: skip
+            ) from error  # fmt: skip
 
     def samples(self) -> Iterator[_Given]:
         """The key and the summaries of each sample in the next unit.
