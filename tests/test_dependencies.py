@@ -31,7 +31,8 @@ INSTALLED_BY = {
 # Files that import an extra's library without a guard, and what stands before them.
 WHOLLY = (
     "formats/arrow/",  # `get_format`
-    "stream/torch_loader.py",  # its user has torch
+    "torch.py",  # its user has torch
+    "stream/torch_loader.py",  # and that
     "testing.py",  # pytest runs it
     "performance/",  # each looks for torch with `find_spec` before
     "verification/client_reader.py",  # `installed_clients`
