@@ -85,7 +85,7 @@ def by_hand(
     return path
 
 
-_ONE_FIELD = "Megatron holds one field, of whole numbers in a row"
+_ONE_FIELD = "Megatron holds one field, a one-dimensional array of whole numbers"
 _IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _ARRAYS = (
     "Array(dtype='<f4', shape=(2, 3))-6",
@@ -216,7 +216,7 @@ def test_a_sample_that_cannot_be_stored_is_named(
     with pytest.raises(SampleError, match="too long"):
         writer.write({"__key__": "a", "x": np.zeros(6, "<u2")})
     for values in (np.zeros((2, 2), "<u2"), np.array(1, "<u2")):
-        with pytest.raises(SampleError, match="in a row"):
+        with pytest.raises(SampleError, match="one dimension"):
             writer.write({"__key__": "a", "x": values})
     with pytest.raises(SampleError, match="Unicode"):
         writer.write({"__key__": "\ud800", "x": np.zeros(1, "<u2")})
@@ -455,10 +455,10 @@ def read_all(reader: ShardReader) -> list[Sample]:
 @pytest.mark.parametrize(
     ("offset", "value", "match", "named"),
     [
-        (0, b"NOTANIDX", "no .idx", 0),
+        (0, b"NOTANIDX", "not a .idx", 0),
         (9, struct.pack("<Q", 2), "another version", 9),
-        (17, b"\0", "no type", 17),
-        (17, b"\x09", "no type", 17),
+        (17, b"\0", "invalid type", 17),
+        (17, b"\x09", "invalid type", 17),
         (18, struct.pack("<Q", _HUGE), "is cut", None),
         (18, struct.pack("<Q", 5), "is cut", None),
         (26, struct.pack("<Q", _HUGE), "is cut", None),

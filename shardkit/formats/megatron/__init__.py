@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed datasets: tokens in a `.bin`, where they stand in a `.idx` beside it.
+"""Megatron-LM's indexed datasets: tokens in a `.bin`, their offsets in a `.idx` beside it.
 
 layout.py    the bytes of a `.idx`, the types of tokens, which schema fits
 index.py     a `.idx`, and a third file of our own, with the keys of the samples

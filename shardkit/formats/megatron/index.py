@@ -1,4 +1,4 @@
-"""What stands beside a `.bin`: the `.idx`, which says where documents are, and our `.keys`."""
+"""The files beside a `.bin`: the `.idx` with the offsets of documents, and our `.keys`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Index:
         head = source.read(0, min(HEADER.size, source.size))
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise self._damaged(
-                "this is no .idx of Megatron",
+                "not a .idx of Megatron",
                 0,
                 f"{MAGIC!r} and a header of {HEADER.size} bytes",
                 f"{head[: len(MAGIC)]!r}, {source.size:,} bytes",
@@ -94,7 +94,7 @@ class Index:
             )
         if code not in DTYPES:
             raise self._damaged(
-                "the .idx names no type of tokens", 17, "a code from 1 to 8", str(code)
+                "invalid type of tokens in the .idx", 17, "a code from 1 to 8", str(code)
             )
         if not entries:
             raise self._damaged("the .idx has no document index", 26, "at least one entry", "none")
@@ -174,7 +174,7 @@ class Index:
 
 
 class Keys:
-    """A `.keys`: the keys of a shard's samples, for which Megatron's own files have no place.
+    """A `.keys`: the keys of a shard's samples, which Megatron's own files cannot hold.
 
     The keys in UTF-8, one after the other; then a uint64 for each that says where it begins, and
     one for the end of the last; then their number as a uint64. All is little-endian.
@@ -200,7 +200,7 @@ class Keys:
                 path=self.path,
                 offset=max(self.size, 0),
                 expected=f"bounds from 0 to {self.size:,}, then {samples:,} samples",
-                found=f"{source.size:,} bytes that say otherwise",
+                found=f"{source.size:,} bytes with other bounds",
                 fix="copy it again, or move it away if it belongs to something else",
             )
         self._text = Table(source, 0, self.size, np.uint8)
@@ -210,5 +210,5 @@ class Keys:
         """The key of a sample; raises ValueError for one that is damaged."""
         start, stop = _BOUNDS.unpack(self.bounds.record(position, 2))
         if not 0 <= start <= stop <= self.size:
-            raise ValueError("the key stands outside the keys")
+            raise ValueError("invalid offset of the key")
         return self._text.record(start, stop - start).decode()

@@ -66,7 +66,7 @@ def field_of(schema: Schema) -> tuple[str, Array]:
         if isinstance(kind, Array) and flat and kind.dtype and not kind.optional:
             return name, kind
     raise FormatError(
-        "a Megatron file holds one field, of whole numbers in a row, and nothing else",
+        "a Megatron file holds one field, a one-dimensional array of whole numbers",
         expected="one field such as Array('uint16', (None,))",
         found=", ".join(f"{name}: {kind}" for name, kind in schema.items()) or "no field",
         fix=_fix(schema),

@@ -85,7 +85,7 @@ class MegatronWriter(ShardWriter):
         tokens: npt.NDArray[Any] = sample[self._field]
         try:
             if tokens.ndim != 1:
-                raise ValueError("tokens stand in a row: an array of one dimension")
+                raise ValueError("they must be an array of one dimension")
             if len(tokens) > MAX_TOKENS:
                 raise ValueError(f"a document is too long: it may have {MAX_TOKENS:,} tokens")
             check_range(tokens, self._dtype)

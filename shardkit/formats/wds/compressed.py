@@ -22,7 +22,7 @@ _open: WeakValueDictionary[tuple[Path, int, int], LocalFile] = WeakValueDictiona
 
 
 def opened(path: Path) -> tuple[LocalFile, int]:
-    """The bytes of a TAR, and how many of them stand in a temporary file: all, if it is compressed.
+    """The bytes of a TAR, and how many of them are in a temporary file: all, if it is compressed.
 
     That file has no name: the system removes it when nobody uses it, or the process ends.
     """

@@ -25,7 +25,7 @@ _Scanned = tuple[str, int, _Fields]  # a sample: its key, the key's offset or -1
 def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
     """The layout of a TAR: schema, index, odd keys, and hashes of all keys.
 
-    Odd are the keys that do not stand in one piece in the file, or are not Unicode. A TAR of ours
+    Odd keys are those that are not stored contiguously, or are not Unicode. A TAR of ours
     that has lost its index comes with its `layout`, which names fields and types.
     """
     ignored: Counter[str] = Counter()

@@ -29,7 +29,7 @@ _Records = dict[str, tuple[str, int]]  # of a pax header: name -> value, and its
 class Member(NamedTuple):
     """A regular file in a TAR: offsets in bytes from the start of the file.
 
-    `name_offset` is where the name stands in one piece, -1 where it does not.
+    `name_offset` is -1 where the name is not stored contiguously.
     """
 
     name: str

@@ -93,7 +93,7 @@ class WdsWriter(ShardWriter):
         if ODD.search(key):
             blank = _BLANK.search(key)
             self.keys["blanks" if blank else "characters outside of ASCII"] += 1
-        # A name over 100 bytes stands in one piece in the member before, one block in.
+        # A name over 100 bytes is whole in the member before, one block in.
         name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
         self._rows += self._pack(name_at, len(name), *row)
         self._buffer += chunks
@@ -126,7 +126,7 @@ def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
             for column in index.dtype.names:
                 offsets = index[column]["offset"]
                 offsets[offsets != 0] += start  # 0: the sample has no such field
-            # The first key of a TAR stands at byte 0, so keys are told by their size.
+            # The first key of a TAR is at byte 0, so keys are told by their size.
             index["__key__"]["offset"][index["__key__"]["offset"] == 0] = start
             indexes.append(index)
             start += storage.append(file, part, part.stat().st_size - len(END))
