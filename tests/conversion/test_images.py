@@ -897,7 +897,7 @@ def test_a_plan_shows_the_steps_and_does_nothing(images: Path, tmp_path: Path) -
         ("--quality 0", 2, "quality must be"),
         ("--chroma 411", 2, "'411' is not one of"),
         ("--background nocolour", 2, "background must be a colour"),
-        ("--image-format raw --icc keep", 2, "no place for a colour profile"),
+        ("--image-format raw --icc keep", 2, "no colour profile"),
         ("--image-format gif", 2, "'gif' is not one of"),
         ("--max-aspect 0.5", 2, "max_aspect must be"),
         ("--max-aspect nan", 2, "max_aspect must be"),
