@@ -187,7 +187,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
         (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
         (["convert", "empty", "--to", "wds"], 1, "there are no images"),
-        (["convert", "bad", "--to", "wds"], 1, "the value is no image"),
+        (["convert", "bad", "--to", "wds"], 1, "the value is not an image"),
         (["inspect", "empty"], 1, "no dataset or shard"),
         (["inspect", "cut.tar"], 1, "truncated"),
         (["inspect", "nothing.tar"], 2, "there is no such file or folder"),

@@ -117,7 +117,7 @@ def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
     source = LocalFile(path)
     header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
     if header is None or header.fortran or len(header.shape) != 1:
-        raise DamagedError(f"{what} is damaged: it is no table", **where)
+        raise DamagedError(f"{what} is damaged: it is not a table", **where)
     expected, found = repr(np.lib.format.dtype_to_descr(dtype)), header.descr.decode("latin-1")
     if found != expected:
         raise DamagedError(

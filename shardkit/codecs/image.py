@@ -81,7 +81,7 @@ class NotAnImageError(ValueError):
     What an error of a sample says of it: `what` is wrong, what was `expected`, how to `fix` it.
     """
 
-    what = "the value is no image"
+    what = "the value is not an image"
     expected: str | None = "an encoded image: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
     fix = "repair or remove it"
 
@@ -169,15 +169,20 @@ def checked(value: bytes, key: str, field: str) -> ImageInfo:
         raise unusable(error, key, field) from error
 
 
-def unusable(error: NotAnImageError, key: str, field: str) -> SampleError:
-    """The error of a sample with a value that is no image, or not all of one."""
+def unusable(
+    error: NotAnImageError,
+    key: str,
+    field: str,
+    otherwise: str = "drop such samples with --on-error skip",
+) -> SampleError:
+    """The error of a sample with a value that is not an image, or not all of one."""
     return SampleError(
         error.what,
         key=key,
         field=field,
         expected=error.expected,
         found=str(error),
-        fix=f"{error.fix}, or drop such samples with --on-error skip",
+        fix=f"{error.fix}, or {otherwise}",
     )
 
 
@@ -237,7 +242,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     if kind == b"VP8 " and data[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", data, 26)
         return width & 0x3FFF, height & 0x3FFF
-    raise NotAnImageError("a webp file whose first chunk is no image")
+    raise NotAnImageError("a webp file whose first chunk is not an image")
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:
@@ -283,4 +288,4 @@ def _describe(data: bytes) -> str:
     text = data[:24]
     if text.isascii() and text.decode().replace("\n", " ").replace("\r", " ").isprintable():
         return f"text: {text.decode()!r}"
-    return f"bytes that are no image: {text[:12].hex(' ')}"
+    return f"bytes that are not an image: {text[:12].hex(' ')}"

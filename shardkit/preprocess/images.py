@@ -65,7 +65,7 @@ class ImageSteps:
         for name in drawn:
             image = found[self.masks[name]]
             with _About(sample, name):
-                if self._is_anew(image):
+                if self._mask_changes(image):
                     mask = self._mask(sample, name, image)
                     shaped.sample[name] = self._mask_stored(mask)
                 else:
@@ -112,7 +112,7 @@ class ImageSteps:
         """The mask of an image, as a Pillow image that lies on the image's new pixels."""
         return masks.mask_of(sample[name], image.header, image.geometry)
 
-    def _is_anew(self, image: Image) -> bool:
+    def _mask_changes(self, image: Image) -> bool:
         """Whether the mask of an image cannot be stored as it is."""
         return image.moves or self._steps.as_array or self.raw == "ppm"
 
@@ -150,8 +150,8 @@ class ImageSteps:
             values, image = made.get(name), found[self.masks[name]]
             with _About(sample, name):
                 if values is given[name]:
-                    anew = self._is_anew(image)
-                    made[name] = self._mask_stored(mask) if anew else sample[name]
+                    changes = self._mask_changes(image)
+                    made[name] = self._mask_stored(mask) if changes else sample[name]
                 elif isinstance(values, np.ndarray):
                     made[name] = self._mask_stored(masks.with_values(mask, values))
         return shaped
@@ -202,7 +202,7 @@ def _as_image(values: npt.NDArray[Any], sample: Sample, name: str) -> Pixels:
         values = np.repeat(values[:, :, None], 3, axis=2)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != 3 or not values.size:
         raise SampleError(
-            "the transform returned something that is no image",
+            "the transform returned something that is not an image",
             key=sample["__key__"],
             field=name,
             expected="uint8 pixels, (height, width, 3) or (height, width)",

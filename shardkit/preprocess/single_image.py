@@ -69,7 +69,7 @@ class Image(NamedTuple):
 
     @property
     def moves(self) -> bool:
-        """Whether its pixels go to other places than they have in its file."""
+        """Whether its pixels are moved: resized, cut, padded or turned."""
         changes = self.geometry.changes(*self.header.upright) or self.header.orientation != 1
         return changes and bool(self.reasons)
 
@@ -97,14 +97,14 @@ class ImageProcessor:
         """Read the header, and decide."""
         options, header = self.options, read_header(data)
         check_end(data, header.format)
-        placed = geometry(*header.upright, options)
+        target = geometry(*header.upright, options)
         format = options.format if options.format != "raw" else "ppm"
         if format == "keep":
             writable, other = _WRITABLE[self.raw]
             format = header.format if header.format in writable else other
         if not self.pixels:
-            return Image(data, header, placed, format, None, [])
-        reasons = [RESIZED] if placed.changes(*header.upright) else []
+            return Image(data, header, target, format, None, [])
+        reasons = [RESIZED] if target.changes(*header.upright) else []
         if header.oddity:
             reasons.append(_ODD.get(header.oddity, header.oddity))
         if header.orientation != 1:
@@ -116,7 +116,7 @@ class ImageProcessor:
         transform, about_it = self._profile(header)
         if about_it and (options.icc != "keep" or (reasons and header.colour != "RGB")):
             reasons.append(about_it)
-        return Image(data, header, placed, format, transform, reasons)
+        return Image(data, header, target, format, transform, reasons)
 
     def _profile(self, header: Header) -> tuple[Any, str]:
         """The transform of a colour profile, and what to say of it if it is not sRGB."""
@@ -164,15 +164,15 @@ class ImageProcessor:
 
     def made(self, image: Image) -> Pixels:
         """The pixels, (height, width, 3), after all steps."""
-        header, placed = image.header, image.geometry
-        size = placed.turned(header.orientation)
+        header, target = image.header, image.geometry
+        size = target.turned(header.orientation)
         with _guarded(header, self.options):
-            if placed.width * placed.height > MAX_PIXELS:
-                raise TooManyPixelsError(f"{placed.width:,} x {placed.height:,} after resizing")
+            if target.width * target.height > MAX_PIXELS:
+                raise TooManyPixelsError(f"{target.width:,} x {target.height:,} after resizing")
             pixels, reduced, transform = decode(
                 image.data,
                 header,
-                least=size if placed.changes(*header.upright) else None,
+                least=size if target.changes(*header.upright) else None,
                 background=self._background,
                 transform=image.to_srgb,
             )
@@ -181,7 +181,7 @@ class ImageProcessor:
             pixels = upright(pixels, header.orientation)
             if transform is not None:
                 pixels = converted(pixels, transform)
-            return _on_canvas(pixels, placed, self._background)
+            return _on_canvas(pixels, target, self._background)
 
     def _value(self, image: Image, pixels: Pixels) -> Any:
         """Pixels as they are stored: encoded, or as an array."""
@@ -225,16 +225,16 @@ def _guarded(header: Header, options: ImageOptions) -> Any:
         yield
 
 
-def _on_canvas(pixels: Pixels, placed: Geometry, background: Colour) -> Pixels:
+def _on_canvas(pixels: Pixels, target: Geometry, background: Colour) -> Pixels:
     """Cut pixels, or put margins around them."""
     height, width, _ = pixels.shape
-    if placed.canvas == (width, height):
+    if target.canvas == (width, height):
         return pixels
-    left, top = placed.left, placed.top
+    left, top = target.left, target.top
     if left >= 0 and top >= 0:
-        columns, rows = placed.canvas
+        columns, rows = target.canvas
         return np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
-    canvas = np.empty((placed.canvas[1], placed.canvas[0], 3), np.uint8)
+    canvas = np.empty((target.canvas[1], target.canvas[0], 3), np.uint8)
     canvas[:] = background
     canvas[-top : -top + height, -left : -left + width] = pixels
     return canvas

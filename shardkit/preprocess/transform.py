@@ -60,7 +60,7 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
     """The transform that an option names, or is. Raises UsageError if workers cannot have it."""
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
-        raise UsageError("the transform is no function", found=repr(function))
+        raise UsageError("the transform is not a function", found=repr(function))
     name = given if isinstance(given, str) else _name_of(function)
     digest = _digest(function)
     if digest is None and workers != 0:

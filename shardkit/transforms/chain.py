@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.clock import enter
-from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
@@ -311,13 +311,7 @@ def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitEr
     """An error of a value as one of its sample."""
     error, where = failure.error, {"key": key, "field": fields[failure.field]}
     if isinstance(error, NotAnImageError):
-        return SampleError(
-            error.what,
-            **where,
-            expected=error.expected,
-            found=str(error),
-            fix=f'{error.fix}, or leave such samples out with on_error="skip"',
-        )
+        return unusable(error, **where, otherwise='leave such samples out with on_error="skip"')
     return error.located(**where)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ColourError(NotAnImageError):
     """A mask with more than one value for a pixel, or with values that are no whole numbers."""
 
-    what = "the value is no mask"
+    what = "the value is not a mask"
     expected = "a whole number for each pixel of its image"
     fix = "store the mask as an image of one channel"
 

@@ -140,7 +140,7 @@ def _steps(given: Any, steps: Any) -> list[Step]:
             )  # fmt: skip
         if not isinstance(step, Transform) and not callable(step):
             raise UsageError(
-                f"a transform of {given!r} is none", found=repr(step),
+                f"invalid transform of {given!r}", found=repr(step),
                 expected="one of shardkit's, or a function",
             )  # fmt: skip
     if not made:
@@ -203,7 +203,7 @@ def _check_mask(name: str, kind: FieldType) -> None:
     whole = isinstance(kind, Array) and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
     if not whole and not isinstance(kind, Image):
         raise UsageError(
-            f"field {name!r} cannot lie on an image",
+            f"field {name!r} cannot be the mask of an image",
             expected="a field of encoded images, or of whole numbers, (height, width)",
             found=repr(kind),
         )

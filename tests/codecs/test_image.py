@@ -59,7 +59,7 @@ def test_a_header_that_is_cut_is_named(format: str) -> None:
     [
         (b"", "an empty file"),
         (b"hello there", "text: 'hello there'"),
-        (b"\0\1\2\3", "bytes that are no image: 00 01 02 03"),
+        (b"\0\1\2\3", "bytes that are not an image: 00 01 02 03"),
         (b"\xff\xd8\xff\xe0\0\4ab\xff\xd9\0\0", "ends before its pixels"),
         (b"\xff\xd8\xff\xe0\0\4abcdef", "damaged at byte 8"),
         (b"\xff\xd8\xff\xc0\0\x0b\x08\0\0\0\0\1\1\0\0", "says 0 x 0 pixels"),

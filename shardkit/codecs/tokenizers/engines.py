@@ -48,7 +48,7 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
         if not is_failure(error):
             raise
         raise UsageError(
-            "a file is JSON, but no tokenizer of the `tokenizers` library",
+            "the file is JSON, but not a tokenizer of the `tokenizers` library",
             path=path,
             found=str(error),
             fix="give a tokenizer.json, or check whether it is complete",
@@ -225,7 +225,9 @@ def open_sentencepiece(data: bytes, path: str) -> Any:
     try:
         return SentencePieceProcessor(model_proto=data)
     except RuntimeError as error:
-        raise UsageError("a file is no SentencePiece model", path=path, found=str(error)) from error
+        raise UsageError(
+            "the file is not a SentencePiece model", path=path, found=str(error)
+        ) from error
 
 
 def check_unicode(texts: Sequence[str]) -> None:

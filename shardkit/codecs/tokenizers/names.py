@@ -161,7 +161,7 @@ def _of_file(path: Path, special_tokens: str, eos_token: str | None) -> Tokenize
     if path.suffix == ".model":
         return _sentencepiece(path, data, special_tokens, eos_token)
     raise UsageError(
-        "a file is no tokenizer",
+        "the file is not a tokenizer",
         path=str(path),
         expected="a tokenizer.json, a SentencePiece .model or a .tiktoken file",
         found=f"{len(data)} bytes that begin with {data[:16]!r}" if data else "an empty file",

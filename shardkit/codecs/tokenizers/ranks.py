@@ -62,7 +62,7 @@ def read_ranks(data: bytes, path: str) -> dict[bytes, int]:
                 ranks[base64.b64decode(token, validate=True)] = int(number)
         except (ValueError, binascii.Error):
             raise UsageError(
-                "a file of tiktoken's ranks has a line that is none",
+                "invalid line in a file of tiktoken's ranks",
                 path=path,
                 offset=offset,
                 expected="base64, a space and a number",
