@@ -263,10 +263,10 @@ def _tokenize(tmp_path: Path, on_error: str = "fail", **parts: Any) -> shardkit.
 def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
     """What Rust panics with is no Exception."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    with pytest.raises(UsageError, match="no tokenizer") as raised:
+    with pytest.raises(UsageError, match="not a tokenizer") as raised:
         _tokenize(tmp_path, normalizer=normalizer)
     assert type(raised.value.__cause__).__name__ == "PanicException"
-    with pytest.raises(UsageError, match="no tokenizer"):
+    with pytest.raises(UsageError, match="not a tokenizer"):
         _tokenize(tmp_path, pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}})
 
 

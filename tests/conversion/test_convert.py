@@ -163,7 +163,7 @@ def test_rename(images: Path, tmp_path: Path) -> None:
 def test_c3_a_bad_sample_stops_the_run_and_is_named(images: Path, tmp_path: Path) -> None:
     (images / "class1/002.jpg").write_bytes(b"this is text, not an image")
     for workers in (0, 2):
-        with pytest.raises(SampleError, match="no image") as error:
+        with pytest.raises(SampleError, match="not an image") as error:
             shardkit.convert(images, "wds", tmp_path / "out", workers=workers)
         assert error.value.where["path"] == "class1/002.jpg"
         assert error.value.found == "text: 'this is text, not an ima'"

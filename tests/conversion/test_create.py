@@ -68,7 +68,7 @@ def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "image": make_image(), "label": 1})
         for sample, message in (
             ({"__key__": "a", "image": make_image(), "label": 1}, "same key"),
-            ({"__key__": "b", "image": b"text", "label": 1}, "no image"),
+            ({"__key__": "b", "image": b"text", "label": 1}, "not an image"),
             ({"__key__": "b", "image": make_image(), "label": "1"}, "not of its field's type"),
             ({"__key__": "b", "image": make_image()}, "no field 'label'"),
             (

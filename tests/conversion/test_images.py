@@ -420,7 +420,7 @@ def test_another_source_of_a_transform_does_not_continue_a_run(
     out = tmp_path / "out"
     (images / "class2/zzz.jpg").write_bytes(b"text")
     write_module("def step(sample):\n    return sample\n")
-    with pytest.raises(SampleError, match="no image"):
+    with pytest.raises(SampleError, match="not an image"):
         make(images, "wds", out, **options)
     write_module("def step(sample):\n    return {**sample, 'new': 1}\n")
     with pytest.raises(OutputError, match="unfinished conversion") as error:

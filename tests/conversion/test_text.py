@@ -810,7 +810,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     ([*T, "--bos"], 2, "no token to begin documents with"),
     ([*T, "--eos-token", "<nope>"], 2, "not in the vocabulary"),
     (["--tokenizer", "NO_END", "--append-eos"], 2, "no token to end documents with"),
-    (["--tokenizer", "corpus.jsonl"], 2, "no tokenizer"),
+    (["--tokenizer", "corpus.jsonl"], 2, "not a tokenizer"),
     (["--tokenizer", "nothing.json"], 2, "there is no such tokenizer"),
     (["--tokenizer", "empty.json"], 2, "an empty file"),
     (["--tokenizer", "."], 2, "a folder holds no tokenizer"),

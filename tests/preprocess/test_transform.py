@@ -83,9 +83,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         ("", "names no transform"),
         ("os:no_such_name", "has no 'no_such_name'"),
         ("os:path.no_such_name", "has no 'path.no_such_name'"),
-        ("os:sep", "is no function"),
-        (3, "is no function"),
-        ({"a": 1}, "is no function"),
+        ("os:sep", "is not a function"),
+        (3, "is not a function"),
+        ({"a": 1}, "is not a function"),
     ],
 )
 def test_what_is_no_transform_is_named(given: Any, message: str) -> None:
@@ -398,7 +398,7 @@ def test_what_is_no_sample_is_an_error_of_the_sample(result: Any) -> None:
     ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
 )  # fmt: skip
 def test_an_array_that_is_no_image_is_an_error_of_the_sample(pixels: Any) -> None:
-    with pytest.raises(SampleError, match="something that is no image") as error:
+    with pytest.raises(SampleError, match="something that is not an image") as error:
         shaped(lambda sample: {**sample, "image": pixels})
     assert error.value.where == {"key": "a", "field": "image"}
     assert str(pixels.shape) in str(error.value.found)

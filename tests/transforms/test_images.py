@@ -260,7 +260,7 @@ def test_a_damaged_image_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -
     ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
 )  # fmt: skip
 def test_arrays_that_are_no_pixels_are_errors(pixels: Any) -> None:
-    with pytest.raises(SampleError, match="no image") as error:
+    with pytest.raises(SampleError, match="not an image") as error:
         applied({"image": CROP}, [{"__key__": "a", "image": pixels}], Schema({"image": Array()}))
     assert str(pixels.shape) in str(error.value.found)
     assert "uint8 (height, width, 3)" in str(error.value.expected)
@@ -360,12 +360,12 @@ def test_masks_may_be_arrays_and_images_in_colour_that_is_grey() -> None:
     [
         (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not fit its image", "80 x 120"),
         (np.zeros((120, 80), np.uint8), "does not fit its image", "80 x 120"),
-        (encoded(scene(), "PNG"), "no mask", "uint8 (80, 120, 3)"),
-        (np.zeros((80, 120), np.float32), "no mask", "float32"),
-        (np.zeros(3, np.int64), "no mask", "(3,)"),
-        ("text", "no mask", "str"),
+        (encoded(scene(), "PNG"), "not a mask", "uint8 (80, 120, 3)"),
+        (np.zeros((80, 120), np.float32), "not a mask", "float32"),
+        (np.zeros(3, np.int64), "not a mask", "(3,)"),
+        ("text", "not a mask", "str"),
         (encoded(drawn(), "PNG")[:-20], "is cut", "png"),
-        (b"", "no image", "empty"),
+        (b"", "not an image", "empty"),
     ],
 )
 def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(

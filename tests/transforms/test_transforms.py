@@ -306,8 +306,8 @@ def test_what_a_function_gives_must_be_usable() -> None:
         (("text", "tokens"), lambda text, tokens: [text], "something else than the fields", "list"),
         (("text", "tokens"), lambda text, tokens: {"text": text}, "something else", "text"),
         (("text", "tokens"), lambda text, tokens: {}, "something else", "nothing"),
-        ("image", [Decode(), lambda value: value / 2, CROP], "no image", "float64"),
-        ("image", [Decode(), lambda value: "none", SINGLE], "no image", "str 'none'"),
+        ("image", [Decode(), lambda value: value / 2, CROP], "not an image", "float64"),
+        ("image", [Decode(), lambda value: "none", SINGLE], "not an image", "str 'none'"),
     ):
         (error,) = errors_of({field: step}, [dict(sample)]).values()
         assert isinstance(error, SampleError)
