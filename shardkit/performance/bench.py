@@ -105,7 +105,7 @@ class Measured:
     cold: bool
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    stayed: list[float] = field(default_factory=list)  # in memory, though the run is cold
+    stayed: float | None = None  # the share of bytes in memory at most, though the runs are cold
     error: str | None = None
 
     def ask(self, process: Process, *, counts: bool = True) -> None:
@@ -133,7 +133,7 @@ class Measured:
             "min": min(rates) if rate else None,
             "max": max(rates) if rate else None,
             "bytes_per_second": rate * size if rate and size else None,
-            "stayed": max(self.stayed, default=None),
+            "stayed": self.stayed,
             "error": self.error,
         }
 
@@ -337,7 +337,7 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
             if stayed > _STAYED:  # another process reads them
                 each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
             else:
-                each.stayed.append(stayed)
+                each.stayed = max(stayed, each.stayed or 0.0)
                 each.ask(process)
         finally:
             process.close()

@@ -20,6 +20,7 @@ from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.opening import open_dataset
 from shardkit.performance.findings import LEAST, Finding
+from shardkit.performance.runs import first_numbers
 from shardkit.sample import Sample
 from shardkit.schema import Array
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
@@ -86,7 +87,7 @@ def other_format(stream: Stream) -> Finding | None:
     slow = [dataset.format for dataset in stream.datasets if dataset.format in _SLOW]
     if not slow or stream.options.cache is not None:
         return None
-    numbers = stream.order.draw(0, np.arange(min(_TRIED, stream.order.samples))).number.tolist()
+    numbers = first_numbers(stream, _TRIED)
     with tempfile.TemporaryDirectory() as folder:
         try:
             numbers = numbers[: _write(stream.samples, numbers, Path(folder) / "tried")]

@@ -31,6 +31,7 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning
 from shardkit.performance.defaults import image_field, open_any, usual_options
+from shardkit.performance.runs import first_numbers
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
@@ -142,10 +143,7 @@ class Contender:
     @cached_property
     def _numbers(self) -> list[int]:
         """The samples of a run, in the order in which a Loader has them, whatever its batches."""
-        stream = Stream(self.dataset, StreamOptions(shuffle=True))
-        count = np.arange(min(self._limit, len(self.dataset)))
-        numbers: list[int] = stream.order.draw(0, count).number.tolist()
-        return numbers
+        return first_numbers(Stream(self.dataset, StreamOptions(shuffle=True)), self._limit)
 
     def run(self, request: dict[str, Any]) -> dict[str, float]:
         """What a run took. Raises whatever is wrong."""

@@ -137,24 +137,23 @@ def doctor(
     """
     if seconds <= 0 or (need is not None and need <= 0):
         raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")
-    processors = default_threads()
-    loader = loader_like(source) if is_dataloader(source) else _loader(source, options)
+    processors, dataloader = default_threads(), source if is_dataloader(source) else None
+    loader = _loader(source, options) if dataloader is None else loader_like(dataloader)
     _check_size(loader)
     loader = loader.with_options(profile=True)
     trained = _trained(source)
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
     case = _case(loader, processors, seconds)
-    if is_dataloader(source):
-        rate, found = _of_workers(source, loader, processors, seconds)
-    else:
-        rate = case.now.rate
+    if dataloader is None:
+        workers, rate = 0, case.now.rate
         found = [finding for look in looks.OF_RUNS if (finding := look(case))]
         if trained is not None and (finding := looks.prefetch(case, trained)):
             found.append(finding)
+    else:
+        workers = dataloader.num_workers
+        rate, found = _of_workers(dataloader, loader, processors, seconds)
     ranks = ranks or loader.dataset.world().size
-    found += _of_data(
-        case, rate, ranks, source.num_workers if is_dataloader(source) else 0, seconds
-    )
+    found += _of_data(case, rate, ranks, workers, seconds)
     findings = ranked(found, rate, need)
     slow = looks.extension(case)
     if slow is not None:  # it changes all that is measured: first, however little it gives
@@ -245,10 +244,9 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
     others = {}
     if case.waits >= SHARE:
         numbers |= {4 * processors, 16 * processors}
-        numbered = first_numbers(loader, _IN_MEMORY)
-        others["in memory"] = in_memory(
-            loader, list(map(loader.dataset.stream.samples.read, numbered))
-        )
+        stream = loader.dataset.stream
+        samples = [stream.samples.read(n) for n in first_numbers(stream, _IN_MEMORY)]
+        others["in memory"] = in_memory(loader, samples)
     numbers -= {used}
     others |= {str(n): loader.with_options(**looks.with_threads(loader, n)) for n in numbers}
     if not others:

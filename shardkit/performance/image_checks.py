@@ -83,16 +83,12 @@ def stored_size(stream: Stream) -> Finding | None:
         return None
     width, height = (statistics.median(side) for side in zip(*sizes, strict=True))
     sizing = ", ".join(repr(_sizing(steps)) for steps in images.decoding.values())
-    return Finding(
-        "decode",
+    return tried.finding(
         f"images are {width:,.0f} x {height:,.0f} pixels in the median of {len(sizes)}, "
         f"where {sizing} needs {needed:,} on the shorter side",
         f"store them with {needed:,} pixels on the shorter side: {tried}; random crops "
         "then see images of that size, so that small parts of them are less sharp",
-        stage="decode",
-        share=tried.share,
-        samples=tried.samples,
-        command=convert_command(stream, *flags),
+        convert_command(stream, *flags),
     )
 
 
@@ -115,16 +111,12 @@ def png(stream: Stream) -> Finding | None:
     tried = images.tried(options)
     if tried is None or tried.share >= _WORTH or tried.after >= tried.before:
         return None
-    return Finding(
-        "decode",
+    return tried.finding(
         f"{len(formats)} of {len(headers)} images are stored without loss, as "
         + ", ".join(sorted({format.upper() for format in formats})),
         f"store them as JPEG of quality {quality}: {tried}; no difference is visible, "
         f"as the brightness of each of them keeps a PSNR of {loss:.0f} dB or more",
-        stage="decode",
-        share=tried.share,
-        samples=tried.samples,
-        command=convert_command(stream, "--image-format jpeg", f"--quality {quality}"),
+        convert_command(stream, "--image-format jpeg", f"--quality {quality}"),
     )
 
 
@@ -141,6 +133,10 @@ class Tried(NamedTuple):
             f"{self.after / 1000:,.1f} kB each instead of {self.before / 1000:,.1f}, decoded in "
             f"{self.share:.0%} of the time"
         )
+
+    def finding(self, seen: str, do: str, command: str) -> Finding:
+        given: dict[str, Any] = {"share": self.share, "samples": self.samples, "command": command}
+        return Finding("decode", seen, do, stage="decode", **given)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from shardkit.sample import Sample
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.profile import Times
+from shardkit.stream.stream import Stream
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -109,10 +110,10 @@ def _delayed() -> float:
         return 0.0
 
 
-def first_numbers(loader: Loader, most: int) -> list[int]:
-    """The numbers of up to `most` samples that an epoch begins with."""
-    order = loader.dataset.stream.order
-    numbers: list[int] = order.draw(0, np.arange(min(most, order.samples))).number.tolist()
+def first_numbers(stream: Stream, most: int) -> list[int]:
+    """The numbers of up to `most` samples that an epoch begins with, in its order."""
+    count = np.arange(min(most, stream.order.samples))
+    numbers: list[int] = stream.order.draw(0, count).number.tolist()
     return numbers
 
 

@@ -277,7 +277,9 @@ def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(
 
 def test_samples_in_memory_give_the_same_batches(photos: Path) -> None:
     loader = Loader(photos, batch_size=8, transforms=CROP, profile=True, threads=1)
-    samples = [loader.dataset.stream.samples.read(n) for n in runs.first_numbers(loader, 64)]
+    samples = [
+        loader.dataset.stream.samples.read(n) for n in runs.first_numbers(loader.dataset.stream, 64)
+    ]
     other = runs.in_memory(loader, samples)
     assert len(other) == 64
     for one, another in zip(loader, other, strict=False):
