@@ -168,12 +168,13 @@ def test_shards_whose_tables_take_too_much_memory_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (shardkit.open(write(tmp_path / name, "wds", 6)) for name in "ab")
-    monkeypatch.setattr(type(first.reader(0)), "in_memory", 1000, raising=False)
-    monkeypatch.setattr("shardkit.open_shards._MEMORY", 3500)
+    table = first.reader(0).in_memory
+    assert table > 0
+    monkeypatch.setattr("shardkit.open_shards._MEMORY", 3.5 * table)
     for dataset in (first, second):
         assert [sample["label"] for sample in dataset] == list(range(6))
     assert [*first._readers] == []
     assert [*second._readers] == [3, 4, 5]
-    monkeypatch.setattr("shardkit.open_shards._MEMORY", 500)
+    monkeypatch.setattr("shardkit.open_shards._MEMORY", 0.5 * table)
     assert [sample["label"] for sample in second] == list(range(6))
     assert [*second._readers] == [5]
