@@ -15,6 +15,7 @@ import PIL.Image
 import pytest
 import simplejpeg
 
+from shardkit import byte_source
 from shardkit.codecs.image import jpeg_segments
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
@@ -23,7 +24,7 @@ from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import ALLOCATION, DESCRIPTOR, HEADER, PAGE, place, place_run
 from shardkit.formats.beton.reader import BetonReader
 from shardkit.formats.beton.writer import ROOM
-from shardkit.sample import Sample
+from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
@@ -356,10 +357,7 @@ def test_a_file_without_fields_is_refused(path: Path) -> None:
 def test_values_that_ffcv_could_not_hold_are_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardkit.formats.beton import writer as module
-    from shardkit.sample import JsonText
-
-    monkeypatch.setattr(module, "MAX_VALUE", 1000)
+    monkeypatch.setattr(layout, "MAX_VALUE", 1000)
     writer = BETON.create(path, Schema({"blob": Bytes(), "about": Json()}))
     with pytest.raises(SampleError, match="too large for a page"):
         writer.write({"__key__": "a", "blob": bytes(1001), "about": None})
@@ -474,7 +472,7 @@ def patched(path: Path, at: int, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("at", "data", "error", "what"),
     [
-        (0, b"\x01", FormatError, "no .beton that shardkit reads"),
+        (0, b"\x01", FormatError, "not a .beton that shardkit reads"),
         (2, b"\0\0", FormatError, "no fields"),
         (2, b"\xff\xff", DamagedError, "the file ends before"),
         (8, b"\xff" * 8, DamagedError, "the file ends before"),
@@ -528,6 +526,37 @@ def test_damage_that_a_sample_meets(
     assert where["path"] == path
     assert (where["position"], where["key"], where["field"]) == (1, "a/000000001", field)
     assert "offset" in where
+
+
+@pytest.mark.parametrize("memory", [0, 100, 1 << 20])
+def test_long_tables_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    monkeypatch.setattr(byte_source, "IN_MEMORY", memory)
+    schema = {
+        "image": Image(), "x": Array("<i2", (3,)), "n": Int(), "about": Json(optional=True),
+        "m": Array("<i4", (2,), optional=True),
+    }  # fmt: skip
+    samples: list[Sample] = [
+        {"__key__": f"k{n}" * (n % 5 + 1), "image": JPEG, "x": np.array([n, 1, 2], "<i2"), "n": n}
+        for n in range(200)
+    ]
+    for sample in samples[::3]:
+        sample["about"], sample["m"] = {"a": sample["n"]}, np.array([1, sample["n"]], "<i4")
+    reader = written(tmp_path / "ours.beton", schema, samples)
+    for number, sample in enumerate(samples):
+        assert_same(reader[number], sample)
+    assert reader.keys() == [sample["__key__"] for sample in samples]
+    assert reader.sizes("image").tolist() == [len(JPEG)] * 200
+    assert len(reader.sizes("about")) == len(reader.sizes("m")) == 67
+    out = np.zeros((2, 2), np.int32)
+    assert reader.read_rows("m", np.array([9, 3]), out)
+    assert out.tolist() == [[1, 9], [1, 3]]
+    assert not reader.read_rows("m", np.array([9, 4]), out)
+    assert (reader.in_memory > 0) == (memory == 1 << 20)
+    theirs = unpacked("ffcv-1.0.2", tmp_path)
+    expected = json.loads((STORED / "ffcv-1.0.2.json").read_text("utf-8"))
+    assert [theirs[n]["image"].hex() for n in range(4)] == [each["image"] for each in expected]
 
 
 def test_a_damaged_section_is_told(path: Path) -> None:

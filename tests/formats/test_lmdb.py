@@ -6,11 +6,13 @@ from pathlib import Path
 
 import lmdb
 import msgpack
+import numpy as np
 import pytest
 
 import shardkit
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import get_format
+from shardkit.formats.lmdb import reader as lmdb_reader
 from shardkit.formats.lmdb.layout import PAGE, Tree
 from shardkit.schema import Bytes, Schema, Text
 from shardkit.testing import EVERYTHING, FormatContract, everything, write_shard
@@ -137,6 +139,45 @@ def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None
     }
     assert shardkit.open(out)[0]["text"] == "a"
     assert len(entries(out / "data.mdb")) == 2
+
+
+@pytest.mark.parametrize("memory", [200, 3000, 200_000])
+def test_large_shards_are_read_with_little_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Leaves are found from an index of leaves, or of the branches above them."""
+    monkeypatch.setattr(lmdb_reader, "IN_MEMORY", memory)
+    values = [b"%d" % n * (n % 9) if n % 500 else bytes([n % 7]) * 9000 for n in range(12_000)]
+    samples = [{"__key__": f"k{n}", "x": value} for n, value in enumerate(values)]
+    reader = write_shard(LMDB, tmp_path / "t.lmdb/data.mdb", Schema({"x": Bytes()}), samples)
+    for number in np.random.default_rng(1).permutation(len(values)).tolist():
+        assert reader[number] == samples[number]
+    assert reader.keys() == [sample["__key__"] for sample in samples]
+    assert 0 < reader.in_memory <= 2 * memory
+
+
+@pytest.mark.parametrize("memory", [200, 1 << 20])
+def test_samples_that_the_library_adds_are_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    monkeypatch.setattr(lmdb_reader, "IN_MEMORY", memory)
+    schema = Schema({"x": Bytes()})
+    path.unlink()
+    write_shard(LMDB, path, schema, [{"__key__": f"{n}", "x": b"%d" % n} for n in range(50)])
+    numbers = np.random.default_rng(2).permutation(np.arange(50, 4000)).tolist()
+    with lmdb.open(str(path.parent), map_size=1 << 26) as environment:
+        for some in np.array_split(numbers, 9):
+            with environment.begin(write=True) as transaction:
+                for n in some.tolist():
+                    value = msgpack.packb({"__key__": f"{n}", "x": b"%d" % n * (n % 50)})
+                    transaction.put(b"%012d" % n, value)
+                transaction.put(b"num-samples", b"4000")
+    reader = LMDB.open(path)
+    assert reader.layout["ignored"] == {"entry 'num-samples'": 1}
+    assert [reader[n]["x"] for n in range(50, 4000)] == [
+        b"%d" % n * (n % 50) for n in range(50, 4000)
+    ]
+    assert reader.keys() == [f"{n}" for n in range(4000)]
 
 
 def test_a_cut_file_is_named_before_it_is_touched(path: Path) -> None:

@@ -1,13 +1,10 @@
 """Files as FFCV reads them, `.beton`: one file of rows and pages, and a section of our own in it.
 
-layout.py     the bytes of a file, and where in pages a value may stand
-section.py    our own section: keys, types, absent values
+layout.py   the bytes of a file, and where in pages a value may stand
 images.py   what FFCV can decode, and what other images become
-contents.py   a file, checked
-values.py     from bytes to values
-reader.py     random access through the table
-writer.py     a file in one pass
-join.py       one file of several
+reader.py   random access through the table
+writer.py   a file in one pass
+join.py     one file of several
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from shardkit.codecs import pixels
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError, check_end, unusable
+from shardkit.codecs.image import check_end
 from shardkit.codecs.jpeg import with_huffman_tables
-from shardkit.errors import SampleError
 from shardkit.formats.beton.layout import JPEG, RAW
 
 QUALITY = 95
@@ -46,7 +45,7 @@ def stored(value: bytes) -> Image:
         check_end(value, header.format)
         reason = _reason(header, value)
         if reason:
-            return _anew(value, reason)
+            return _reencoded(value, reason)
         if not header.huffman:  # FFCV would take those of the image before
             tables = with_huffman_tables(value)
             return Image(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
@@ -59,7 +58,7 @@ def stored(value: bytes) -> Image:
     return Image(RAW, ppm.width, ppm.height, data, "" if same else "ppm with another header")
 
 
-def _anew(value: bytes, reason: str) -> Image:
+def _reencoded(value: bytes, reason: str) -> Image:
     rows = pixels.to_rgb(value)
     height, width, _ = rows.shape
     data = pixels.encode(rows, "jpeg", quality=QUALITY, chroma="444")
@@ -75,19 +74,3 @@ def _reason(header: Header, value: bytes) -> str:
         return _PORTABLE.get(value[:2]) or header.format
     oddity = "rotated" if header.orientation != 1 else ""
     return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""
-
-
-def checked(value: bytes, key: str, field: str) -> Image:
-    """What a field's value is stored as; raises SampleError for one that cannot be."""
-    try:
-        return stored(value)
-    except NotAnImageError as error:
-        raise unusable(error, key, field) from error
-    except ValueError as error:
-        raise SampleError(
-            "a .beton cannot hold the image",
-            key=key,
-            field=field,
-            found=str(error),
-            fix="make it smaller with --resize, or drop such samples with --on-error skip",
-        ) from error

@@ -76,8 +76,11 @@ def join(
 
 
 def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
-    """Each part, with values that go to `at` or behind. A process has few open files, and there
-    may be many values: parts are opened, and their values placed, anew for each step."""
+    """Each part, with values that go to `at` or behind.
+
+    Parts are opened again for each step, as a process has few open files, and memory for the
+    pointers of one part rather than all.
+    """
     samples, keys = 0, 0
     for path in paths:
         reader = BetonReader(path)

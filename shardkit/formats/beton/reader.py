@@ -65,8 +65,11 @@ class BetonReader(ShardReader):
             source, int(head["alloc_table_ptr"]), self._data_at, with_data
         )
         self.section = None if mark is None else Section(source, *mark, samples, self.fields)
-        own = () if self.section is None else self.section.tables
-        self._tables: tuple[Table | Allocations, ...] = (self.rows, self.allocations, *own)
+        self._tables: tuple[Table | Allocations, ...] = (self.rows, self.allocations)
+        self._presence_at: dict[str, int] = {}
+        if self.section is not None:
+            self._tables += self.section.tables
+            self._presence_at = self.section.presence_at
         super().__init__(path, self._found_layout() if layout is None else layout)
         self._length, self._unpack = samples, self.row.struct.unpack
         self._stem = key_of(path.stem)
@@ -167,16 +170,12 @@ class BetonReader(ShardReader):
         named = {} if classes is None else {"classes": classes}
         return {"schema": self.section.schema.to_json(), **named, "ours": True}
 
-    def _presence_at(self, field: str) -> int:
-        return -1 if self.section is None else self.section.presence_at.get(field, -1)
-
     def _present(self, field: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether the samples at these positions have the field."""
-        at = self._presence_at(field)
-        if at < 0 or self.section is None:
+        if self.section is None or field not in self._presence_at:
             return np.ones(len(positions), bool)
-        present: npt.NDArray[np.bool_] = self.section.presence.take(positions + at) != 0
-        return present
+        present = self.section.presence.take(positions + self._presence_at[field])
+        return present.astype(bool)
 
     def _sizes(self, number: int) -> npt.NDArray[np.int64]:
         """Stored bytes of a field's value in every sample, also of what stands for absent ones."""
@@ -188,7 +187,13 @@ class BetonReader(ShardReader):
             sizes: npt.NDArray[np.int64] = column["size"].astype(np.int64)
             return sizes - 1 if field.type_id == TypeId.JSON else sizes
         raw = 3 * column["width"].astype(np.int64) * column["height"]
-        return np.where(column["mode"] == RAW, raw, self.allocations.sizes(column["ptr"]))
+        return np.where(
+            column["mode"] == RAW, raw, self.allocations.sizes(self._blob(number), column["ptr"])
+        )
+
+    def _blob(self, number: int) -> int:
+        """The number of a field among those that have data."""
+        return sum(field.has_data for field in self.fields[:number])
 
     def _column(self, name: str, kind: FieldType) -> _Column:
         """How a field of the dataset's schema, which is common to its files, is read."""
@@ -210,12 +215,11 @@ class BetonReader(ShardReader):
                 expected=str(kind),
                 found=f"FFCV's type {field.type_id.value} ({field.type_id.name.lower()})",
             )
-        before = sum(earlier.has_data for earlier in self.fields[:number])
         return _Column(
             name,
-            presence=self._presence_at(name),
+            presence=self._presence_at.get(name, -1),
             at=self.row.places[number],
-            blob=before if field.has_data else -1,
+            blob=self._blob(number) if field.has_data else -1,
             is_image=field.type_id == TypeId.IMAGE,
             size=-1 if field.dtype is None else field.nbytes,
             decode=decode,
@@ -231,7 +235,7 @@ def _read_front(source: LocalFile) -> tuple[np.void, list[Field], tuple[int, int
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
     if head["version"] != bytes_of.VERSION:
         raise FormatError(
-            "the file is no .beton that shardkit reads",
+            "the file is not a .beton that shardkit reads",
             path=path,
             expected=f"version {bytes_of.VERSION}",
             found=f"version {head['version']}",
@@ -288,13 +292,20 @@ class Allocations:
             _, found, size = bytes_of.ALLOCATION_STRUCT.unpack(self.rows.record(row))
             if found == ptr and size:
                 return int(size)
-        size = self.sizes(np.array([ptr], np.uint64))[0]
+        size = self._search(np.array([ptr], np.uint64))[0]
         if size < 0:
             raise ValueError("the table of allocations does not say how long it is")
         return int(size)
 
-    def sizes(self, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Bytes of the values at `pointers`; -1 where no row says."""
+    def sizes(self, field: int, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The same for the field of all samples; -1 where no row says."""
+        rows = self.rows.slice(0, len(self.rows))[field :: self._fields]
+        if len(rows) == len(pointers) and (rows["ptr"] == pointers).all() and rows["size"].all():
+            sizes: npt.NDArray[np.int64] = rows["size"].astype(np.int64)
+            return sizes
+        return self._search(pointers)
+
+    def _search(self, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         if not len(self.rows):
             return np.full(len(pointers), -1, np.int64)
         if self._sorted is None:
@@ -321,7 +332,7 @@ _SECTION = "the section with keys and types"
 
 
 class Section:
-    """Our section: keys, types and absent values, which FFCV has no place for."""
+    """Our section: keys, types and absent values, for which FFCV has no room."""
 
     def __init__(
         self, source: LocalFile, at: int, size: int, samples: int, fields: list[Field]
@@ -424,7 +435,7 @@ def _json(data: bytes, json_text: bool) -> Any:
 def _text(data: bytes, json_text: bool) -> str:
     found = _json(data, False)
     if not isinstance(found, str):
-        raise ValueError("JSON that is no text")
+        raise ValueError("JSON that is not text")
     return found
 
 

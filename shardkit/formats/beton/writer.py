@@ -1,6 +1,6 @@
 """Writes a .beton in one pass: values as they come, and at the end the table before them.
 
-How long the table gets is known at the end only. A small room is kept for it; the values that stand
+How long the table gets is known at the end only. Some room is left for it; the values that are
 in the way of a longer one move behind the others, which costs as many bytes as the table has.
 """
 
@@ -16,34 +16,18 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
+from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardWriter, key_bytes
-from shardkit.formats.beton import images
-from shardkit.formats.beton.layout import (
-    ALLOCATION,
-    ALLOCATION_STRUCT,
-    MAX_VALUE,
-    Field,
-    Row,
-    TypeId,
-    fields_of,
-    front_size,
-    optional_fields,
-    pack_front,
-    pack_head,
-    pack_text,
-    page_for,
-    place,
-    place_run,
-    section_size,
-)
+from shardkit.formats.beton import images, layout
+from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, FieldType, Json, Schema, Text
+from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-ROOM = 1 << 15  # bytes kept free for the table
+ROOM = 1 << 15  # bytes left free for the table
 # Bytes gathered before a write: few enough to be in the processor's cache still.
 _BUFFER = 1 << 18
 _BLOCK = 1 << 20  # bytes copied at a time
@@ -69,11 +53,11 @@ class BetonWriter(ShardWriter):
         classes: Mapping[str, Sequence[str]] | None,
     ) -> None:
         self._path = path
-        self._fields = fields_of(schema)
+        self._fields = layout.fields_of(schema)
         self._row = Row(self._fields)
         self._columns = [_column(f, schema[f.name]) for f in self._fields]
-        self._text = pack_text(schema, classes)
-        self._presence = {name: bytearray() for name in optional_fields(schema)}
+        self._text = layout.pack_text(schema, classes)
+        self._presence = {name: bytearray() for name in layout.optional_fields(schema)}
         self._max_bytes = max_bytes
         self._samples = 0
         self._rows = bytearray()
@@ -102,7 +86,7 @@ class BetonWriter(ShardWriter):
             return False
         self._rows += self._row.struct.pack(*prepared.row)
         for ptr, size in prepared.allocations:
-            self._allocations += ALLOCATION_STRUCT.pack(self._samples, ptr, size)
+            self._allocations += layout.ALLOCATION_STRUCT.pack(self._samples, ptr, size)
             self._largest = max(self._largest, size)
         for name, presence in self._presence.items():
             presence.append(name in sample)
@@ -129,8 +113,8 @@ class BetonWriter(ShardWriter):
             section = self._section()
             size = sum(map(len, section))
             storage.write(self._file, [*section, bytes(self._allocations)])
-            front = pack_front(
-                self._fields, page_for(self._largest), self._samples, end + size, (end, size)
+            front = layout.pack_front(
+                self._fields, layout.page_for(self._largest), self._samples, end + size, (end, size)
             )
             storage.rewrite(self._file, 0, front + self._rows)
 
@@ -143,24 +127,33 @@ class BetonWriter(ShardWriter):
         allocations: list[tuple[int, int]] = []
         encoded: list[str] = []
         for name, type_id, encode, absent in self._columns:
-            if encode is None:
-                row.append(sample.get(name, absent))
+            value = sample.get(name, absent)
+            if encode is not None and name in sample:
+                try:
+                    value = encode(value)
+                except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
+                    raise _unusable(error, value, sample[KEY], name) from error
+            if type_id in _NUMBERS:
+                row.append(value)
                 continue
-            stored = encode(sample[name], sample[KEY], name) if name in sample else absent
             if type_id == TypeId.IMAGE:
-                mode, width, height, data, reason = stored
+                mode, width, height, value, reason = value
                 row += (mode, width, height)
                 if reason:
                     encoded.append(reason)
-            else:
-                data = stored
-            size = len(data)
-            if size > MAX_VALUE:
-                raise _too_large(size, sample[KEY], name)
+            size = len(value)
+            if size > layout.MAX_VALUE:
+                raise SampleError(
+                    "a value is too large for a page of a .beton",
+                    key=sample[KEY],
+                    field=name,
+                    expected=f"at most {layout.MAX_VALUE:,} bytes",
+                    found=f"{size:,}",
+                )
             # FFCV finds a value's size by its pointer, so an empty one has a byte of its own.
-            ptr = place(end, size or 1)
+            ptr = layout.place(end, size or 1)
             chunks += zeros(ptr - end)
-            chunks.append(data if size else b"\0")
+            chunks.append(value if size else b"\0")
             end = ptr + (size or 1)
             row.append(ptr)
             if type_id in (TypeId.BYTES, TypeId.JSON):
@@ -171,12 +164,12 @@ class BetonWriter(ShardWriter):
     def _size_with(self, prepared: _Prepared, key_size: int) -> int:
         """Bytes of the file if it ended with this sample; a few more where values must move."""
         samples = self._samples + 1
-        page = page_for(max([self._largest, *(size for _, size in prepared.allocations)]))
+        page = layout.page_for(max([self._largest, *(size for _, size in prepared.allocations)]))
         table_end = front_size(len(self._fields), self._row.dtype.itemsize, samples)
         stop = self._first_pointer_from(table_end)
         end = _end_of_data(self._start, stop or prepared.end, prepared.end, table_end, page)
         keys_size = self._keys_size + key_size
-        section = section_size(self._text, samples, len(self._presence), keys_size)
+        section = layout.section_size(self._text, samples, len(self._presence), keys_size)
         allocations = len(prepared.allocations) * ALLOCATION.itemsize + len(self._allocations)
         return end + section + allocations
 
@@ -184,7 +177,9 @@ class BetonWriter(ShardWriter):
         """The first pointer of the data that the front up to `end` does not cover; 0 if none."""
         size = ALLOCATION.itemsize
         while self._in_the_way * size < len(self._allocations):
-            _, ptr, _ = ALLOCATION_STRUCT.unpack_from(self._allocations, self._in_the_way * size)
+            _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(
+                self._allocations, self._in_the_way * size
+            )
             if ptr >= end:
                 return int(ptr)
             self._in_the_way += 1
@@ -203,7 +198,7 @@ class BetonWriter(ShardWriter):
         if not moving:
             return self._pad(max(self._end, table_end))
         stop = int(allocations["ptr"][moving]) if moving < len(allocations) else self._end
-        page = page_for(self._largest)
+        page = layout.page_for(self._largest)
         end = _end_of_data(self._start, stop, self._end, table_end, page)
         shift = end - stop
         self._pad(self._start + shift)
@@ -222,7 +217,7 @@ class BetonWriter(ShardWriter):
     def _section(self) -> list[bytes]:
         offsets = np.fromiter(accumulate(map(len, self._keys), initial=0), "<u8")
         keys = b"".join(self._keys)
-        head = pack_head(self._text, len(keys))
+        head = layout.pack_head(self._text, len(keys))
         return [head, offsets.tobytes(), *map(bytes, self._presence.values()), keys]
 
 
@@ -230,7 +225,7 @@ def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> 
     """Where the data end once those from `start` to `stop` have made room for the table."""
     if table_end <= start:
         return end
-    return place_run(start, stop, max(end, table_end), page) + stop - start
+    return layout.place_run(start, stop, max(end, table_end), page) + stop - start
 
 
 def zeros(count: int) -> list[bytes | memoryview]:
@@ -246,38 +241,25 @@ class _Column(NamedTuple):
 
     name: str
     type_id: TypeId
-    encode: Callable[[Any, str, str], Any] | None  # of value, key and name; None for a number
+    encode: Callable[[Any], Any] | None  # None for a number
     absent: Any  # what stands where a sample does not have the field
 
 
 def _column(field: Field, kind: FieldType) -> _Column:
-    if field.type_id == TypeId.IMAGE:
-        return _Column(field.name, field.type_id, images.checked, images.NOTHING)
-    if field.type_id in (TypeId.INT, TypeId.FLOAT):
-        absent = 0 if field.type_id == TypeId.INT else float("nan")
-        return _Column(field.name, field.type_id, None, absent)
+    encode, absent = _ENCODERS.get(type(kind)), _ABSENT.get(field.type_id, b"")
     if field.dtype is not None:
-        encode, nothing = _encoder(_array), bytes(field.nbytes) if kind.optional else b""
-    else:
-        encode = _encoder(_ENCODERS[type(kind)])
-        nothing = b"null\0" if field.type_id == TypeId.JSON else b""
-    return _Column(field.name, field.type_id, encode, nothing)
+        encode, absent = np.ndarray.tobytes, bytes(field.nbytes) if kind.optional else b""
+    return _Column(field.name, field.type_id, encode, absent)
 
 
-def _encoder(encode: Callable[[Any], bytes]) -> Callable[[Any, str, str], bytes]:
-    def encoded(value: Any, key: str, name: str) -> bytes:
-        try:
-            return encode(value)
-        except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate in text, say
-            raise SampleError(
-                f"the value cannot be stored: {error}", key=key, field=name, found=f"{value!r:.60}"
-            ) from error
-
-    return encoded
-
-
-def _array(value: npt.NDArray[Any]) -> bytes:
-    return value.tobytes()
+def _unusable(error: Exception, value: Any, key: str, name: str) -> SampleError:
+    if isinstance(error, NotAnImageError):
+        return unusable(error, key, name)
+    what, found, fix = f"the value cannot be stored: {error}", f"{value!r:.60}", None
+    if isinstance(value, bytes):
+        what, found = "a .beton cannot hold the image", str(error)
+        fix = "make it smaller with --resize, or drop such samples with --on-error skip"
+    return SampleError(what, key=key, field=name, found=found, fix=fix)
 
 
 def _json(value: Any) -> bytes:
@@ -287,23 +269,17 @@ def _json(value: Any) -> bytes:
     return text + b"\0"
 
 
-def _text(value: str) -> bytes:
-    return JsonText.of(str(value)).encode() + b"\0"
-
-
-_ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
+_NUMBERS = (TypeId.INT, TypeId.FLOAT)
+_ABSENT = {
+    TypeId.INT: 0,
+    TypeId.FLOAT: float("nan"),
+    TypeId.IMAGE: images.NOTHING,
+    TypeId.JSON: b"null\0",
+}
+_ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {
+    Image: images.stored,
     Bytes: bytes,
     Array: dump_array,
     Json: _json,
-    Text: _text,
+    Text: lambda value: JsonText.of(str(value)).encode() + b"\0",
 }
-
-
-def _too_large(size: int, key: str, name: str) -> SampleError:
-    return SampleError(
-        "a value is too large for a page of a .beton",
-        key=key,
-        field=name,
-        expected=f"at most {MAX_VALUE:,} bytes",
-        found=f"{size:,}",
-    )
