@@ -169,7 +169,7 @@ def _is_pickle(value: bytes) -> bool:
 
 def _image(value: bytes) -> Sample:
     if not is_image(value[:64]):
-        raise ValueError("no image")
+        raise ValueError("not an image")
     return {"image": value}
 
 
@@ -177,9 +177,9 @@ def _msgpack_map(value: bytes) -> Sample:
     try:
         fields = msgpack.unpackb(value, strict_map_key=False)
     except TypeError as error:  # a key that is a list or a map
-        raise ValueError(f"no map of names: {error}") from error
+        raise ValueError(f"not a map of names: {error}") from error
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise ValueError("no map of names")
+        raise ValueError("not a map of names")
     return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
 
 
@@ -203,13 +203,13 @@ def _packed_array(value: dict[str, Any]) -> Any:
             raise ValueError("an array of objects")
         return np.frombuffer(value["data"], dtype).reshape(value["shape"]).copy()
     except (KeyError, TypeError, SyntaxError) as error:  # NumPy reads some types as Python
-        raise ValueError(f"an array that is none: {error!r}") from error
+        raise ValueError(f"an invalid array: {error!r}") from error
 
 
 def _json(value: bytes) -> Sample:
     text = value.decode()
     if not isinstance(json.loads(text), dict | list):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return {"json": JsonText(text)}
 
 
@@ -243,7 +243,7 @@ def _datum(value: bytes) -> Sample:
     elif data or floats:
         sample["pixels"] = _pixels(data or floats, "|u1" if data else "<f4", shape)
     else:
-        raise ValueError("no Datum")
+        raise ValueError("not a Datum")
     if 5 in numbers:
         sample["label"] = _signed(numbers[5])
     if data and floats:
@@ -282,7 +282,7 @@ def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
             content = data[at : at + size]
             at += size
         else:
-            raise ValueError("no Datum")
+            raise ValueError("not a Datum")
         yield tag >> 3, content, data[start:at]
 
 

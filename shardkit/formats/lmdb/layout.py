@@ -32,7 +32,7 @@ _database = struct.Struct("<IHHQQQQQ")  # see Database
 _tail = struct.Struct("<QQ")  # last page, transaction
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
-_NOWHERE = 2**64 - 1  # the root of an empty database
+_NO_ROOT = 2**64 - 1  # the root of an empty database
 _INTEGER_KEYS = 8  # how the list of free pages is sorted
 _SMALLEST_ENTRY = 2 + NODE  # bytes: its pointer and its node
 _DEEPEST = 32  # levels of a tree; 4 hold 10^8 values
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 def meta_page(number: int, database: Database | None, last_page: int) -> bytes:
     """Meta page 0 or 1. The one with the higher transaction counts, which is page 1."""
-    none = (0, 0, 0, 0, 0, _NOWHERE)
+    none = (0, 0, 0, 0, 0, _NO_ROOT)
     free = _database.pack(PAGE, _INTEGER_KEYS, *none)
     main = _database.pack(*(database or (0, 0, *none)))
     head = _meta.pack(_MAGIC, _VERSION, 0, (last_page + 1) * PAGE)
@@ -117,7 +117,7 @@ class Tree:
         `guess` is the number that it may have in its leaf.
         """
         page = self.main.root if page is None else page
-        if page == _NOWHERE:
+        if page == _NO_ROOT:
             return None
         leaf = self.leaf(key, page)
         if guess >= leaf.nodes or self._node(leaf, guess)[-1] != key:
@@ -137,7 +137,7 @@ class Tree:
     def leaves(self, root: int | None = None) -> Iterator[Page]:
         """The leaf pages in order of their keys."""
         root = self.main.root if root is None else root
-        pending = [] if root == _NOWHERE else [(root, 1)]
+        pending = [] if root == _NO_ROOT else [(root, 1)]
         seen = 0
         while pending:
             number, depth = pending.pop()
@@ -268,7 +268,7 @@ def _first_pages(source: LocalFile) -> tuple[int, int, Database]:
             page = meta[1] if number == 0 else page
     if not found:
         raise FormatError(
-            "this is no LMDB file" if source.size else "the LMDB file is empty",
+            "this is not an LMDB file" if source.size else "the LMDB file is empty",
             path=source.path,
             expected=f"a meta page with the magic number {_MAGIC:#x} and data version 1",
             found=f"{source.size:,} bytes without one",
@@ -285,7 +285,7 @@ _META_SIZE = HEADER + _meta.size + 2 * _database.size + _tail.size
 
 
 def _parse_meta(data: bytes) -> tuple[int, int, int, Database] | None:
-    """Transaction, page size, last page, main database; None for what is no meta page."""
+    """Transaction, page size, last page, main database; None for another page."""
     magic, version, _, _ = _meta.unpack_from(data, HEADER)
     if (magic, version) != (_MAGIC, _VERSION):
         return None

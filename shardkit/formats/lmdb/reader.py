@@ -164,24 +164,17 @@ class LmdbReader(ShardReader):
         """Offset and size of a sample's value in the file."""
         if self._foreign is not None:
             return self._foreign.location(position)
-        locations = self._locations
-        if locations is not None and locations[2 * position]:
-            return locations[2 * position], locations[2 * position + 1]
-        key, index = b"%012d" % position, self._index or self._find_pages()
-        number = bisect_right(index[0], position) - 1
-        first, page = index[0][number], index[1][number]
+        locations, at = self._locations, 2 * position
         if locations is None:
-            entry = self._tree.get(key, page, position - first)
+            first, page = self._page_of(position)
+            entry = self._tree.get(_number(position), page, position - first)
             if entry is not None:
                 return entry.offset, entry.size
         else:
-            for entry in self._tree.entries(self._tree.leaf(key, page)):
-                at = 2 * int(entry.key) if _is_number(entry.key) else len(locations)
-                if at < len(locations):
-                    locations[at + 1] = entry.size
-                    locations[at] = entry.offset  # last: by it threads know that both are there
-            if locations[2 * position]:
-                return locations[2 * position], locations[2 * position + 1]
+            if not locations[at]:
+                self._look_up(position, locations)
+            if locations[at]:
+                return locations[at], locations[at + 1]
         raise DamagedError(
             "a sample is missing from the LMDB",
             path=self.path,
@@ -189,17 +182,28 @@ class LmdbReader(ShardReader):
             fix="copy or make the file again",
         )
 
-    def _find_pages(self) -> tuple[array[int], array[int]]:
-        """The leaves and the positions that they begin with; of many, pages above them.
+    def _look_up(self, position: int, locations: array[int]) -> None:
+        """Note where the values of all samples in a leaf are."""
+        _, page = self._page_of(position)
+        for entry in self._tree.entries(self._tree.leaf(_number(position), page)):
+            at = 2 * int(entry.key) if _is_number(entry.key) else len(locations)
+            if at < len(locations):
+                locations[at + 1] = entry.size
+                locations[at] = entry.offset  # last: by it threads know that both are there
 
-        Two threads may do this at once, and find the same.
+    def _page_of(self, position: int) -> tuple[int, int]:
+        """The page in or below which a sample is, and the position that it begins with.
+
+        Two threads may make the index at once, and make the same.
         """
-        level = self._tree.level(IN_MEMORY // _ENTRY)
-        positions = [int(key) if _is_number(key) else _BEHIND for key, _ in level]
-        index = array("q", [0, *positions[1:]]), array("Q", [page for _, page in level])
-        self._index = index
-        self.in_memory += len(level) * _ENTRY
-        return index
+        if self._index is None:
+            level = self._tree.level(IN_MEMORY // _ENTRY)
+            firsts = [int(key) if _is_number(key) else _BEHIND for key, _ in level]
+            self._index = array("q", [0, *firsts[1:]]), array("Q", [page for _, page in level])
+            self.in_memory += len(level) * _ENTRY
+        positions, pages = self._index
+        number = bisect_right(positions, position) - 1
+        return positions[number], pages[number]
 
 
 class _About(TypedDict):
@@ -225,6 +229,11 @@ def _about(tree: Tree) -> _About | None:
         raise error.located(**where) from error.__cause__
     except ValueError as error:
         raise damaged(what, error, **where) from error
+
+
+def _number(position: int) -> bytes:
+    """The key of a sample."""
+    return b"%012d" % position
 
 
 def _is_number(key: bytes) -> bool:
