@@ -241,7 +241,7 @@ MUTATIONS = [
         "formats/test_beton.py conversion/test_one_shard.py formats/test_beton_ffcv.py",
     ),
     Mutation(
-        "formats/arrow/footer.py",
+        "formats/arrow/parquet.py",
         "(value >> 1) ^ -(value & 1)",
         "value >> 1",
         "formats/test_parquet.py formats/test_arrow_foreign.py",

@@ -320,3 +320,44 @@ def test_stored_shards_of_ours_are_read_for_ever(name: str, file: str) -> None:
 def stored_image(number: int) -> bytes:
     """Beside the shards, as another Pillow may encode it in other bytes."""
     return (HERE / f"{number}.jpg").read_bytes()
+
+
+def test_what_is_in_memory_is_bounded_however_large_a_batch_is(tmp_path: Path) -> None:
+    """As Polars writes it: all rows in one batch, of which pages of rows are read."""
+    rows = 300_000
+    table = pa.table(
+        {
+            "__key__": [f"{n:06d}" for n in range(rows)],
+            "n": pa.array(range(rows), pa.int64()),
+            "gaps": pa.array([n if n % 3 else None for n in range(rows)]),
+            "x": pa.array([[n, n + 1] for n in range(rows)], pa.list_(pa.int32())),
+        }
+    )
+    path = tmp_path / "large.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as made:
+        made.write_table(table)
+    reader = ARROW.open(path)
+    for n in (0, 1023, 1024, 299_999, 150_001):
+        sample = reader[n]
+        assert (sample["__key__"], sample["n"], sample.get("gaps")) == (
+            f"{n:06d}", n, n if n % 3 else None,
+        )  # fmt: skip
+        assert sample["x"].tolist() == [n, n + 1]
+    assert 0 < reader.in_memory < 500_000  # four pages
+    out = np.zeros((3, 2), np.int32)
+    assert reader.read_rows("x", np.array([7, 299_999, 2048]), out)
+    assert out.tolist() == [[7, 8], [299_999, 300_000], [2048, 2049]]
+    assert reader.keys() == table.column("__key__").to_pylist()
+
+
+def test_pages_in_memory_are_forgotten_where_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.formats.arrow.reader._IN_MEMORY", 100_000)
+    samples = [{"__key__": str(n), "n": n} for n in range(20_000)]
+    reader = write_shard(ARROW, tmp_path / "s.arrow", Schema({"n": Int()}), samples)
+    for n in np.random.default_rng(0).permutation(20_000)[:500].tolist():
+        assert reader[n] == samples[n]
+        assert reader.in_memory <= 100_000 + 50_000  # and the page that is added
+    reader.close()
+    assert reader.in_memory == 0

@@ -75,17 +75,17 @@ def test_row_groups_are_what_is_read_and_kept(tmp_path: Path) -> None:
 def test_what_is_kept_is_bounded_and_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(readers, "_DECODED", 0)
     kept = readers.Decoded()
-    monkeypatch.setattr("shardkit.formats.arrow.parquet.DECODED", kept)
+    monkeypatch.setattr("shardkit.formats.arrow.reader.DECODED", kept)
     schema = Schema({"text": Text()})
     samples = [{"__key__": str(n), "text": "x" * 100} for n in range(5000)]
     reader = write_shard(PARQUET, tmp_path / "s.parquet", schema, samples)
     for n in range(0, 5000, 500):
         assert reader[n] == samples[n]
-        assert len(kept._kept) == 1
+        assert len(kept._batches) == 1
     reader.close()
-    assert not kept._kept
+    assert not kept._batches
 
 
 def test_each_thread_has_a_file_of_its_own(shard: Path) -> None:

@@ -8,18 +8,32 @@ plain numbers is a list, nested once per dimension; any other array is the bytes
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from shardkit.checked import checked, damaged, parse
-from shardkit.codecs.array import dump_array
-from shardkit.formats.arrow.values import fits
-from shardkit.sample import JsonText
+from shardkit.codecs.image import is_image
+from shardkit.errors import FormatError, drop_option
+from shardkit.formats.arrow.values import (
+    column as values_of,
+)
+from shardkit.formats.arrow.values import (
+    fits,
+    is_list,
+    is_number,
+    is_text,
+    plain,
+    plain_type,
+    tensor_of,
+)
+from shardkit.formats.base import KEY
 from shardkit.schema import (
+    RESERVED,
     Array,
     Bool,
     Bytes,
@@ -33,10 +47,6 @@ from shardkit.schema import (
     Text,
 )
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-KEY = "__key__"
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 _OURS = b"shardkit"
@@ -171,107 +181,233 @@ def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
 
 
-# --- values into arrays --------------------------------------------------------------------------
+# --- files that others made ----------------------------------------------------------------------
+
+_LINKED = {"bytes", "path"}  # the parts of an image as Hugging Face stores it
+
+Arrays: TypeAlias = Mapping[str, pa.Array]
+Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # some columns, batch by batch
 
 
-class Column(NamedTuple):
-    """How the values of one field become an array.
+def check_names(columns: pa.Schema) -> None:
+    """Raises FormatError for columns that cannot be fields of a sample."""
+    names = Counter(columns.names)
+    for name, count in names.most_common(1):
+        if count > 1:
+            raise _unusable(name, "two columns have the same name", "rename one of them")
+    if KEY in names and not is_text(plain_type(columns.field(KEY).type)):
+        raise _unusable(KEY, "the column of keys does not hold text", "rename it, or cast it")
 
-    `encode` gives what is kept of a value until its batch is full; `build` makes the array of such.
-    `fixed` is what a row takes beside the value's own bytes, which `weigh` counts.
+
+def _unusable(name: str, what: str, fix: str) -> FormatError:
+    return FormatError(what, field=name, fix=f"{fix} where the file was made")
+
+
+class Known(NamedTuple):
+    """What a file tells of its columns without them being read."""
+
+    nulls: dict[str, int]  # how many rows have no value
+    whole: set[str]  # those without a null in them, at any level
+
+
+def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[str, Any]:
+    """The layout of a file that comes without one.
+
+    In `empty` are the columns without a single value, whose type therefore says nothing.
     """
-
-    name: str
-    encode: Callable[[Any], Any] | None
-    weigh: Callable[[Any], int] | None
-    fixed: int
-    build: Callable[[Sequence[Any]], pa.Array]
-
-
-def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> list[Column]:
-    """The columns of a shard, the keys first; `weigh_list` says what a nested list takes."""
-    text = pa.string()
-    found = [Column(KEY, str.encode, len, 9, lambda values: _binary(values, text))]
-    return found + [_column(name, kind, weigh_list) for name, kind in schema.items()]
-
-
-def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]], int]) -> Column:
-    stored = arrow_type(kind)
-    if isinstance(kind, Image):
-        return Column(name, None, len, 18, _images)
-    if isinstance(kind, Images):
-        return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)
-    if isinstance(kind, Array) and is_nested(kind):
-        return Column(name, np.ascontiguousarray, weigh_list, 18, lambda v: _lists(v, kind))
-    if isinstance(kind, Int | Float | Bool):
-        return Column(name, None, None, 10, lambda values: pa.array(values, stored))
-    return Column(name, _ENCODERS[type(kind)], len, 9, lambda values: _binary(values, stored))
+    ours = own_metadata(columns)
+    empty: list[str] = []
+    unusable: dict[str, FormatError] = {}
+    if ours is not None:
+        schema, classes = ours
+    else:
+        schema, classes, empty = _guess(columns, rows, known, scan, unusable)
+    layout: dict[str, Any] = {"schema": schema.to_json()}
+    if ours is not None:
+        layout["ours"] = True
+    if unusable:
+        layout["unusable"] = unusable
+    if classes:
+        layout["classes"] = classes
+    if empty:
+        layout["empty"] = empty
+    return layout
 
 
-_ENCODERS: dict[type[FieldType], Callable[[Any], bytes] | None] = {
-    Bytes: None,
-    Text: str.encode,
-    Json: lambda value: JsonText.of(value).encode(),
-    Array: dump_array,
-}
+def _guess(
+    columns: pa.Schema,
+    rows: int,
+    known: Known,
+    scan: Scan,
+    unusable: dict[str, FormatError],
+) -> tuple[Schema, dict[str, list[str]], list[str]]:
+    """Fields, names of their classes, and columns without values.
+
+    Columns that no field can hold go to `unusable`.
+    """
+    features = foreign_features(columns)
+    fields: dict[str, FieldType] = {}
+    for column in columns:
+        name = column.name
+        if name == KEY:
+            continue
+        if name in RESERVED:
+            unusable[name] = _unusable(
+                name,
+                "a column has a name that samples keep",
+                f"convert without it: {drop_option(name)}, or rename the column",
+            )
+            continue
+        try:
+            fields[name] = _kind(column, features.get(name, {}))
+        except FormatError as error:
+            unusable[name] = error
+    counted = _count_nulls(columns, fields, known, scan)
+    fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
+    for name, kind in [*fields.items()]:
+        if isinstance(kind, Bytes | Images) and not _says_image(features.get(name, {})):
+            first = _first(name, kind, scan)
+            if isinstance(kind, Images) and first is not None and not is_image(first):
+                unusable[name] = _holds_no_field(columns.field(name))
+                del fields[name]
+            if isinstance(kind, Bytes) and first is not None and is_image(first):
+                fields[name] = Image(optional=kind.optional)
+    classes = {}
+    for name, kind in fields.items():
+        names = features.get(name, {}).get("names")
+        if isinstance(kind, Int) and isinstance(names, list) and names:
+            classes[name] = list(map(str, names))
+    # Of images that are only linked, the bytes are null: those are values all the same.
+    empty = [
+        n
+        for n in fields
+        if counted[n] == rows and not pa.types.is_struct(plain_type(columns.field(n).type))
+    ]
+    return Schema(fields), classes, empty
 
 
-def _binary(values: Sequence[bytes | None], type: pa.DataType) -> pa.Array:
-    """One copy of all bytes: pyarrow's own conversion would grow its memory step by step."""
-    validity, missing = _validity(values)
-    present = [value or b"" for value in values] if missing else values
-    offsets = _offsets(map(len, present), len(values))  # type: ignore[arg-type]
-    buffers = [validity, offsets, pa.py_buffer(b"".join(present))]  # type: ignore[arg-type]
-    return pa.Array.from_buffers(type, len(values), buffers, missing)
+def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
+    """The type of the field for a column, as far as the column's type tells."""
+    stored = column.type
+    tensor = _tensor(column)
+    if tensor is not None and fits(tensor, stored):
+        return tensor
+    if getattr(stored, "extension_name", None) == "arrow.json":
+        return Json()
+    stored = plain_type(stored)
+    if pa.types.is_null(stored):
+        return Json()
+    array = _array(stored, feature)
+    kinds: list[FieldType | None] = [Int(), Float(), Bool(), Text(), array, Json()]
+    if feature.get("_type") == "Image":
+        kinds.insert(0, Image())
+    elif is_list(stored):
+        kinds.insert(0, Images())
+    elif (
+        not pa.types.is_struct(stored)
+        or {stored.field(n).name for n in range(stored.num_fields)} == _LINKED
+    ):
+        kinds.insert(4, Bytes())
+    for kind in kinds:
+        if kind is not None and fits(kind, stored):
+            return kind
+    raise _holds_no_field(column)
 
 
-def _images(values: Sequence[bytes | None]) -> pa.Array:
-    validity, missing = _validity(values)
-    children = [_binary(values, pa.binary()), pa.nulls(len(values), pa.string())]
-    return pa.Array.from_buffers(IMAGE, len(values), [validity], missing, children=children)
+def _says_image(feature: Mapping[str, Any]) -> bool:
+    """Whether a feature of Hugging Face is that of images, or of lists of them."""
+    inner = feature.get("feature")
+    return "Image" in (feature.get("_type"), inner.get("_type") if isinstance(inner, dict) else "")
 
 
-def _image_lists(values: Sequence[Sequence[bytes] | None]) -> pa.Array:
-    validity, missing = _validity(values)
-    lists = [value or () for value in values]
-    buffers = [validity, _offsets(map(len, lists), len(lists))]
-    images = _images([image for value in lists for image in value])
-    stored = _SIMPLE[Images]
-    return pa.Array.from_buffers(stored, len(lists), buffers, missing, children=[images])
+def _holds_no_field(column: pa.Field) -> FormatError:
+    return FormatError(
+        "a column is of a type that no field can hold",
+        field=column.name,
+        expected="numbers, text, bytes, images, lists of numbers or images, or what JSON can hold",
+        found=str(column.type),
+        fix=f"convert without it: {drop_option(column.name)}, or cast it where the file was made",
+    )
 
 
-def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:
-    assert kind.shape is not None
-    first, *others = kind.shape
-    inner = math.prod(n or 1 for n in others)
-    # A null in a column of fixed lengths takes the room of a value all the same.
-    absent = np.zeros((first or 0) * inner, kind.dtype)
-    flat = [absent if value is None else value.reshape(-1) for value in values]
-    data = np.concatenate([np.zeros(0, kind.dtype), *flat])
-    types = [arrow_type(kind)]
-    while pa.types.is_list(types[-1]) or pa.types.is_fixed_size_list(types[-1]):
-        types.append(types[-1].value_type)
-    found = pa.Array.from_buffers(types.pop(), len(data), [None, pa.py_buffer(data)], 0)
-    for type in reversed(types[1:]):
-        length = len(found) // type.list_size
-        found = pa.Array.from_buffers(type, length, [None], 0, children=[found])
-    validity, missing = _validity(values)
-    buffers = [validity]
-    if first is None:
-        buffers.append(_offsets((array.size // inner for array in flat), len(flat)))
-    return pa.Array.from_buffers(types[0], len(values), buffers, missing, children=[found])
+def _tensor(column: pa.Field) -> Array | None:
+    """The array in a column of type `arrow.fixed_shape_tensor`."""
+    try:
+        tensor = tensor_of(column.type)
+    except FormatError as error:
+        raise error.located(field=column.name) from error.__cause__
+    if tensor is None:
+        return None
+    return Array(np.dtype(column.type.value_type.to_pandas_dtype()).str, tensor.shape)
 
 
-def _offsets(lengths: Any, count: int) -> pa.Buffer:
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.fromiter(lengths, np.int32, count), out=offsets[1:])
-    return pa.py_buffer(offsets)
+def _array(stored: pa.DataType, feature: Mapping[str, Any]) -> Array | None:
+    """The array in nested lists: all lengths but the first must be known."""
+    shape: list[int | None] = []
+    while is_list(stored):
+        shape.append(stored.list_size if pa.types.is_fixed_size_list(stored) else None)
+        stored = stored.value_type
+    if not is_number(stored):
+        return None
+    said = feature.get("shape")  # of Array2D to Array5D, which are nested lists of any length
+    if isinstance(said, list) and len(said) == len(shape) and all(map(_is_length, said)):
+        shape = said
+    if None in shape[1:]:
+        return None
+    return Array(np.dtype(stored.to_pandas_dtype()).str, tuple(shape))
 
 
-def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
-    """The bitmap of the values that are there, and how many are not."""
-    missing = sum(value is None for value in values)
-    if not missing:
-        return None, 0
-    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    return pa.py_buffer(np.packbits(present, bitorder="little").tobytes()), missing
+def _is_length(value: Any) -> bool:
+    return value is None or (type(value) is int and value > 0)
+
+
+def _count_nulls(
+    columns: pa.Schema, fields: dict[str, FieldType], known: Known, scan: Scan
+) -> dict[str, int]:
+    """How many rows of each column are null; makes JSON of lists that have nulls inside.
+
+    A column is read for it only where the file itself does not say how many there are.
+    """
+    counted = {n: 0 if n in known.whole else known.nulls.get(n, 0) for n in fields}
+    unsaid = fields.keys() - known.whole
+    unknown = {n for n in unsaid if columns.field(n).nullable and n not in known.nulls}
+    lists = {n for n in unsaid if isinstance(fields[n], Array)}
+    looked_at = [n for n in fields if n in unknown | lists]
+    for arrays in scan(looked_at) if looked_at else ():
+        for name, array in arrays.items():
+            if name in unknown:
+                counted[name] += _nulls(plain(array))
+            if isinstance(fields[name], Array) and _nulls_inside(plain(array)):
+                fields[name] = Json()
+    return counted
+
+
+def _nulls(array: pa.Array) -> int:
+    if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        return int(array.null_count or array.field("bytes").null_count)
+    return int(array.null_count)
+
+
+def _nulls_inside(array: pa.Array) -> bool:
+    """Whether there are nulls inside of lists; lists that are null themselves do not count."""
+    while is_list(array.type):
+        # `flatten` ends the process where an offset leads out of the values.
+        array.validate(full=True)
+        array = plain(array.flatten())
+        if array.null_count:
+            return True
+    return False
+
+
+def _first(name: str, kind: FieldType, scan: Scan) -> bytes | None:
+    """The first value of a column of bytes, or of lists of such."""
+    for arrays in scan([name]):
+        array = plain(arrays[name])
+        get = values_of(kind, None, array, 0, len(array)).get
+        for row in range(len(array)):
+            value = get(row)
+            if isinstance(kind, Images):
+                value = next(iter(value or ()), None)
+            if value is not None:
+                return bytes(value)
+    return None

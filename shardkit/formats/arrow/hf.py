@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -11,19 +10,13 @@ import xxhash
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, from_json
-from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
+from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
-from shardkit.formats.arrow.unmapped import UnmappedIpcReader
-from shardkit.formats.arrow.writer import BatchWriter, ipc_stream, join_batches
-from shardkit.formats.base import Format
+from shardkit.formats.arrow.writer import ipc_stream
 from shardkit.names import checked_name
-from shardkit.schema import Schema
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from shardkit.manifest import Manifest
 
 
@@ -39,35 +32,13 @@ class _State(TypedDict):
     _data_files: list[_File]
 
 
-class Hf(Format):
+class Hf(ColumnFormat):
     name = "hf"
     abilities = (
         "write: folders for load_from_disk with features Image and ClassLabel, all field types",
-        "read at random: folders of save_to_disk and streams, by views into the file",
+        "read at random: folders of save_to_disk and streams, value by value",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> IpcReader:
-        return UnmappedIpcReader(path, layout)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> BatchWriter:
-        return BatchWriter(path, schema, ipc_stream, max_bytes=max_bytes, classes=classes)
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        readers = (IpcReader(part, self.layout(schema)) for part in parts)
-        join_batches(path, readers, schema, ipc_stream, classes)
 
     def listed(self, folder: Path) -> list[str] | None:
         state = folder / "state.json"
@@ -78,9 +49,6 @@ class Hf(Format):
             checked_name(file["filename"], state, f"_data_files[{number}].filename")
             for number, file in enumerate(saved["_data_files"])
         ]
-
-    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)
 
     def shard_stem(self, number: int, shards: int) -> str:
         return f"data-{number:05d}-of-{shards:05d}"
@@ -125,4 +93,4 @@ def _write(path: Path, content: dict[str, Any], indent: int | None = 2) -> Path:
     return path
 
 
-FORMAT = Hf()
+FORMAT = Hf(IpcReader, ipc_stream)

@@ -6,32 +6,25 @@ import inspect
 import os
 import re
 import threading
-import weakref
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit import storage
+from shardkit.byte_source import ByteSource, LocalFile
 from shardkit.errors import DamagedError, FormatError
-from shardkit.formats.arrow import FIELD_OVERHEAD, SAMPLE_OVERHEAD
-from shardkit.formats.arrow.columns import IMAGE
-from shardkit.formats.arrow.footer import TAIL, RowGroup, dictionary_size, row_groups
-from shardkit.formats.arrow.foreign import Arrays, Known
-from shardkit.formats.arrow.reader import DECODED, BatchReader, Rows
+from shardkit.formats.arrow import ColumnFormat
+from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
+from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import is_list
-from shardkit.formats.arrow.writer import BatchWriter, Output, join_batches
-from shardkit.formats.base import Format
-from shardkit.schema import Schema
-from shardkit.storage import FREE_EXPANSION, Data, check_expansion
+from shardkit.storage import FREE_EXPANSION, check_expansion
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
-_MAGIC = b"PAR1"
+Fields: TypeAlias = "dict[int, Fields]"
+
 # Before that, pyarrow writes missing lists of a fixed size, but cannot read them.
 READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26
 _GAP = re.compile(r"Expected all lists to be of size=\d+ but index \d+ had size=0")
@@ -90,38 +83,28 @@ def _list_bytes(value: npt.NDArray[Any]) -> int:
 class ParquetReader(BatchReader):
     """A Parquet file. Each thread has it open for itself: pyarrow's reader has a state."""
 
-    def __init__(
-        self, path: Path, layout: dict[str, Any] | None = None, mapped: bool = False
-    ) -> None:
-        self._mapped = mapped
-        self._token = object()
-        self._local = threading.local()
-        super().__init__(path, layout)
+    _source: LocalFile | None = None
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        self._data: Data | None = storage.open_data(self._path, self._mapped)
-        self._groups = _row_groups(self._data, self._path)
+        self._local = threading.local()
+        self._source = LocalFile(self.path)
+        self._groups = _row_groups(self._source)
         return self._file().schema_arrow, [group.rows for group in self._groups]
+
+    @property
+    def _opened(self) -> LocalFile:
+        if self._source is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._source
 
     def _file(self) -> pq.ParquetFile:
         """This thread's own."""
-        self._check_open()
+        source = self._opened
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
-            data: Any = self._data
-            if isinstance(data, storage.PreadFile):
-                data = pa.PythonFile(_Cursor(data), mode="r")
-            else:
-                data = pa.BufferReader(data)
-            file = self._local.file = pq.ParquetFile(data, pre_buffer=False, **_CHECK_CHECKSUMS)
+            cursor = pa.PythonFile(_Cursor(source), mode="r")
+            file = self._local.file = pq.ParquetFile(cursor, pre_buffer=False, **_CHECK_CHECKSUMS)
         return file
-
-    def _rows(self, number: int) -> Rows:
-        return DECODED.get(self._token, number, lambda: self._new_rows(number))
-
-    def _new_rows(self, number: int) -> Rows:
-        reader = weakref.proxy(self)  # so that closing the file does not wait for kept rows
-        return Rows(lambda names: reader._load(number, names), self.schema)
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
         try:
@@ -141,19 +124,22 @@ class ParquetReader(BatchReader):
         return {name: _one(table.column(name)) for name in names}
 
     def _read(self, number: int, names: list[str]) -> pa.Table:
-        """Columns of a row group: in pieces where all rows may name one long value."""
+        """Columns of a row group: in parts where all rows may name one long value."""
         file, group = self._file(), self._groups[number]
-        assert self._data is not None
-        longest = max((dictionary_size(self._data, page) for page in group.pages), default=0)
+        longest = max((_dictionary_size(self._opened, at) for at in group.pages), default=0)
         if longest * group.rows <= FREE_EXPANSION:
             return file.read_row_group(number, columns=names, use_threads=False)
         rows, made, batches = max(FREE_EXPANSION // longest, 1), 0, []
         options = {"row_groups": [number], "columns": names, "use_threads": False}
         for batch in file.iter_batches(rows, **options):
             made += batch.nbytes
-            check_expansion(made, len(self._data))
+            check_expansion(made, self._opened.size)
             batches.append(batch)
         return pa.Table.from_batches(batches)
+
+    def whole_batches(self) -> Iterator[pa.RecordBatch]:
+        for number in range(len(self._groups)):
+            yield pa.record_batch(self._load(number, self._columns.names))
 
     def _known_nulls(self) -> Known:
         """From the statistics of columns that do not nest, where the writer made them.
@@ -171,29 +157,25 @@ class ParquetReader(BatchReader):
     def close(self) -> None:
         super().close()
         self._local = threading.local()
-        self._data = None
-        DECODED.forget(self._token)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ParquetReader, (self._path, self.layout, self._mapped)
+        self._source = None
 
 
 class _Cursor:
-    """A file as pyarrow reads it, with a position."""
+    """A source as pyarrow reads it, with a position."""
 
     closed = False
 
-    def __init__(self, file: storage.PreadFile) -> None:
-        self._file = file
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
         self._at = 0
 
     def read(self, size: int) -> bytes:
-        data = self._file[self._at : self._at + size]
+        data = self._source.read(self._at, max(min(size, self._source.size - self._at), 0))
         self._at += len(data)
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._file)}[whence]
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
         self._at = start + offset
         return self._at
 
@@ -205,7 +187,7 @@ class _Cursor:
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a row group in one piece."""
+    """A column of a row group in one array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     found = column.combine_chunks()
@@ -214,65 +196,151 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
     return found
 
 
-def _row_groups(data: Data, path: Path) -> list[RowGroup]:
-    """What the footer says; where the file is cut, in our words."""
-    size = len(data)
-    first, last = data[:4], data[max(size - 4, 0) : size]
-    if first == last == _MAGIC and size >= 2 * TAIL - 4:
-        return row_groups(data)
-    cut = first == _MAGIC
-    raise DamagedError(
-        "the Parquet file is truncated" if cut else "this is no Parquet file",
-        path=path,
-        offset=size if cut else 0,
-        expected=f"{_MAGIC.decode()!r} as the first and the last bytes",
-        found=f"{first!r} and {last!r}",
-        fix="copy the file again, or write it again where it was made",
-    )
+# --- the footer ----------------------------------------------------------------------------------
+
+# pyarrow reads it too, but ends the process where it is damaged so that its statistics contradict
+# each other. Layout: parquet.thrift; Thrift's compact protocol.
+
+_MAGIC = b"PAR1"
+_TAIL = 8  # the footer's length, and the magic
+# What is read of FileMetaData: fields by number, and what is read of their structs.
+_STATISTICS: Fields = {3: {}}  # null_count
+_COLUMN: Fields = {3: {3: {}, 9: {}, 11: {}, 12: _STATISTICS}}  # path, data page, dictionary page
+_FOOTER: Fields = {4: {1: _COLUMN, 3: {}}}  # row groups: columns, number of rows
+_PAGE_HEADER: Fields = {1: {}, 2: {}}  # type, and size once it is decompressed
+_PAGE_HEADER_SIZE = 64  # bytes in which these stand
+_DICTIONARY_PAGE = 2
 
 
-class Parquet(Format):
+class RowGroup(NamedTuple):
+    """Its rows, and per leaf column the number of nulls; None where the writer does not say."""
+
+    rows: int
+    nulls: dict[str, int | None]
+    pages: list[int]  # where the first page of each column begins: its dictionary, if it has one
+
+
+def _row_groups(source: ByteSource) -> list[RowGroup]:
+    """What the footer says; raises ValueError or IndexError for a damaged one."""
+    size = source.size
+    first, last = source.read(0, min(4, size)), source.read(max(size - _TAIL, 0), min(_TAIL, size))
+    if first != _MAGIC or last[-4:] != _MAGIC or size < 4 + _TAIL:
+        cut = first == _MAGIC
+        raise DamagedError(
+            "the Parquet file is truncated" if cut else "this is no Parquet file",
+            path=source.path,
+            offset=size if cut else 0,
+            expected=f"{_MAGIC.decode()!r} as the first and the last bytes",
+            found=f"{first!r} and {last[-4:]!r}",
+            fix="copy the file again, or write it again where it was made",
+        )
+    length = int.from_bytes(last[:4], "little")
+    if not 0 < length <= size - _TAIL:
+        raise ValueError(f"a footer of {length} bytes in a file of {size}")
+    footer = _Compact(source.read(size - _TAIL - length, length)).struct(_FOOTER)
+    if 4 not in footer:
+        raise ValueError("a footer without row groups")
+    return [_row_group(group) for group in footer[4]]
+
+
+def _row_group(group: dict[int, Any]) -> RowGroup:
+    rows, nulls, pages = group.get(3, -1), {}, []
+    if not 0 <= rows < 2**48:
+        raise ValueError(f"a row group of {rows} rows")
+    for chunk in group.get(1, []):
+        column = chunk.get(3, {})
+        data, dictionary = column.get(9, 0), column.get(11, 0)
+        nulls[b".".join(column.get(3, [])).decode()] = column.get(12, {}).get(3)
+        pages.append(dictionary if 0 < dictionary < data else data)
+    return RowGroup(rows, nulls, pages)
+
+
+def _dictionary_size(source: ByteSource, page: int) -> int:
+    """Bytes of the dictionary of a column once it is decompressed; 0 for a column without one.
+
+    Where the page does not say, that is FREE_EXPANSION: rows are then read one at a time.
+    """
+    at = min(max(page, 0), source.size)
+    header = _Compact(source.read(at, min(_PAGE_HEADER_SIZE, source.size - at)))
+    found: dict[int, Any] = {}
+    try:
+        header.struct(_PAGE_HEADER, found)
+    except (ValueError, IndexError):  # it goes on behind what was read
+        if 2 not in found:
+            return FREE_EXPANSION
+    return int(found.get(2, 0)) if found.get(1) == _DICTIONARY_PAGE else 0
+
+
+class _Compact:
+    """Values in Thrift's compact protocol, one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def struct(self, wanted: Fields, found: dict[int, Any] | None = None) -> dict[int, Any]:
+        """The wanted fields of a struct, which are numbers, bytes, structs and lists of such."""
+        found, field = {} if found is None else found, 0
+        while head := self._byte():
+            field = field + (head >> 4) if head >> 4 else self._number()
+            value = self._value(head & 15, wanted.get(field))
+            if field in wanted:
+                found[field] = value
+        return found
+
+    def _value(self, kind: int, wanted: Fields | None) -> Any:
+        """The value of a field; only passed over where `wanted` is None."""
+        if kind in (1, 2):  # truth values, which have no bytes
+            return kind == 1
+        if kind in (4, 5, 6):
+            return self._number()
+        if kind == 12:
+            return self.struct(wanted or {})
+        if kind in (9, 10):
+            head = self._byte()
+            count = head >> 4 if head >> 4 < 15 else self._varint()
+            if count > len(self._data):  # each takes a byte at least
+                raise ValueError(f"a list of {count} elements in {len(self._data)} bytes")
+            inner = 3 if head & 15 in (1, 2) else head & 15  # truth values have bytes in lists
+            values = (self._value(inner, wanted) for _ in range(count))
+            return [*values] if wanted is not None else sum(1 for _ in values)
+        sizes = {3: 1, 7: 8}
+        if kind not in (8, *sizes):  # parquet.thrift has no maps
+            raise ValueError(f"a value of the unknown type {kind}")
+        size = self._varint() if kind == 8 else sizes[kind]
+        self._at += size
+        if self._at > len(self._data):
+            raise ValueError("a value that is longer than the footer")
+        return self._data[self._at - size : self._at] if wanted is not None else b""
+
+    def _number(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def _byte(self) -> int:
+        value = self._data[self._at]
+        self._at += 1
+        return value
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise ValueError("a number without an end")
+
+
+class Parquet(ColumnFormat):
     name = "parquet"
     abilities = (
         "write: images and bytes as they are, the rest in zstd; page checksums; all field types",
-        "read at random: by row groups, of which the last ones are kept",
+        "read at random: by row groups, of which the last ones are in memory",
         "read foreign files: all types that a field or JSON can hold",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
 
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> ParquetReader:
-        return ParquetReader(path, layout, mapped=False)
 
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> BatchWriter:
-        return BatchWriter(
-            path, schema, _output, max_bytes=max_bytes, classes=classes, weigh_list=_list_bytes
-        )
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        readers = (ParquetReader(part, self.layout(schema)) for part in parts)
-        join_batches(path, readers, schema, _output, classes)
-
-    def layout(self, schema: Schema) -> dict[str, Any]:
-        return {"schema": schema.to_json()}
-
-    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        return payload + (SAMPLE_OVERHEAD + fields * FIELD_OVERHEAD)
-
-
-def _output(sink: Any, schema: pa.Schema) -> Output:
-    return ParquetOutput(sink, schema)
-
-
-FORMAT = Parquet()
+FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes)

@@ -1,16 +1,16 @@
 """Reads shards of columns at random: IPC files and streams here, Parquet files in `parquet.py`.
 
-A file is mapped, and a batch is looked at when a sample of it is first asked for. A batch that is
-stored as it is stays a set of views into the file; one that must be decoded is kept for a while.
+Of a batch that is stored as it is, a value is read when it is asked for; offsets and small values
+are read for a page of rows at a time, and stay in memory within a bound. A batch that must be
+decoded (it is compressed, or has dictionaries) is read whole, and the last ones stay in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
-import os
-import struct
 import threading
 import weakref
 from abc import abstractmethod
@@ -19,111 +19,97 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from shardkit import storage
-from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
-from shardkit.formats.arrow.columns import KEY
-from shardkit.formats.arrow.foreign import Arrays, Known, check_names, layout_of
-from shardkit.formats.arrow.messages import decompressed_size, find_messages, null_counts
-from shardkit.formats.arrow.values import ABSENT, Buffers, Getter, check_fits, getter, sizes
-from shardkit.formats.base import OldReader
+from shardkit.byte_source import LocalFile
+from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
+from shardkit.formats.arrow.columns import Arrays, Known, check_names, layout_of
+from shardkit.formats.arrow.messages import Message, decompressed_size, find_messages, null_counts
+from shardkit.formats.arrow.values import (
+    MEMORY,
+    PAGE,
+    Buffers,
+    Column,
+    Cut,
+    Getter,
+    average_size,
+    check_fits,
+    column,
+    fetch,
+    plain,
+    tensor_of,
+)
+from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import Sample, key_of
-from shardkit.schema import Json, Schema, Text
+from shardkit.schema import Array, Json, Text
 from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_KEPT_BYTES = 64 << 20  # of decoded batches, per thread
-# What pyarrow and numpy raise for damaged files; JSON may nest too deeply.
-FAILURES = (
-    pa.ArrowException, ValueError, LookupError, TypeError, OSError, ArithmeticError, RecursionError,
-    struct.error,
-)  # fmt: skip
+_IN_MEMORY = 32 << 20  # bytes of offsets and small values of an open shard
+_BATCH = 4096  # bytes that what is known of a batch takes, beside its pages
+_DECODED = 64 << 20  # bytes of decoded batches, per thread
+_SCAN = 16 << 20  # bytes of a column that are looked at at a time
 
-_Getters = list[tuple[str, Getter]]
+Load = Callable[[Collection[str]], Arrays]
 
 
-class Rows:
-    """The rows of one batch: a getter per column, made when the column is first read."""
+class Page:
+    """Up to PAGE rows of a batch: their columns, once they were asked for."""
 
-    def __init__(
-        self,
-        load: Callable[[Collection[str]], Arrays],
-        schema: Schema,
-        buffers: Buffers | None = None,
-    ) -> None:
-        """`buffers` says how to get at what stands in the arrays; None where they are in memory."""
+    def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
+        # Name, getter and whether it is JSON, for key and fields, by the names of the fields.
+        self.getters: dict[tuple[str, ...] | None, list[tuple[str, Getter, bool]]] = {}
+
+
+class Batch:
+    """One batch of rows: its arrays, once they were asked for, and its pages."""
+
+    def __init__(self, load: Load, buffers: Buffers = MEMORY) -> None:
         self._load = load
-        self._schema = schema
-        self._buffers = buffers
-        self._stored: dict[str, Getter] = {}  # with JSON as text
+        self.buffers = buffers
+        self.pages: dict[int, Page] = {}
         # Columns that cannot be read, and why: each row of a damaged batch is asked for.
-        self._failed: dict[tuple[str, ...], Exception] = {}
-        self.whole: _Getters | None = None  # key and all fields, once they were read
-        self.whole_stored: _Getters | None = None  # the same with JSON as text
-        self.some: dict[tuple[str, ...], _Getters] = {}  # key and some fields, by their names
-        self.size = 0  # bytes of the columns that are loaded
+        self.failed: dict[tuple[str, ...], ShardkitError] = {}
+        self.size = 0  # bytes of its arrays in memory
+        self._arrays: dict[str, pa.Array] = {}
 
-    def stored(self, names: Collection[str]) -> _Getters:
-        """Getters of some columns, with JSON as the text that is stored."""
-        missing = tuple([name for name in names if name not in self._stored])
+    def arrays(self, names: Collection[str]) -> Arrays:
+        """These columns, without extension types and dictionaries."""
+        missing = [name for name in names if name not in self._arrays]
         if missing:
-            if missing in self._failed:
-                raise self._failed[missing].with_traceback(None)  # it would grow each time
-            try:
-                self._add(missing)
-            except ShardkitError as error:
-                self._failed[missing] = error.located()
-                raise
-            except FAILURES as error:
-                self._failed[missing] = ValueError(_first_line(error))
-                raise
-        return [(name, self._stored[name]) for name in names]
-
-    def _add(self, names: Collection[str]) -> None:
-        for name, array in self._load(names).items():
-            kind = Text() if name == KEY else self._schema[name]
-            self._stored[name] = getter(name, kind, array, self._buffers)
-            self.size += array.nbytes
-
-    def parsed(self, names: Collection[str]) -> _Getters:
-        """Getters of some columns."""
-        return [
-            (name, _parsing(get) if isinstance(self._schema.get(name), Json) else get)
-            for name, get in self.stored(names)
-        ]
+            found = self._load(missing)
+            for name in missing:
+                array = plain(found[name])
+                self._arrays[name] = array
+                self.size += 0 if self.buffers.in_file else array.nbytes
+        return {name: self._arrays[name] for name in names}
 
 
-def _parsing(get: Getter) -> Getter:
-    def parse(row: int) -> Any:
-        text = get(row)
-        return text if text is ABSENT else json.loads(text)
-
-    return parse
-
-
-class BatchReader(OldReader):
+class BatchReader(ShardReader):
     """One shard of any of the formats that hold columns. Values are copies."""
 
-    _starts: list[int]  # the number of each batch's first row
+    _starts: list[int]  # the position of each batch's first row, and the end
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None) -> None:
-        self._path = path
-        self._closed = False
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self._token = object()  # of this reader in `DECODED`
+        self._batches: dict[int, Batch] = {}  # that are read from the file
         with self._damage("the shard is damaged"):
             self._columns, lengths = self._open()
-            *self._starts, self._length = accumulate(lengths, initial=0)
+            self._starts = [*accumulate(lengths, initial=0)]
             check_names(self._columns)
             if layout is None:
-                layout = layout_of(self._columns, self._length, self._known_nulls(), self._scan)
-            self.layout = layout
-            self.schema = Schema.from_json(layout["schema"])
+                layout = layout_of(self._columns, self._starts[-1], self._known_nulls(), self._scan)
+            super().__init__(path, layout)
             self._check_columns()
+        self._tensors = {f.name: tensor_of(f.type) for f in self._columns if f.name in self.schema}
         # What is read of a sample: a file of others may be without a column of keys.
         self._keyed = [KEY] if KEY in self._columns.names else []
         self._stem = key_of(path.name.partition(".")[0])
@@ -134,128 +120,148 @@ class BatchReader(OldReader):
 
     @abstractmethod
     def _load(self, number: int, names: Collection[str]) -> Arrays:
-        """Some columns of one batch."""
+        """These columns of a batch, or all, in memory."""
 
     @abstractmethod
-    def _rows(self, number: int) -> Rows:
-        """One batch, kept or new."""
+    def whole_batches(self) -> Iterator[pa.RecordBatch]:
+        """All batches as they are stored."""
+
+    def _located(self, number: int) -> Batch | None:
+        """A batch that is stored as it is; None where it must be decoded."""
+        return None
 
     @abstractmethod
     def _known_nulls(self) -> Known:
         """How many nulls columns have, of those where the file says it."""
 
     def __len__(self) -> int:
-        return self._length
+        return self._starts[-1]
 
-    def __getitem__(self, position: int) -> Sample:
-        number, row = self._locate(position)
-        rows = self._rows(number)
-        getters = rows.whole
-        if getters is None:
-            with self._damage("a batch is damaged", number, position):
-                getters = rows.whole = rows.parsed([*self._keyed, *self.schema])
-        return self._take(position, row, getters)
-
-    def stored(self, position: int) -> Sample:
-        """The sample with JSON values as the text that is stored."""
-        number, row = self._locate(position)
-        rows = self._rows(number)
-        getters = rows.whole_stored
-        if getters is None:
-            with self._damage("a batch is damaged", number, position):
-                getters = rows.whole_stored = rows.stored([*self._keyed, *self.schema])
-        return self._take(position, row, getters)
-
-    def read_fields(self, position: int, fields: Collection[str]) -> Sample:
-        """The sample with these fields alone; the columns of the others are not touched."""
-        number, row = self._locate(position)
-        names = tuple([name for name in self.schema if name in fields])
-        rows = self._rows(number)
-        getters = rows.some.get(names)
-        if getters is None:
-            with self._damage("a batch is damaged", number, position):
-                getters = rows.some[names] = rows.parsed([*self._keyed, *names])
-        return self._take(position, row, getters)
-
-    def keys(self) -> list[str]:
-        """The key of every sample."""
-        self._check_open()
-        if not self._keyed:
-            return [self._made_key(position) for position in range(self._length)]
-        keys: list[str] = []
-        for number in range(len(self._starts)):
-            with self._damage("a batch is damaged", number):
-                array = self._load(number, [KEY])[KEY]
-                getters = [(KEY, getter(KEY, Text(), array))]
-            try:
-                array.validate(full=True)
-                found = array.to_pylist()
-            except (pa.ArrowException, UnicodeDecodeError):
-                found = [None]
-            if None in found:  # one by one, the damaged one is named
-                start = len(keys)
-                found = [self._take(start + n, n, getters)[KEY] for n in range(len(array))]
-            keys += found
-        return keys
-
-    def batches(self) -> Iterator[Arrays]:
-        """All columns as they are stored, batch by batch."""
-        return self._scan(self._columns.names)
-
-    def close(self) -> None:
-        self._closed = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path, self.layout)
-
-    def _locate(self, position: int) -> tuple[int, int]:
-        """Number of the batch, and the row in it."""
-        if self._closed:
-            self._check_open()
-        if not 0 <= position < self._length:
-            raise IndexError(f"{self._path} has {self._length} samples, not a position {position}")
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        names = None if fields is None else tuple([n for n in self.schema if n in fields])
         number = bisect_right(self._starts, position) - 1
-        return number, position - self._starts[number]
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(f"{self._path} is closed")
-
-    def _take(self, position: int, row: int, getters: _Getters) -> Sample:
-        """One row of the columns."""
-        sample: Sample = {} if self._keyed else {KEY: self._made_key(position)}
-        name = KEY
-        try:
-            for name, get in getters:
-                value = get(row)
-                if value is not ABSENT:
-                    sample[name] = value
-                elif name == KEY or not self.schema[name].optional:
-                    raise ValueError("it is null, which its column cannot be")
-        except ShardkitError as error:
-            raise error.located(
-                path=self._path, position=position, key=sample.get(KEY), field=name
-            ) from error.__cause__
-        except FAILURES as error:
-            raise SampleError(
-                f"a value is damaged: {error}",
-                path=self._path,
-                position=position,
-                key=sample.get(KEY),
-                field=name,
-                expected=self.schema[name].python if name in self.schema else "a key",
-            ) from error
+        row = position - self._starts[number]
+        page = self._page(number, row)
+        row %= PAGE
+        getters = page.getters.get(names)
+        if getters is None:
+            wanted = [*self._keyed, *(self.schema if names is None else names)]
+            columns = self._columns_of(number, position - self._starts[number], wanted)
+            getters = page.getters[names] = [
+                (name, columns[name].get, isinstance(self.schema.get(name), Json))
+                for name in wanted
+            ]
+        sample: Sample = {} if self._keyed else {KEY: f"{self._stem}/{position:09d}"}
+        for name, get, is_json in getters:
+            value = get(row)
+            if value is not None:
+                sample[name] = json.loads(value) if is_json and not json_text else value
+            elif name == KEY or not self.schema[name].optional:
+                raise ValueError("it is null, which its column cannot be")
         return sample
 
-    def _made_key(self, position: int) -> str:
-        return f"{self._stem}/{position:09d}"
+    def _batch(self, number: int) -> Batch:
+        batch = self._batches.get(number) or DECODED.get((self._token, number))
+        if batch is None:
+            batch = self._located(number)
+            if batch is not None:
+                self._batches[number] = batch
+                self._note(_BATCH)
+            else:
+                reader = weakref.proxy(self)  # so that closing the file does not wait for the batch
+                batch = Batch(lambda names: reader._load(number, names))
+                DECODED.add((self._token, number), batch)
+        return batch
+
+    def _page(self, number: int, row: int) -> Page:
+        batch = self._batches.get(number) or self._batch(number)
+        page = batch.pages.get(row // PAGE)
+        if page is None:
+            page = batch.pages[row // PAGE] = Page()
+        return page
+
+    def _note(self, size: int) -> None:
+        """Count bytes in memory, and forget all of them where they are too many."""
+        self.in_memory += size
+        if self.in_memory > _IN_MEMORY:
+            self._batches, self.in_memory = {}, 0
+
+    def _columns_of(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
+        """Columns of the page that has a row of a batch."""
+        batch, page = self._batch(number), self._page(number, row)
+        missing = tuple([name for name in names if name not in page.columns])
+        if missing in batch.failed:
+            raise batch.failed[missing].with_traceback(None)  # it would grow each time
+        if missing:
+            try:
+                with self._damage("a batch is damaged", number):
+                    self._add_columns(number, batch, page, row - row % PAGE, missing)
+            except ShardkitError as error:
+                if not isinstance(error, StorageError):
+                    if error.__cause__ is not None:
+                        error.__cause__.with_traceback(None)
+                    batch.failed[missing] = error
+                raise
+        return page.columns
+
+    def _add_columns(
+        self, number: int, batch: Batch, page: Page, first: int, names: Collection[str]
+    ) -> None:
+        for name, array in batch.arrays(names).items():
+            kind = Text() if name == KEY else self.schema[name]
+            stop = min(first + PAGE, self._rows(number))
+            found = column(kind, self._tensors.get(name), array, first, stop, batch.buffers)
+            page.columns[name] = found
+            if batch.buffers.in_file:
+                self._note(found.size + 1024)
+
+    def _rows(self, number: int) -> int:
+        """How many rows a batch has."""
+        return self._starts[number + 1] - self._starts[number]
+
+    def _find(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Column, int]]:
+        """The column in the page of each sample, and the row of that page."""
+        starts, low, high = self._starts, 0, 0
+        for position in positions.tolist():
+            if not low <= position < high:
+                number = bisect_right(starts, position) - 1
+                row = position - starts[number]
+                try:
+                    found = self._batches[number].pages[row // PAGE].columns[name]
+                except KeyError:
+                    found = self._columns_of(number, row, [name])[name]
+                low = position - row % PAGE
+                high = min(low + PAGE, starts[number + 1])
+            yield found, position - low
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        with contextlib.suppress(Exception):
+            keys = [found.get(row) for found, row in self._find(KEY, positions)]
+            if None not in keys and not self.closed:
+                return keys
+        return super().read_keys(positions)  # one by one, what is damaged is named
+
+    def close(self) -> None:
+        super().close()
+        self._batches, self.in_memory = {}, 0
+        DECODED.forget(self._token)
 
     def _scan(self, names: Collection[str]) -> Iterator[Arrays]:
-        """Some columns, batch by batch."""
-        for number in range(len(self._starts)):
+        """Some columns in memory, a batch or some rows of it at a time."""
+        for number in range(len(self._starts) - 1):
             with self._damage("a batch is damaged", number):
-                arrays = self._load(number, names)
-            yield arrays
+                batch, rows = self._batch(number), self._rows(number)
+                arrays = batch.arrays(names)
+                if not batch.buffers.in_file:
+                    yield arrays
+                    continue
+                widest = max((average_size(array) for array in arrays.values()), default=0)
+                step = max(int(min(PAGE, _SCAN // max(widest, 1))), 1)
+                for first in range(0, rows, step):
+                    stop = min(first + step, rows)
+                    yield {n: fetch(a, first, stop, batch.buffers) for n, a in arrays.items()}
 
     def _check_columns(self) -> None:
         """Raises FormatError unless the columns can hold the fields of the schema."""
@@ -276,176 +282,151 @@ class BatchReader(OldReader):
         return None
 
     @contextlib.contextmanager
-    def _damage(
-        self, what: str, number: int | None = None, position: int | None = None
-    ) -> Iterator[None]:
-        """Turn what pyarrow raises into an error of ours, and name the place in both."""
-        offset = None if number is None else self._where(number)
+    def _damage(self, what: str, number: int | None = None) -> Iterator[None]:
+        """Turn what pyarrow raises into an error of ours, which names the file and the batch."""
         try:
             yield
         except ShardkitError as error:
-            raise error.located(path=self._path, position=position) from error.__cause__
-        except FAILURES as error:
+            raise error.located(path=self.path) from error.__cause__
+        except Exception as error:
+            if isinstance(error, MemoryError | Warning) or storage.shortage(error):
+                raise
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DamagedError(
-                f"{what}: {_first_line(error)}",
-                path=self._path,
-                position=position,
-                offset=offset,
+                f"{what}: {first_line}",
+                path=self.path,
+                offset=None if number is None else self._where(number),
                 fix="copy the file again, or write it again where it was made",
             ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class Decoded(threading.local):
     """Batches that had to be decoded, of all readers: the last ones, within a bound, per thread."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[object, int], Rows] = OrderedDict()
+        self._batches: OrderedDict[tuple[object, int], Batch] = OrderedDict()
 
-    def get(self, owner: object, number: int, make: Callable[[], Rows]) -> Rows:
-        rows = self._kept.get((owner, number))
-        if rows is not None:
-            self._kept.move_to_end((owner, number))
-            return rows
-        total = sum(kept.size for kept in self._kept.values())
-        while self._kept and total > _KEPT_BYTES:
-            total -= self._kept.popitem(last=False)[1].size
-        rows = self._kept[owner, number] = make()
-        return rows
+    def get(self, key: tuple[object, int]) -> Batch | None:
+        batch = self._batches.get(key)
+        if batch is not None:
+            self._batches.move_to_end(key)
+        return batch
+
+    def add(self, key: tuple[object, int], batch: Batch) -> None:
+        total = sum(batch.size for batch in self._batches.values())
+        while self._batches and total > _DECODED:
+            total -= self._batches.popitem(last=False)[1].size
+        self._batches[key] = batch
 
     def forget(self, owner: object) -> None:
-        for place in [place for place in self._kept if place[0] is owner]:
-            del self._kept[place]
+        for key in [key for key in self._batches if key[0] is owner]:
+            del self._batches[key]
 
 
 DECODED = Decoded()
 
 
-def _arrays(stored: pa.DataType) -> int:
-    """How many arrays a column of a type consists of: itself and its children."""
-    if isinstance(stored, pa.BaseExtensionType):
-        return _arrays(stored.storage_type)
-    return 1 + sum(_arrays(stored.field(n).type) for n in range(stored.num_fields))
-
-
-def _has_hidden_nulls(stored: pa.DataType) -> bool:
-    """Whether the counts of a column's arrays do not tell which rows have no value.
-
-    A dictionary may hold a null; images are null where their bytes are.
-    """
-    if isinstance(stored, pa.BaseExtensionType):
-        return _has_hidden_nulls(stored.storage_type)
-    if pa.types.is_dictionary(stored) or pa.types.is_struct(stored) or pa.types.is_null(stored):
-        return True
-    return any(_has_hidden_nulls(stored.field(n).type) for n in range(stored.num_fields))
+# --- IPC files and streams -----------------------------------------------------------------------
 
 
 class IpcReader(BatchReader):
-    """An Arrow IPC file or stream, mapped."""
+    """An Arrow IPC file or stream."""
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self._token = object()
-        self._last: tuple[int, pa.RecordBatch | None] = -1, None  # the batch that was read last
-        super().__init__(path, layout)
-        self._kept: list[Rows | None] = [None] * len(self._starts)
+    _file: LocalFile | None = None
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        with (
-            storage.explained("open", self._path),
-            open(self._path, "rb", opener=storage.regular) as file,
-        ):
-            if not os.fstat(file.fileno()).st_size:
-                raise DamagedError("the file is empty", path=self._path)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data: pa.Buffer | None = pa.py_buffer(mapped)
-        self._messages = find_messages(memoryview(mapped), self._path)
+        self._file = LocalFile(self.path)
+        self._messages = find_messages(self._file)
         schema = pa.ipc.read_schema(pa.py_buffer(self._messages.schema))
         return schema, [batch.rows for batch in self._messages.batches]
 
-    def _slice(self, place: slice) -> pa.Buffer:
-        data = self._data
-        if data is None:
-            raise ValueError(f"{self._path} is closed")
-        return data.slice(place.start, place.stop - place.start)
+    @property
+    def _opened(self) -> LocalFile:
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._file
 
-    def _rows(self, number: int) -> Rows:
-        if self._is_encoded(number):
-            return DECODED.get(self._token, number, lambda: self._new_rows(number))
-        rows = self._kept[number]
-        if rows is None:
-            rows = self._kept[number] = self._new_rows(number)
-        return rows
+    def _located(self, number: int) -> Batch | None:
+        message = self._messages.batches[number]
+        if message.compressed or self._messages.needed[number]:
+            return None
+        with self._damage("a batch is damaged", number):
+            batch, buffers = _located(self._opened, message, self._columns)
+        return Batch(lambda names: {name: batch.column(name) for name in names}, buffers)
 
-    def _new_rows(self, number: int) -> Rows:
-        # Rows do not keep their reader alive: else only the garbage collector would close its file.
-        reader = weakref.proxy(self)
-        return Rows(lambda names: reader._load(number, names), self.schema)
+    def _load(self, number: int, names: Collection[str] = ()) -> Arrays:
+        batch = self._decode(number)
+        return dict(zip(self._columns.names, batch.columns, strict=True))
 
-    def _is_encoded(self, number: int) -> bool:
-        batch = self._messages.batches[number]
-        return batch.compressed or batch.dictionaries > 0
-
-    def _load(self, number: int, names: Collection[str]) -> Arrays:
-        last, batch = self._last
-        if batch is None or last != number:
-            batch = self._batch(number)
-            if not self._is_encoded(number):  # it is but a view of the file
-                self._last = number, batch
-        return {name: batch.column(self._columns.get_field_index(name)) for name in names}
-
-    def _batch(self, number: int) -> pa.RecordBatch:
-        place = self._messages.batches[number]
-        whole = slice(place.offset, place.offset + place.size)
-        if self._is_encoded(number):
-            batch = self._decode(whole, place.dictionaries)
-        else:
-            batch = pa.ipc.read_record_batch(self._slice(whole), self._columns)
-        if batch.num_rows != place.rows:
-            raise ValueError(f"{batch.num_rows} rows where {place.rows} are announced")
-        batch.validate()
-        return batch
-
-    def _decode(self, batch: slice, dictionaries: int) -> pa.RecordBatch:
-        """A batch that its message alone does not give: a stream of what it takes, read at once."""
-        needed = [*self._messages.dictionaries[:dictionaries], batch]
-        messages = [memoryview(self._slice(place)) for place in needed]
+    def _decode(self, number: int) -> pa.RecordBatch:
+        """A whole batch: a stream of the messages that it takes, read at once."""
+        batch, needed = self._messages.batches[number], self._messages.needed[number]
+        messages = [
+            memoryview(self._opened.read(message.offset, message.end - message.offset))
+            for message in (*self._messages.dictionaries[:needed], batch)
+        ]
         for message in messages:
             check_expansion(decompressed_size(message), len(message))
         stream = pa.py_buffer(b"".join([self._messages.schema, *messages]))
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(stream, options=options) as reader:
-            return reader.read_next_batch()
+            found = reader.read_next_batch()
+        if found.num_rows != batch.rows:
+            raise ValueError(f"{found.num_rows} rows where {batch.rows} are announced")
+        found.validate()
+        return found
+
+    def whole_batches(self) -> Iterator[pa.RecordBatch]:
+        """All batches as they are stored."""
+        return map(self._decode, range(len(self._starts) - 1))
 
     def _known_nulls(self) -> Known:
         """From the headers of the batches."""
-        batches = [
-            null_counts(self._slice(slice(b.offset, b.body)).to_pybytes())
-            for b in self._messages.batches
-        ]
-        known, first = Known({}, set()), 0
-        for column in self._columns:
-            stop = first + _arrays(column.type)
-            counts = [b[first:stop] for b in batches]
-            first = stop
-            if any(n < 0 for nulls in counts for n in nulls) or _has_hidden_nulls(column.type):
-                continue
-            if not any(map(any, counts)):
-                known.whole.add(column.name)
-            known.nulls[column.name] = sum(nulls[0] for nulls in counts)
-        if any(len(nulls) < first for nulls in batches):
-            raise ValueError("a batch has fewer arrays than its columns take")
-        return known
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in self._columns.names}
+        for batch in self._messages.batches:
+            header = memoryview(self._opened.read(batch.offset, batch.body - batch.offset))
+            counts = iter(null_counts(header))
+            for field in self._columns:
+                found[field.name].append(_nulls(field.type, counts))
+        sums = {n: [sum(part) for part in zip((0, 0), *v, strict=True)] for n, v in found.items()}
+        return Known(
+            {n: int(rows) for n, (rows, _) in sums.items() if not math.isnan(rows)},
+            {n for n, (_, every) in sums.items() if every == 0},
+        )
+
+    def read_rows(
+        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        kind, shape = self.schema.get(field), out.shape[1:]
+        if not isinstance(kind, Array) or kind.dtype is None or self._tensors[field] is not None:
+            return False
+        if any(n not in (None, m) for n, m in zip(kind.shape or (), shape, strict=False)):
+            return False
+        if len(kind.shape or ()) != len(shape):
+            return False
+        try:
+            length = out[:1].size * np.dtype(kind.dtype).itemsize
+            begins = [_begin(found, row, length) for found, row in self._find(field, positions)]
+            data = self._opened.read_rows(np.array(begins, np.int64), length)
+        except Exception:
+            if self.closed:
+                raise ValueError(f"{self.path} is closed") from None
+            return False
+        out[...] = data.view(kind.dtype).reshape(out.shape)
+        return True
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
-        """Stored bytes of the field in each sample that has it, in order."""
-        self._check_open()
         found = [np.zeros(0, np.int64)]
-        for arrays in self._scan([field]):
-            with self._damage("a column is damaged"):
-                found.append(sizes(field, self.schema[field], arrays[field]))
+        for number in range(len(self._starts) - 1):
+            for first in range(0, self._rows(number), PAGE):
+                rows = range(min(PAGE, self._rows(number) - first))
+                one = self._columns_of(number, first, [field])[field]
+                with self._damage("a column is damaged", number):
+                    if one.ranges is not None:
+                        found.append(one.ranges.lengths())
+                    else:
+                        values = [_size(v) for v in map(one.get, rows) if v is not None]
+                        found.append(np.array(values, np.int64))
         return np.concatenate(found)
 
     def _where(self, number: int) -> int | None:
@@ -453,7 +434,124 @@ class IpcReader(BatchReader):
 
     def close(self) -> None:
         super().close()
-        self._data = None
-        self._last = -1, None
-        self._kept = [None] * len(self._starts)
-        DECODED.forget(self._token)
+        self._file = None
+
+
+def _begin(found: Column, row: int, length: int) -> int:
+    """The byte of the file at which the array of a row begins, which has so many bytes."""
+    offsets, width, _, _, at, present = found.ranges  # type: ignore[misc]
+    start = offsets[row] * width
+    null = present is not None and not present[row]
+    if at is None or null or start < 0 or offsets[row + 1] * width - start != length:
+        raise ValueError("not an array of this shape in the file")
+    return at + start
+
+
+def _size(value: Any) -> int:
+    """Stored bytes of a value."""
+    if isinstance(value, list):
+        return sum(map(len, value))
+    if isinstance(value, bool | int | float):
+        return 1 if isinstance(value, bool) else 8
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value.encode() if isinstance(value, str) else value)
+
+
+def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
+    """How many rows of a column have no value, and how many nulls it has at any level.
+
+    `counts` are the nulls of the column's array and of those inside it, in their order. NaN where
+    these do not tell: a dictionary may hold a null.
+    """
+    if isinstance(stored, pa.BaseExtensionType):
+        return _nulls(stored.storage_type, counts)
+    count = next(counts, None)
+    if count is None:
+        raise ValueError("a batch has fewer arrays than its columns take")
+    fields = [stored.field(n) for n in range(stored.num_fields)]
+    inside = [_nulls(field.type, counts) for field in fields]
+    if pa.types.is_dictionary(stored) or pa.types.is_null(stored) or count < 0:
+        return math.nan, math.nan
+    rows: float = count
+    if pa.types.is_struct(stored):  # an image is null where its bytes are
+        rows = rows or sum(n for f, (n, _) in zip(fields, inside, strict=True) if f.name == "bytes")
+    return rows, count + sum(every for _, every in inside)
+
+
+# Where values stand in the file, pyarrow tells: it is given a batch's header, and for the body
+# zeros, which it does not look at. A buffer's address among the zeros is its offset in the body.
+
+
+class _FileBuffers(Buffers):
+    """Buffers among zeros, whose bytes are in a file."""
+
+    in_file = True
+
+    def __init__(self, file: LocalFile, body: int, zeros: memoryview) -> None:
+        self._read = file.read
+        self._base = body - int(pa.py_buffer(zeros).address)
+        self._zeros = zeros
+
+    def cut(self, buffer: pa.Buffer | None, size: int | None = None) -> Cut:
+        if buffer is None or not buffer.size:
+            return MEMORY.cut(None)
+        end = buffer.size if size is None else min(size, buffer.size)
+        base, read = self.position(buffer), self._read
+
+        def cut(start: int, stop: int) -> bytes:
+            if not 0 <= start <= stop <= end:
+                raise ValueError(f"bytes {start} to {stop} of {end}")
+            return read(base + start, stop - start)
+
+        return cut
+
+    def position(self, buffer: pa.Buffer) -> int:
+        return self._base + int(buffer.address)
+
+
+class _Header(NamedTuple):
+    """A message as pyarrow reads a file: what stands before the body, then zeros."""
+
+    parts: list[memoryview]
+    closed: bool = False
+
+    def read(self, size: int) -> memoryview:
+        found = self.parts[0][:size]
+        if len(self.parts) > 1:
+            self.parts[0] = self.parts[0][size:]
+            if not self.parts[0]:
+                del self.parts[0]
+        return found
+
+    def tell(self) -> int:
+        return 0
+
+
+def _located(
+    file: LocalFile, message: Message, columns: pa.Schema
+) -> tuple[pa.RecordBatch, Buffers]:
+    """A batch whose buffers have the right sizes, and how what they have in the file is read."""
+    zeros = _zeros(message.end - message.body)
+    front = memoryview(file.read(message.offset, message.body - message.offset))
+    source = pa.PythonFile(_Header([front, zeros]), mode="r")
+    batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), columns)
+    if batch.num_rows != message.rows:
+        raise ValueError(f"{batch.num_rows} rows where {message.rows} are announced")
+    batch.validate()
+    return batch, _FileBuffers(file, message.body, zeros)
+
+
+_latest_zeros = memoryview(b"")
+
+
+def _zeros(size: int) -> memoryview:
+    """At least so many bytes that nobody writes to, so that they take no memory."""
+    global _latest_zeros  # noqa: PLW0603 - all batches share them
+    zeros = _latest_zeros
+    if len(zeros) < size:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        length = max(1 << size.bit_length(), 1 << 24)
+        zeros = memoryview(mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ))
+        _latest_zeros = zeros
+    return zeros

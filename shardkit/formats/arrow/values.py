@@ -1,8 +1,8 @@
-"""Values out of arrays: per column and batch one function from a row to its value.
+"""Which types of columns hold which fields, and what gets the values of a page of rows.
 
-pyarrow's own scalars take microseconds each. Here a column's buffers are taken once per batch, and
-a value is a slice of them. What the buffers say is checked where it is used, as files are damaged:
-a getter raises ValueError, or an error of ours where it knows more.
+Where a value is one range of bytes (bytes, text, images, lists of numbers), it is cut out of the
+column's buffer, in memory or in the file. For all else pyarrow makes an array of the rows and
+Python values of that. What buffers say is checked before it is used, as files are damaged.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import datetime
 import decimal
 import math
 import struct
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,218 +27,87 @@ from shardkit.storage import check_expansion
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-ABSENT: Any = object()  # what a getter gives where a sample has no such value
-Getter: TypeAlias = Callable[[int], Any]
+PAGE = 1024  # rows whose offsets and small values are read at once
+_SMALL = 64  # bytes of a row up to which the values of a page are read at once
+_FEW = 1024  # bytes that are read at once, however few rows there are
+_LARGEST_INT = 2**63 - 1
+
+Getter: TypeAlias = Callable[[int], Any]  # from a row of a page to its value; None for a null
+Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"
 
 
-class Part(Protocol):
-    """What gives bytes of a buffer by slices: a view, or a place in a file."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: slice, /) -> memoryview | bytes: ...
+# --- types ---------------------------------------------------------------------------------------
 
 
-class Buffers(NamedTuple):
-    """How the bytes of buffers are had.
-
-    `whole` is for those with a few bytes for each row, `values` for those that slices are taken of.
-    """
-
-    whole: Callable[[pa.Buffer | None], memoryview]
-    values: Callable[[pa.Buffer | None], Part]
+def plain_type(stored: pa.DataType) -> pa.DataType:
+    """The type without what extensions and dictionaries wrap around it."""
+    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
+        dictionary = isinstance(stored, pa.DictionaryType)
+        stored = stored.value_type if dictionary else stored.storage_type
+    return stored
 
 
-_CODES = {
-    pa.int8(): "b",
-    pa.int16(): "h",
-    pa.int32(): "i",
-    pa.int64(): "q",
-    pa.uint8(): "B",
-    pa.uint16(): "H",
-    pa.uint32(): "I",
-    pa.uint64(): "Q",
-    pa.float32(): "f",
-    pa.float64(): "d",
-}
-_OLDEST = 2**63  # whole numbers from here on do not fit a field Int
+def is_list(stored: pa.DataType) -> bool:
+    return isinstance(stored, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
 
 
-def getter(name: str, kind: FieldType, array: pa.Array, buffers: Buffers | None = None) -> Getter:
-    """What gives the values of a field from its column in a batch; JSON comes as `JsonText`.
-
-    Without `buffers` the array is in memory. With them it need not be, if `is_sliced`.
-    """
-    buffers = buffers or IN_MEMORY
-    get = _getter(kind, array, buffers)
-    array = plain(array)
-    if get is None:
-        raise _does_not_fit(name, kind, array.type)
-    linked = isinstance(kind, Bytes) and pa.types.is_struct(array.type)
-    return get if linked else _optional(get, array, buffers)
+def is_number(stored: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(stored) or pa.types.is_floating(stored))
 
 
-def is_sliced(kind: FieldType, stored: pa.DataType) -> bool:
-    """Whether values of a field are slices of buffers, so that pyarrow need not see those."""
-    while isinstance(stored, pa.BaseExtensionType):
-        stored = stored.storage_type
-    if pa.types.is_struct(stored) and isinstance(kind, Bytes):
-        return all(is_sliced(kind, stored.field(n).type) for n in range(stored.num_fields))
-    if is_list(stored) and isinstance(kind, Array | Images):
-        return is_sliced(Image() if isinstance(kind, Images) else kind, stored.value_type)
-    simple = pa.types.is_primitive(stored) or pa.types.is_null(stored) or _is_bytes(stored)
-    return is_text(stored) or (simple and not isinstance(kind, Json))
+# By name, as an old pyarrow has no views.
 
 
-def plain(array: pa.Array) -> pa.Array:
-    """The array without what other libraries wrap around it: extension types and dictionaries.
-
-    What is damaged there raises ValueError.
-    """
-    while isinstance(array, pa.ExtensionArray):
-        tensor = tensor_of(array.type)
-        array = array.storage if tensor is None else _nested(array.storage, tensor.stored)
-    if pa.types.is_dictionary(array.type):
-        array.validate(full=True)  # an index out of the dictionary must not be followed
-        _check_decoded(array)
-        larger = _VIEWS.get(str(array.type.value_type))
-        if larger is not None:  # pyarrow cannot take values out of views
-            values = array.dictionary.cast(larger)
-            array = pa.DictionaryArray.from_arrays(array.indices, values)
-        return plain(array.dictionary_decode())
-    return array
+def is_text(stored: pa.DataType) -> bool:
+    return str(stored) in ("string", "large_string", "string_view")
 
 
-def _check_decoded(array: pa.DictionaryArray) -> None:
-    """A few long values that many rows name must not make us reserve what all would take."""
-    values = array.dictionary
-    if is_text(values.type) or _is_bytes(values.type):
-        uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
-        check_expansion(int(np.dot(uses, _lengths(values))), array.nbytes)
+def _is_bytes(stored: pa.DataType) -> bool:
+    return str(stored).startswith(("binary", "large_binary", "fixed_size_binary"))
 
 
-# By name, as an old pyarrow has no such types.
-_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+def _is_view(stored: pa.DataType) -> bool:
+    return str(stored) in ("string_view", "binary_view")
 
 
-def fits(kind: FieldType, stored: pa.DataType) -> bool:
-    """Whether a column of a type can hold the values of a field."""
-    # A damaged type, such as a union without children, ends the process in `pa.nulls`.
-    return _is_read(stored) and _getter(kind, pa.nulls(0, stored), IN_MEMORY) is not None
+def _children(stored: pa.DataType) -> list[pa.Field]:
+    return [stored.field(n) for n in range(stored.num_fields)]
 
 
-def check_fits(name: str, kind: FieldType, stored: pa.DataType) -> None:
-    """Raises FormatError unless a column of a type can hold the values of a field."""
-    if not fits(kind, stored):
-        raise _does_not_fit(name, kind, stored)
+def _holds_images(stored: pa.DataType) -> bool:
+    """Bytes, or as Hugging Face stores images a struct of bytes and path."""
+    if not pa.types.is_struct(stored):
+        return _is_bytes(stored)
+    found = [plain_type(field.type) for field in _children(stored) if field.name == "bytes"]
+    return len(found) == 1 and (_is_bytes(found[0]) or pa.types.is_null(found[0]))
 
 
-def _does_not_fit(name: str, kind: FieldType, stored: pa.DataType) -> FormatError:
-    return FormatError(
-        "a column is not of the type that its field has",
-        field=name,
-        expected=f"a column that can hold {kind}",
-        found=str(stored),
-        fix="convert the shards of each kind by themselves",
-    )
-
-
-def _getter(kind: FieldType, array: pa.Array, buffers: Buffers) -> Getter | None:
-    """The getter for rows that are not null; None if the column cannot hold such values."""
-    tensor = tensor_of(array.type)
-    if tensor is not None and tensor.order is not None and isinstance(kind, Array):
-        return _make_permuted(array, kind, tensor, buffers)
-    array = plain(array)
-    if pa.types.is_null(array.type):
-        return _never
-    return _MAKERS[type(kind)](array, kind, buffers)
-
-
-def _make_bytes(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    if pa.types.is_struct(array.type):
-        return _linked_images(array, buffers)
-    text = is_text(array.type) and not isinstance(kind, Image)
-    return _bytes(array, buffers) if text or _is_bytes(array.type) else None
-
-
-def _make_images(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    """Lists of what holds images."""
-    if not is_list(array.type):
-        return None
-    images = plain(array.values)
-    found = None if pa.types.is_null(images.type) else _make_bytes(images, Image(), buffers)
-    if found is None:
-        return None
-    linked = pa.types.is_struct(images.type)
-    get = found if linked else _optional(found, images, buffers)
-    level = _Level(array, buffers)
-
-    def get_all(row: int) -> list[bytes]:
-        start, stop, _ = level.below(row, row + 1, None)
-        values = [get(position) for position in range(start, stop)]
-        if any(value is ABSENT for value in values):
-            raise ValueError("a list has a null among its images")
-        return values
-
-    return get_all
-
-
-def _make_text(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _text(array, buffers) if is_text(array.type) else None
-
-
-def _make_json(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _json_text(array, buffers) if is_text(array.type) else _as_json(array)
-
-
-def _make_bool(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _bits(array.buffers()[1], array, buffers) if pa.types.is_boolean(array.type) else None
-
-
-def _make_int(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _whole_numbers(array, buffers) if pa.types.is_integer(array.type) else None
-
-
-def _make_float(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    return _floats(array, buffers) if pa.types.is_floating(array.type) else None
-
-
-def _make_array(array: pa.Array, kind: FieldType, buffers: Buffers) -> Getter | None:
-    if is_list(array.type) and isinstance(kind, Array):
-        found = lists(array, kind, buffers)
-        return None if found is None else found.get
-    if not _is_bytes(array.type):
-        return None
-    get = _bytes(array, buffers)
-    return lambda row: load_array(get(row))
-
-
-def _make_permuted(array: pa.Array, kind: Array, tensor: Tensor, buffers: Buffers) -> Getter | None:
-    if kind.shape != tensor.shape:
-        return None
-    get = _make_array(plain(array), replace(kind, shape=tensor.stored), buffers)
-    return get and (lambda row: np.ascontiguousarray(get(row).transpose(tensor.order)))
-
-
-_MAKERS: dict[type[FieldType], Callable[[pa.Array, FieldType, Buffers], Getter | None]] = {
-    Bytes: _make_bytes,
-    Image: _make_bytes,
-    Images: _make_images,
-    Text: _make_text,
-    Json: _make_json,
-    Bool: _make_bool,
-    Int: _make_int,
-    Float: _make_float,
-    Array: _make_array,
-}
+def json_holds(stored: pa.DataType) -> bool:
+    """Whether JSON can say what values of a type are, dates and times as ISO 8601."""
+    types, stored = pa.types, plain_type(stored)
+    if types.is_struct(stored):
+        fields = _children(stored)
+        unique = len({field.name for field in fields}) == len(fields)
+        return unique and all(json_holds(field.type) for field in fields)
+    if types.is_map(stored):
+        return json_holds(stored.key_type) and json_holds(stored.item_type)
+    if is_list(stored):
+        return json_holds(stored.value_type)
+    scalars = (types.is_null, types.is_boolean, types.is_decimal, types.is_date, types.is_time)
+    text = is_text(stored) or types.is_timestamp(stored)
+    return text or is_number(stored) or any(is_type(stored) for is_type in scalars)
 
 
 class Tensor(NamedTuple):
     """What a column of type `arrow.fixed_shape_tensor` holds."""
 
     stored: tuple[int, ...]  # the shape in which the numbers stand
-    order: tuple[int, ...] | None  # how its dimensions are permuted, if they are
+    order: tuple[int, ...]  # how its dimensions are permuted
     shape: tuple[int, ...]  # that of the values
+
+    def arranged(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The value that is stored as these numbers."""
+        return numbers.reshape(self.stored).transpose(self.order).copy("C")
 
 
 def tensor_of(stored: pa.DataType) -> Tensor | None:
@@ -251,8 +119,6 @@ def tensor_of(stored: pa.DataType) -> Tensor | None:
     if getattr(stored, "extension_name", None) != "arrow.fixed_shape_tensor":
         return None
     shape, order = tuple(stored.shape), tuple(stored.permutation or range(len(stored.shape)))
-    if order == tuple(range(len(shape))):
-        return Tensor(shape, None, shape)
     if any(order[order[n]] != n for n in order):
         raise FormatError(
             "a column holds tensors whose dimensions are rotated, which programs read differently",
@@ -263,446 +129,490 @@ def tensor_of(stored: pa.DataType) -> Tensor | None:
     return Tensor(shape, order, tuple(shape[n] for n in order))
 
 
-def _nested(array: pa.FixedSizeListArray, shape: tuple[int, ...]) -> pa.Array:
-    """Lists of all numbers of a tensor as lists nested once per dimension."""
-    if len(shape) < 2 or 0 in shape:
+def fits(kind: FieldType, stored: pa.DataType) -> bool:
+    """Whether a column of a type can hold the values of a field."""
+    tensor, stored = tensor_of(stored), plain_type(stored)
+    if pa.types.is_null(stored):
+        return True
+    if isinstance(kind, Images):
+        return is_list(stored) and _holds_images(plain_type(stored.value_type))
+    if isinstance(kind, Bytes):
+        return _holds_images(stored) or (is_text(stored) and not isinstance(kind, Image))
+    if isinstance(kind, Array) and is_list(stored):
+        levels = 0
+        while is_list(stored):
+            levels, stored = levels + 1, plain_type(stored.value_type)
+        if kind.dtype is None or not is_number(stored):
+            return False
+        alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor.shape
+        return alike and bool(np.dtype(stored.to_pandas_dtype()) == np.dtype(kind.dtype))
+    return _FITS[type(kind)](stored)
+
+
+_FITS: dict[type[FieldType], Callable[[pa.DataType], bool]] = {
+    Array: _is_bytes,
+    Bool: pa.types.is_boolean,
+    Float: pa.types.is_floating,
+    Int: pa.types.is_integer,
+    Json: json_holds,
+    Text: is_text,
+}
+
+
+def check_fits(name: str, kind: FieldType, stored: pa.DataType) -> None:
+    """Raises FormatError unless a column of a type can hold the values of a field."""
+    if not fits(kind, stored):
+        raise FormatError(
+            "a column is not of the type that its field has",
+            field=name,
+            expected=f"a column that can hold {kind}",
+            found=str(stored),
+            fix="convert the shards of each kind by themselves",
+        )
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The array without what extension types and dictionaries wrap around it.
+
+    What is damaged there raises ValueError.
+    """
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if not pa.types.is_dictionary(array.type):
         return array
-    values = array.values
-    for length in reversed(shape[1:]):
-        inner = pa.list_(values.type, length)
-        count = len(values) // length
-        values = pa.Array.from_buffers(inner, count, [None], 0, children=[values])
-    whole, validity = pa.list_(values.type, shape[0]), array.buffers()[0]
-    return pa.Array.from_buffers(
-        whole, len(array), [validity], array.null_count, array.offset, children=[values]
-    )
+    array.validate(full=True)  # an index out of the dictionary must not be followed
+    values = array.dictionary
+    if _is_view(values.type):  # which pyarrow cannot take values out of
+        text = is_text(values.type)
+        values = values.cast(pa.large_string() if text else pa.large_binary())
+        array = pa.DictionaryArray.from_arrays(array.indices, values)
+    if is_text(values.type) or _is_bytes(values.type):
+        # A few long values that many rows name must not make us reserve what all would take.
+        uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
+        ranges = _ranges(values, Bytes(), None, 0, len(values), MEMORY)
+        sizes = ranges._replace(present=None).lengths() if ranges else np.zeros(len(values))
+        check_expansion(int(np.dot(uses, sizes)), array.nbytes)
+    return plain(array.dictionary_decode())
 
 
-def is_list(stored: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(stored) or types.is_large_list(stored) or types.is_fixed_size_list(stored)
-    )
+# --- buffers -------------------------------------------------------------------------------------
 
 
-def _is_bytes(stored: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(stored)
-        or types.is_large_binary(stored)
-        or types.is_fixed_size_binary(stored)
-        or str(stored) == "binary_view"
-    )
+class Buffers:
+    """How the bytes of arrays are read: these are in memory."""
+
+    in_file = False
+
+    def cut(self, buffer: pa.Buffer | None, size: int | None = None) -> Cut:
+        """What gives bytes of a buffer, or of its first `size`; it raises ValueError beyond."""
+        view = (
+            memoryview(buffer).cast("B") if buffer is not None and buffer.size else memoryview(b"")
+        )
+        end = len(view) if size is None else min(size, len(view))
+
+        def cut(start: int, stop: int) -> memoryview:
+            if not 0 <= start <= stop <= end:
+                raise _outside(start, stop, end)
+            return view[start:stop]
+
+        return cut
+
+    def position(self, buffer: pa.Buffer) -> int | None:
+        """The byte of the file at which a buffer begins; None where it is in no file."""
+        return None
 
 
-def is_text(stored: pa.DataType) -> bool:
-    types = pa.types
-    text = types.is_string(stored) or types.is_large_string(stored)
-    return bool(text or str(stored) == "string_view")
+MEMORY = Buffers()
 
 
-# --- nulls ---------------------------------------------------------------------------------------
+def _outside(start: int, stop: int, end: int) -> ValueError:
+    return ValueError(f"bytes {start} to {stop} of {end}")
 
 
-def _optional(get: Getter, array: pa.Array, buffers: Buffers) -> Getter:
-    """`get`, giving ABSENT for the array's nulls."""
-    present = _present(array, buffers)
-    if present is None:
-        return get
-    return lambda row: get(row) if present(row) else ABSENT
+def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
+    """The bits from `start` to before `stop`, each 0 or 1."""
+    data = buffers.cut(buffer)(start >> 3, (stop + 7) >> 3)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    return bits[start & 7 : (start & 7) + stop - start]
 
 
-def _present(array: pa.Array, buffers: Buffers) -> Callable[[int], bool] | None:
-    """What says whether a row is not null; None where all are there."""
-    bitmap = None if pa.types.is_null(array.type) else array.buffers()[0]
+def _present(
+    array: pa.Array, start: int, stop: int, buffers: Buffers
+) -> npt.NDArray[np.uint8] | None:
+    """For each of the rows 1 if it is there and 0 if it is null; None where all are there."""
+    bitmap = array.buffers()[0]
     if bitmap is None or not array.null_count:
         return None
-    return _bits(bitmap, array, buffers)
+    return _bits(bitmap, start, stop, buffers)
 
 
-def _bits(buffer: pa.Buffer | None, array: pa.Array, buffers: Buffers) -> Callable[[int], bool]:
-    bits, offset = buffers.whole(buffer), array.offset
-    _check_room(bits, -(-(offset + len(array)) // 8))
-
-    def get(row: int) -> bool:
-        row += offset
-        return bool(bits[row >> 3] >> (row & 7) & 1)
-
-    return get
+def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memoryview:
+    """Where the elements of each of the rows begin, and where those of the last end."""
+    size, code = (8, "q") if str(array.type).startswith("large_") else (4, "i")
+    data = buffers.cut(array.buffers()[1])(start * size, (stop + 1) * size)
+    return memoryview(data).cast(code)  # type: ignore[call-overload, no-any-return]
 
 
-# --- bytes and text ------------------------------------------------------------------------------
+def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
+    """Rows of an array in a file, in memory, with their offsets checked."""
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if not 0 <= start <= stop <= len(array):
+        raise ValueError(f"rows {start} to {stop} of {len(array)}")
+    stored, count, types = array.type, stop - start, pa.types
+    if types.is_null(stored):
+        return pa.nulls(count)
+    present, children, found = _present(array, start, stop, buffers), [], []
+    if _is_view(stored):
+        return _fetch_views(array, start, stop, present, buffers)
+    if types.is_struct(stored):
+        children = [fetch(array.field(n), start, stop, buffers) for n in range(stored.num_fields)]
+        names = (stored.field(n).name for n in range(stored.num_fields))
+        stored = pa.struct([(n, c.type) for n, c in zip(names, children, strict=True)])
+    elif types.is_fixed_size_list(stored):
+        size = stored.list_size
+        children = [fetch(array.values, start * size, stop * size, buffers)]
+        stored = pa.list_(children[0].type, size)
+    elif types.is_boolean(stored):
+        found = [_packed(_bits(array.buffers()[1], start, stop, buffers))]
+    elif is_list(stored) or types.is_map(stored) or len(array.buffers()) == 3:
+        offsets = np.array(_offsets(array, start, stop, buffers))
+        if (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("values of a negative length")
+        first, last = int(offsets[0]), int(offsets[-1])
+        found = [pa.py_buffer(offsets - offsets[0])]
+        if is_list(stored):
+            children = [fetch(array.values, first, last, buffers)]
+            make = pa.large_list if types.is_large_list(stored) else pa.list_
+            stored = make(children[0].type)
+        elif types.is_map(stored):
+            pair = [fetch(part, first, last, buffers) for part in (array.keys, array.items)]
+            stored = pa.map_(pair[0].type, pair[1].type)
+            fields = [stored.key_field, stored.item_field]
+            children = [pa.StructArray.from_arrays(pair, fields=fields)]
+        else:
+            found.append(pa.py_buffer(buffers.cut(array.buffers()[2])(first, last)))
+    else:
+        width = stored.bit_width // 8
+        found = [pa.py_buffer(buffers.cut(array.buffers()[1])(start * width, stop * width))]
+    bitmap = None if present is None else _packed(present)
+    return pa.Array.from_buffers(stored, count, [bitmap, *found], children=children)
 
 
-def _view(buffer: pa.Buffer | None) -> memoryview:
-    if buffer is None or not buffer.size:
-        return memoryview(b"")
-    return memoryview(buffer).cast("B")
+def _packed(bits: npt.NDArray[np.uint8]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
-IN_MEMORY = Buffers(_view, _view)
-
-
-def _check_room(view: Part, needed: int) -> None:
-    if len(view) < needed:
-        raise ValueError(f"a buffer has {len(view)} bytes of {needed}")
-
-
-def _numbers(array: pa.Array, buffers: Buffers, code: str, more: int = 0) -> memoryview:
-    """The numbers of a column that belong to its rows, and `more` of them."""
-    size = np.dtype(code).itemsize
-    count = len(array) + more if len(array) else 0
-    view, start = buffers.whole(array.buffers()[1]), array.offset * size
-    _check_room(view, start + count * size if count else 0)
-    return view[start : start + count * size].cast(cast(Any, code)) if count else memoryview(b"")
-
-
-def _offsets(array: pa.Array, buffers: Buffers) -> memoryview:
-    large = str(array.type).startswith("large_")
-    return _numbers(array, buffers, "q" if large else "i", 1)
-
-
-def _bytes(array: pa.Array, buffers: Buffers) -> Getter:
-    if pa.types.is_fixed_size_binary(array.type):
-        return _fixed_bytes(array, buffers)
-    if str(array.type) in _VIEWS:
-        return _viewed_bytes(array, buffers)
-    offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
-    end = len(data)
-
-    def get(row: int) -> bytes:
-        start, stop = offsets[row], offsets[row + 1]
-        if not 0 <= start <= stop <= end:
-            raise ValueError(f"bytes {start} to {stop} of {end}")
-        return bytes(data[start:stop])
-
-    return get
-
-
-def _fixed_bytes(array: pa.Array, buffers: Buffers) -> Getter:
-    size = array.type.byte_width
-    data, first = buffers.values(array.buffers()[1]), array.offset
-    _check_room(data, (first + len(array)) * size if len(array) else 0)
-    return lambda row: bytes(data[(first + row) * size : (first + row + 1) * size])
-
-
-def _viewed_bytes(array: pa.Array, buffers: Buffers) -> Callable[[int], bytes]:
+def _fetch_views(
+    array: pa.Array,
+    start: int,
+    stop: int,
+    present: npt.NDArray[np.uint8] | None,
+    buffers: Buffers,
+) -> pa.Array:
     """Of a view per row: a length, then up to 12 bytes, or 4 of them, a buffer and a start."""
     _, views, *more = array.buffers()
-    places, parts = buffers.whole(views), [buffers.values(part) for part in more]
-    first, size_of, place_of = array.offset, struct.Struct("<i"), struct.Struct("<ii")
-    _check_room(places, 16 * (first + len(array)) if len(array) else 0)
-
-    def get(row: int) -> bytes:
-        at = 16 * (first + row)
-        (size,) = size_of.unpack_from(places, at)
-        if 0 <= size <= 12:
-            return bytes(places[at + 4 : at + 4 + size])
-        number, start = place_of.unpack_from(places, at + 8)
-        if not (0 <= number < len(parts) and 0 <= start <= start + size <= len(parts[number])):
-            raise ValueError(f"bytes {start} to {start + size} of buffer {number} of {len(parts)}")
-        return bytes(parts[number][start : start + size])
-
-    return get
-
-
-def _text(array: pa.Array, buffers: Buffers) -> Callable[[int], str]:
-    if str(array.type) in _VIEWS:
-        viewed = _viewed_bytes(array, buffers)
-        return lambda row: str(viewed(row), "utf-8")
-    offsets, data = _offsets(array, buffers), buffers.values(array.buffers()[2])
-    end = len(data)
-
-    def get(row: int) -> str:
-        start, stop = offsets[row], offsets[row + 1]
-        if not 0 <= start <= stop <= end:
-            raise ValueError(f"bytes {start} to {stop} of {end}")
-        return str(data[start:stop], "utf-8")
-
-    return get
+    data = bytes(buffers.cut(views)(16 * start, 16 * stop))
+    sizes = np.frombuffer(data, "<i4")[::4].astype(np.int64)
+    check_expansion(int(sizes.sum()), sum(buffer.size for buffer in (views, *more)))
+    parts = [buffers.cut(part) for part in more]
+    values: list[bytes | None] = []
+    for row, size in enumerate(sizes.tolist()):
+        if present is not None and not present[row]:
+            values.append(None)
+        elif 0 <= size <= 12:
+            values.append(data[16 * row + 4 : 16 * row + 4 + size])
+        else:
+            number, at = struct.unpack_from("<ii", data, 16 * row + 8)
+            if not 0 <= number < len(parts):
+                raise ValueError(f"buffer {number} of {len(parts)}")
+            values.append(bytes(parts[number](at, at + size)))
+    found = pa.array(values, pa.large_binary())
+    return found.view(pa.large_string()) if is_text(array.type) else found
 
 
-def _json_text(array: pa.Array, buffers: Buffers) -> Getter:
-    get = _text(array, buffers)
-    return lambda row: JsonText(get(row))
+# --- values --------------------------------------------------------------------------------------
 
 
-def _linked_images(array: pa.Array, buffers: Buffers) -> Getter | None:
-    """Images as Hugging Face stores them: the bytes, or where an image lies."""
-    names = [array.type.field(n).name for n in range(array.type.num_fields)]
-    if "bytes" not in names:
-        return None
-    data = plain(array.field(names.index("bytes")))
-    get: Getter = _never
-    has_bytes: Getter = _always
-    if _is_bytes(data.type):
-        get, has_bytes = _bytes(data, buffers), _present(data, buffers) or _always
-    elif pa.types.is_null(data.type):
-        has_bytes = _no
+class Ranges(NamedTuple):
+    """Values that are ranges of bytes: number n lies between offsets n and n + 1, times `width`."""
+
+    offsets: Sequence[int]
+    width: int
+    cut: Cut
+    end: int  # how many bytes there are
+    at: int | None  # the byte of the file from which on the ranges are counted
+    present: npt.NDArray[np.uint8] | None  # 1 for each value that is there; None where all are
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each value that is there."""
+        lengths: npt.NDArray[np.int64] = np.diff(np.array(self.offsets, np.int64)) * self.width  # type: ignore[assignment]
+        if len(lengths) and lengths.min() < 0:
+            raise ValueError("values of a negative length")
+        return lengths if self.present is None else lengths[self.present > 0]
+
+
+class Column(NamedTuple):
+    """A column in a page of rows."""
+
+    get: Getter
+    size: int  # bytes that it takes in memory
+    ranges: Ranges | None = None
+
+
+def column(
+    kind: FieldType,
+    tensor: Tensor | None,
+    array: pa.Array,
+    first: int,
+    stop: int,
+    buffers: Buffers = MEMORY,
+) -> Column:
+    """The values of a field in the rows from `first`, a multiple of 8, to before `stop`.
+
+    `array` is what `plain` gives of its column. JSON comes as JsonText.
+    """
+    if pa.types.is_null(array.type):
+        return Column(lambda row: None, 0)
+    if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
+        return _images(array, first, stop, buffers)
+    ranges = _ranges(array, kind, tensor, first, stop, buffers)
+    if ranges is not None:
+        make = _DIRECT.get(type(kind)) or _maker(kind, tensor, array.type)
+        return _cut_column(make, ranges, stop - first, buffers)
+    code = _CODES.get(str(array.type))
+    if code and isinstance(kind, Int | Float) and not (array.null_count or array.offset):
+        width = np.dtype(code).itemsize
+        data = buffers.cut(array.buffers()[1])(first * width, stop * width)
+        numbers = memoryview(data).cast(code)  # type: ignore[call-overload]
+        return Column(numbers.__getitem__, len(data))
+    return _array_column(kind, tensor, array, first, stop, buffers)
+
+
+_CODES = {
+    "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H",
+    "uint32": "I", "float": "f", "double": "d",
+}  # fmt: skip
+
+
+def _ranges(
+    array: pa.Array, kind: FieldType, tensor: Tensor | None, first: int, stop: int, buffers: Buffers
+) -> Ranges | None:
+    """The ranges of bytes, text or lists of numbers; None where values are no such."""
+    width, size = 1, None
+    offsets: Sequence[int]
+    if isinstance(kind, Array) and is_list(array.type):
+        inner, values = [], array.values
+        while pa.types.is_fixed_size_list(values.type) and not (values.null_count or values.offset):
+            inner.append(values.type.list_size)
+            values = values.values
+        shape = [] if tensor is not None else [*(kind.shape or ())[1:]]
+        if not is_number(values.type) or values.null_count or values.offset or shape != inner:
+            return None
+        width = math.prod(inner) * (values.type.bit_width // 8)
+        data, size = values.buffers()[1], len(values) * (values.type.bit_width // 8)
+        each = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
+    elif (is_text(array.type) or _is_bytes(array.type)) and not _is_view(array.type):
+        data = array.buffers()[-1]
+        each = array.type.byte_width if pa.types.is_fixed_size_binary(array.type) else None
     else:
         return None
-    linked: Getter = _never
-    if "path" in names:
-        path = plain(array.field(names.index("path")))
-        if is_text(path.type):
-            linked = _optional(_text(path, buffers), path, buffers)
-    present = _present(array, buffers) or _always
-
-    def get_image(row: int) -> Any:
-        if not present(row):
-            return ABSENT
-        if has_bytes(row):
-            return get(row)
-        place = linked(row)
-        if place is ABSENT or not place:
-            return ABSENT
-        raise _elsewhere(place)
-
-    return get_image if has_bytes is not _always or present is not _always else get
-
-
-def _always(row: int) -> Any:
-    return True
-
-
-def _no(row: int) -> Any:
-    return False
-
-
-def _never(row: int) -> Any:
-    return ABSENT
-
-
-def _elsewhere(place: str) -> SampleError:
-    return SampleError(
-        "the shard has only the path of an image, which lies elsewhere",
-        expected="the bytes of the image",
-        found=repr(place),
-        fix="embed the images where the dataset was made: datasets' save_to_disk does, or its"
-        " table.embed_table_storage before a file is written",
-    )
-
-
-# --- numbers -------------------------------------------------------------------------------------
-
-
-def _whole_numbers(array: pa.Array, buffers: Buffers) -> Getter:
-    get: Getter = _numbers(array, buffers, _CODES[array.type]).__getitem__
-    if array.type != pa.uint64():
-        return get
-
-    def get_small(row: int) -> int:
-        value: int = get(row)
-        if value >= _OLDEST:
-            raise SampleError(
-                "a whole number is too large",
-                expected="at most 2**63 - 1",
-                found=str(value),
-                fix="store it as text",
-            )
-        return value
-
-    return get_small
-
-
-def _floats(array: pa.Array, buffers: Buffers) -> Getter:
-    if pa.types.is_float16(array.type):
-        view = _numbers(array, buffers, "h")
-        halves = np.frombuffer(view, np.float16) if len(array) else np.zeros(0, np.float16)
-        return lambda row: float(halves[row])
-    return _numbers(array, buffers, _CODES[array.type]).__getitem__
-
-
-# --- lists ---------------------------------------------------------------------------------------
-
-
-def lists(array: pa.Array, kind: Array, buffers: Buffers) -> Lists | None:
-    """The arrays of numbers in a column of lists; None if they are of another kind, or permuted."""
-    tensor = tensor_of(array.type)
-    if tensor is not None and tensor.order is not None:
+    if array.offset or not width or data is None or each == 0:
         return None
-    levels: list[_Level] = []
-    values = plain(array)
-    while is_list(values.type):
-        levels.append(_Level(values, buffers))
-        values = plain(values.values)
-    shape = kind.shape or ()
-    if kind.dtype is None or len(levels) != len(shape) or not _holds(values.type, kind.dtype):
-        return None
-    return Lists(levels, shape, values, np.dtype(kind.dtype), buffers)
+    if each:
+        offsets = range(first * each, stop * each + 1, each)
+    else:
+        offsets = _offsets(array, first, stop, buffers)
+    present = _present(array, first, stop, buffers)
+    end = data.size if size is None else min(size, data.size)
+    return Ranges(offsets, width, buffers.cut(data, end), end, buffers.position(data), present)
 
 
-class Lists:
-    """Lists of numbers, nested once per dimension."""
+def _cut_column(make: Callable[[Any], Any], ranges: Ranges, rows: int, buffers: Buffers) -> Column:
+    """A column whose values are made of ranges of bytes: small ones are in memory."""
+    offsets, width, cut, end, _, present = ranges
+    low, high = (offsets[0] * width, offsets[-1] * width) if buffers.in_file else (0, end)
+    if not buffers.in_file or 0 <= high - low <= _SMALL * rows + _FEW:
+        data = cut(low, high)
 
-    def __init__(
-        self,
-        levels: list[_Level],
-        shape: tuple[int | None, ...],
-        values: pa.Array,
-        dtype: np.dtype[Any],
-        buffers: Buffers,
-    ) -> None:
-        self._levels = levels
-        self._shape = shape
-        self._dtype = dtype
-        self._present = _present(values, buffers)
-        self._first, self._count = int(values.offset), len(values)
-        self.data = buffers.values(values.buffers()[1])
-        _check_room(self.data, self._at(self._count) if self._count else 0)
+        def get(row: int) -> Any:
+            start, stop = offsets[row] * width, offsets[row + 1] * width
+            if not low <= start <= stop <= high:
+                raise _outside(start, stop, high)
+            return make(data[start - low : stop - low])
+    else:
+        high = low
 
-    def _at(self, number: int) -> int:
-        """The byte of `data` at which a number begins."""
-        return (self._first + number) * self._dtype.itemsize
+        def get(row: int) -> Any:
+            return make(cut(offsets[row] * width, offsets[row + 1] * width))
 
-    def get(self, row: int) -> npt.NDArray[Any]:
-        """The array of a row, which the caller may write to."""
-        start, stop = row, row + 1
-        shape = []
-        for level, length in zip(self._levels, self._shape, strict=True):
-            start, stop, length = level.below(start, stop, length)  # noqa: PLW2901
-            shape.append(length)
-        self._check(start, stop)
-        present = self._present
-        if present is not None and not all(map(present, range(start, stop))):
-            raise ValueError("a list has a null among its numbers")
-        stored = self.data[self._at(start) : self._at(stop)]
-        return np.frombuffer(stored, self._dtype).reshape(shape).copy()
-
-    def starts(self, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Where in `data` the arrays of all rows begin; -1 for those not of a shape, or with nulls.
-
-        Raises ValueError where that cannot be told without reading more.
-        """
-        if self._present is not None or len(shape) != len(self._levels):
-            raise ValueError("nulls among numbers, or another number of dimensions")
-        top, *others = self._levels
-        if any(level.has_nulls for level in others):
-            raise ValueError("nulls among lists")
-        starts = top.starts(shape[0])
-        for level, length in zip(others, shape[1:], strict=True):
-            starts = np.where(starts < 0, starts, level.fixed(starts, length))
-        last = self._count - math.prod(shape)
-        inside = (starts >= 0) & (starts <= last)
-        return np.where(inside, (self._first + starts) * self._dtype.itemsize, -1)
-
-    def _check(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self._count:
-            raise ValueError(f"numbers {start} to {stop} of {self._count}")
+    size = 8 * rows + high - low
+    if present is None:
+        return Column(get, size, ranges)
+    there = present.tolist()
+    return Column(lambda row: get(row) if there[row] else None, size, ranges)
 
 
-def _holds(stored: pa.DataType, dtype: str) -> bool:
-    numeric = pa.types.is_integer(stored) or pa.types.is_floating(stored)
-    return bool(numeric and np.dtype(stored.to_pandas_dtype()) == np.dtype(dtype))
-
-
-class _Level:
-    """One level of nested lists. Positions count from the array's own first row."""
-
-    def __init__(self, array: pa.Array, buffers: Buffers) -> None:
-        self._first = array.offset
-        self._count = len(array)
-        self._present = _present(array, buffers)
-        self._length: int | None = None
-        if pa.types.is_fixed_size_list(array.type):
-            self._length = array.type.list_size
-        else:
-            self._offsets = _offsets(array, buffers)
-
-    def below(self, start: int, stop: int, length: int | None) -> tuple[int, int, int]:
-        """Where the elements of the lists from `start` to `stop` are, and how many each has.
-
-        All lists must have `length` elements; None leaves that to a single one.
-        """
-        if not 0 <= start <= stop <= self._count:
-            raise ValueError(f"lists {start} to {stop} of {self._count}")
-        if self._present is not None and not all(map(self._present, range(start, stop))):
-            raise ValueError("a list has a null among its lists")
-        if self._length is not None:
-            if length not in (None, self._length):
-                raise ValueError(f"lists of {self._length} elements, not {length}")
-            first = self._first * self._length
-            return first + start * self._length, first + stop * self._length, self._length
-        if start == stop:
-            return 0, 0, length or 0
-        ends = self._offsets[start : stop + 1].tolist()
-        lengths = {after - before for before, after in pairwise(ends)}
-        found = lengths.pop()
-        if lengths or found < 0 or length not in (None, found):
-            raise ValueError("lists of several lengths where all should have one")
-        return ends[0], ends[-1], found
-
-    def starts(self, length: int) -> npt.NDArray[np.int64]:
-        """Where the elements of each list begin; -1 for nulls and lists of another length."""
-        rows = np.arange(self._count)
-        if self._length is not None:
-            starts = self.fixed(rows, length)
-        else:
-            ends = np.array(self._offsets, np.int64)
-            starts = np.where(ends[1:] - ends[:-1] == length, ends[:-1], -1)
-        if self._present is None:
-            return starts
-        return np.where([self._present(row) for row in rows.tolist()], starts, -1)
-
-    @property
-    def has_nulls(self) -> bool:
-        return self._present is not None
-
-    def fixed(self, starts: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-        """Where the elements of lists begin whose type says that all have `length` elements."""
-        if self._length != length:
-            raise ValueError("lists that are not all of one length")
-        found: npt.NDArray[np.int64] = (self._first + starts) * length
+def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> Column:
+    """Images as Hugging Face stores them: the bytes, or the path of an image that is elsewhere."""
+    names = [field.name for field in _children(array.type)]
+    data = plain(array.field(names.index("bytes")))
+    found = column(Bytes(), None, data, first, stop, buffers)
+    if not array.null_count and not data.null_count:
         return found
+    there = _present(array, first, stop, buffers)
+    path: Getter = lambda row: None  # noqa: E731
+    if "path" in names and is_text(plain_type(array.type.field("path").type)):
+        paths = plain(array.field(names.index("path")))
+        path = column(Text(), None, paths, first, stop, buffers).get
+
+    def get(row: int) -> Any:
+        if there is not None and not there[row]:
+            return None
+        value = found.get(row)
+        return _elsewhere(path(row)) if value is None else value
+
+    ranges = found.ranges
+    if ranges is not None and there is not None:
+        both = there if ranges.present is None else there & ranges.present
+        ranges = ranges._replace(present=both)
+    return Column(get, found.size, ranges)
 
 
-# --- anything else, as JSON ----------------------------------------------------------------------
-
-
-def _is_read(stored: pa.DataType) -> bool:
-    """Whether a type is one of those that any field can be read from."""
-    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
-        dictionary = isinstance(stored, pa.DictionaryType)
-        stored = stored.value_type if dictionary else stored.storage_type
-    if is_list(stored) or pa.types.is_struct(stored) or pa.types.is_map(stored):
-        return all(_is_read(stored.field(n).type) for n in range(stored.num_fields))
-    return _is_bytes(stored) or json_holds(stored)
-
-
-def json_holds(stored: pa.DataType) -> bool:
-    """Whether JSON can say what values of a type are, dates and times as ISO 8601."""
-    types = pa.types
-    while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
-        dictionary = isinstance(stored, pa.DictionaryType)
-        stored = stored.value_type if dictionary else stored.storage_type
-    if is_list(stored):
-        return json_holds(stored.value_type)
-    if types.is_struct(stored):
-        fields = [stored.field(n) for n in range(stored.num_fields)]
-        return len({f.name for f in fields}) == len(fields) and all(
-            json_holds(field.type) for field in fields
+def _elsewhere(path: str | None) -> None:
+    """Raises SampleError for the path of an image of which there are no bytes."""
+    if path:
+        raise SampleError(
+            "the shard has only the path of an image, which lies elsewhere",
+            expected="the bytes of the image",
+            found=repr(path),
+            fix="embed the images where the dataset was made: datasets' save_to_disk does, or its"
+            " table.embed_table_storage before a file is written",
         )
-    if types.is_map(stored):
-        return json_holds(stored.key_type) and json_holds(stored.item_type)
-    return bool(
-        types.is_null(stored)
-        or types.is_boolean(stored)
-        or types.is_integer(stored)
-        or types.is_floating(stored)
-        or types.is_decimal(stored)
-        or types.is_date(stored)
-        or types.is_time(stored)
-        or types.is_timestamp(stored)
-        or is_text(stored)
-    )
 
 
-def _as_json(array: pa.Array) -> Getter | None:
-    """pyarrow's own Python values, for the types that are rare in large datasets."""
-    if not json_holds(array.type):
-        return None
-    array.validate(full=True)
-    return lambda row: JsonText.of(_jsonable(array[row].as_py()))
+def _array_column(
+    kind: FieldType,
+    tensor: Tensor | None,
+    array: pa.Array,
+    first: int,
+    stop: int,
+    buffers: Buffers,
+) -> Column:
+    """A column whose values pyarrow makes: of all rows at once where they are small."""
+    part = None
+    if not buffers.in_file:
+        part = array.slice(first, stop - first)
+        part.validate(full=True)
+    elif average_size(array) <= _SMALL:
+        part = fetch(array, first, stop, buffers)
+
+    def get(row: int) -> Any:
+        if part is None:
+            one = fetch(array, first + row, first + row + 1, buffers)
+        else:
+            one = part.slice(row, 1)
+        if numbers is not None:
+            return None if one.null_count else numbers(one)
+        value = one[0].as_py()
+        return None if value is None else make(value)
+
+    numbers: Callable[[pa.Array], Any] | None = None
+    if isinstance(kind, Array) and is_list(array.type):
+        numbers = partial(_numbers, kind=kind, tensor=tensor)
+    make = _maker(kind, tensor, array.type)
+    size = 0 if part is None else part.nbytes
+    if part is None or part.type.num_fields or not isinstance(kind, Int | Float | Bool):
+        return Column(get, size)
+    values = (part.cast(pa.float64()) if isinstance(kind, Float) else part).to_pylist()
+    if part.type == pa.uint64():
+        return Column(lambda row: _checked(values[row]), size)
+    return Column(values.__getitem__, 32 * len(values))
+
+
+def average_size(array: pa.Array) -> float:
+    """Bytes of a row in all buffers of an array."""
+    return float(sum(b.size for b in array.buffers() if b) / max(len(array), 1))
+
+
+_DIRECT: dict[type[FieldType], Callable[[Any], Any]] = {
+    Bytes: bytes,
+    Image: bytes,
+    Json: partial(JsonText, encoding="utf-8"),
+    Text: partial(str, encoding="utf-8"),
+}
+
+
+def _maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
+    """What makes a value of what pyarrow makes of it, or of the bytes of an array."""
+    make: Callable[[Any], Any] = _MAKERS.get(type(kind), bool)
+    if isinstance(kind, Json):
+        make = JsonText if is_text(stored) else partial(_json, tensor=tensor)
+    elif isinstance(kind, Array) and is_list(stored):
+        dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())
+        if tensor is None:
+            return lambda data: np.frombuffer(data, dtype).reshape(shape).copy()
+        return lambda data: tensor.arranged(np.frombuffer(data, dtype))
+    return make
+
+
+def _checked(value: int | None) -> int | None:
+    if value is not None and value > _LARGEST_INT:
+        raise SampleError(
+            "a whole number is too large",
+            expected="at most 2**63 - 1",
+            found=str(value),
+            fix="store it as text",
+        )
+    return value
+
+
+def _image(value: Any) -> bytes:
+    """The bytes of an image in a list."""
+    data = value["bytes"] if isinstance(value, dict) else value
+    if data is None and value is not None:
+        path = value.get("path")
+        _elsewhere(path if isinstance(path, str) else None)
+    if data is None:
+        raise ValueError("a list has a null among its images")
+    return bytes(data)
+
+
+def _json(value: Any, tensor: Tensor | None) -> JsonText:
+    if tensor is not None:
+        value = tensor.arranged(np.array(value, object)).tolist()
+    return JsonText.of(_jsonable(value))
+
+
+_MAKERS: dict[type[FieldType], Callable[[Any], Any]] = {
+    Array: lambda value: load_array(bytes(value)),
+    Bytes: lambda value: value.encode() if isinstance(value, str) else value,
+    Float: float,
+    Image: bytes,
+    Images: lambda values: [*map(_image, values)],
+    Int: _checked,
+    Text: str,
+}
+
+
+def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray[Any]:
+    """The numbers in an array of one list, nested once per dimension."""
+    shape: list[int] = []
+    for length in (kind.shape or ()) if tensor is None else (math.prod(tensor.stored),):
+        if array.null_count:
+            raise ValueError("a list has a null among its lists")
+        if pa.types.is_fixed_size_list(array.type):
+            lengths = {array.type.list_size}
+        else:
+            lengths = {*np.diff(array.offsets.to_numpy()).tolist()} or {length or 0}
+        if len(lengths) > 1 or length not in (None, *lengths):
+            raise ValueError("lists of several lengths where all should have one")
+        shape.append(lengths.pop())
+        array = plain(array.flatten())
+    if array.null_count:
+        raise ValueError("a list has a null among its numbers")
+    numbers = array.to_numpy(zero_copy_only=False)
+    return numbers.reshape(shape).copy() if tensor is None else tensor.arranged(numbers)
 
 
 def _jsonable(value: Any) -> Any:
@@ -718,54 +628,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(inner) for inner in value]
     return value
-
-
-# --- sizes ---------------------------------------------------------------------------------------
-
-
-def sizes(name: str, kind: FieldType, array: pa.Array) -> npt.NDArray[np.int64]:
-    """Stored bytes of each value that is there."""
-    array = plain(array)
-    if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
-        data = plain(array.field("bytes"))
-        there = _mask(array) & _mask(data)
-        return _lengths(data)[there] if _is_bytes(data.type) else np.zeros(0, np.int64)
-    if isinstance(kind, Int | Float | Bool) and not pa.types.is_null(array.type):
-        width = 1 if isinstance(kind, Bool) else 8
-        return np.full(len(array) - array.null_count, width, np.int64)
-    if _is_bytes(array.type) or is_text(array.type):
-        return _lengths(array)[_mask(array)]
-    values = map(getter(name, kind, array), range(len(array)))
-    found = [_size(value) for value in values if value is not ABSENT]
-    return np.array(found, np.int64)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(map(len, value))
-    return value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
-
-
-def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
-    present = _present(array, IN_MEMORY)
-    if present is None:
-        absent = pa.types.is_null(array.type)
-        return np.full(len(array), not absent)
-    return np.fromiter(map(present, range(len(array))), np.bool_, len(array))
-
-
-def _lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    if pa.types.is_fixed_size_binary(array.type):
-        return np.full(len(array), array.type.byte_width, np.int64)
-    if not len(array):
-        return np.zeros(0, np.int64)
-    found: npt.NDArray[np.int64]
-    if str(array.type) in _VIEWS:
-        views = np.frombuffer(_view(array.buffers()[1]), "<i4")
-        found = views[4 * array.offset : 4 * (array.offset + len(array)) : 4].astype(np.int64)
-    else:
-        offsets = np.array(_offsets(array, IN_MEMORY), np.int64)
-        found = offsets[1:] - offsets[:-1]
-    if found.min() < 0:
-        raise ValueError("values of a negative length")
-    return found

@@ -6,20 +6,35 @@ Samples are gathered until a batch is full; pyarrow encodes it, and the file is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from shardkit import storage
+from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import checked
 from shardkit.errors import SampleError
-from shardkit.formats.arrow.columns import IMAGE, Column, arrow_schema, arrow_type, columns
-from shardkit.formats.arrow.reader import BatchReader
-from shardkit.formats.base import ShardWriter
-from shardkit.sample import Sample
-from shardkit.schema import Image, Images, Schema, images_in
+from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
+from shardkit.formats.base import KEY, ShardWriter
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+    images_in,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -81,27 +96,18 @@ class Sink:
             self.flush()
 
 
-class IpcOutput:
-    """Arrow's own encoding: the file format, or the stream, which has no list of its batches."""
-
-    def __init__(self, sink: Any, schema: pa.Schema, *, stream: bool) -> None:
-        options = pa.ipc.IpcWriteOptions(use_threads=False)
-        make = pa.ipc.new_stream if stream else pa.ipc.new_file
-        self._writer = make(sink, schema, options=options)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 def ipc_file(sink: Any, schema: pa.Schema) -> Output:
-    return IpcOutput(sink, schema, stream=False)
+    return _ipc(pa.ipc.new_file, sink, schema)
 
 
 def ipc_stream(sink: Any, schema: pa.Schema) -> Output:
-    return IpcOutput(sink, schema, stream=True)
+    """As `ipc_file`, without the list of batches at the end."""
+    return _ipc(pa.ipc.new_stream, sink, schema)
+
+
+def _ipc(make: Any, sink: Any, schema: pa.Schema) -> Output:
+    output: Output = make(sink, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
+    return output
 
 
 class BatchWriter(ShardWriter):
@@ -112,9 +118,9 @@ class BatchWriter(ShardWriter):
         path: Path,
         schema: Schema,
         make: MakeOutput,
-        *,
         max_bytes: int | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
+        *,
         weigh_list: Callable[[npt.NDArray[Any]], int] = lambda value: int(value.nbytes),
     ) -> None:
         self._arrow_schema = arrow_schema(schema, classes)
@@ -221,30 +227,26 @@ def to_batch(
 
 def join_batches(
     path: Path,
-    parts: Iterable[BatchReader],
+    batches: Iterable[pa.RecordBatch],
     schema: Schema,
     make: MakeOutput,
     classes: Mapping[str, Sequence[str]] | None,
 ) -> None:
-    """One shard with the values of several as they are; small batches become larger ones."""
+    """One shard of the batches of several, as they are; small batches become larger ones."""
     columns = arrow_schema(schema, classes)
     sink = Sink(path)
     try:
         output = make(pa.PythonFile(sink, mode="w"), columns)
-        for batch in _filled(_batches(parts, columns), _most_rows(schema)):
+        in_order = (
+            pa.RecordBatch.from_arrays([b.column(n) for n in columns.names], schema=columns)
+            for b in batches
+        )
+        for batch in _filled(in_order, _most_rows(schema)):
             output.write(batch)
             sink.flush()
         output.close()
     finally:
         sink.finish()
-
-
-def _batches(parts: Iterable[BatchReader], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        for arrays in part.batches():
-            in_order = [arrays[name] for name in columns.names]
-            yield pa.RecordBatch.from_arrays(in_order, schema=columns)
-        part.close()
 
 
 def _filled(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
@@ -303,3 +305,109 @@ def _too_large(sample: Sample, name: str, size: int) -> SampleError:
         found=f"{size:,} bytes",
         fix="split the value, leave it out, or choose another format, such as wds",
     )
+
+
+# --- values into arrays --------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """How the values of one field become an array.
+
+    `encode` gives what is kept of a value until its batch is full; `build` makes the array of such.
+    `fixed` is what a row takes beside the value's own bytes, which `weigh` counts.
+    """
+
+    name: str
+    encode: Callable[[Any], Any] | None
+    weigh: Callable[[Any], int] | None
+    fixed: int
+    build: Callable[[Sequence[Any]], pa.Array]
+
+
+def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> list[Column]:
+    """The columns of a shard, the keys first; `weigh_list` says what a nested list takes."""
+    text = pa.string()
+    found = [Column(KEY, str.encode, len, 9, lambda values: _binary(values, text))]
+    return found + [_column(name, kind, weigh_list) for name, kind in schema.items()]
+
+
+def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]], int]) -> Column:
+    stored = arrow_type(kind)
+    if isinstance(kind, Image):
+        return Column(name, None, len, 18, _images)
+    if isinstance(kind, Images):
+        return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)
+    if isinstance(kind, Array) and is_nested(kind):
+        return Column(name, np.ascontiguousarray, weigh_list, 18, lambda v: _lists(v, kind))
+    if isinstance(kind, Int | Float | Bool):
+        return Column(name, None, None, 10, lambda values: pa.array(values, stored))
+    return Column(name, _ENCODERS[type(kind)], len, 9, lambda values: _binary(values, stored))
+
+
+_ENCODERS: dict[type[FieldType], Callable[[Any], bytes] | None] = {
+    Bytes: None,
+    Text: str.encode,
+    Json: lambda value: JsonText.of(value).encode(),
+    Array: dump_array,
+}
+
+
+def _binary(values: Sequence[bytes | None], type: pa.DataType) -> pa.Array:
+    """One copy of all bytes: pyarrow's own conversion would grow its memory step by step."""
+    validity, missing = _validity(values)
+    present = [value or b"" for value in values] if missing else values
+    offsets = _offsets(map(len, present), len(values))  # type: ignore[arg-type]
+    buffers = [validity, offsets, pa.py_buffer(b"".join(present))]  # type: ignore[arg-type]
+    return pa.Array.from_buffers(type, len(values), buffers, missing)
+
+
+def _images(values: Sequence[bytes | None]) -> pa.Array:
+    validity, missing = _validity(values)
+    children = [_binary(values, pa.binary()), pa.nulls(len(values), pa.string())]
+    return pa.Array.from_buffers(IMAGE, len(values), [validity], missing, children=children)
+
+
+def _image_lists(values: Sequence[Sequence[bytes] | None]) -> pa.Array:
+    validity, missing = _validity(values)
+    lists = [value or () for value in values]
+    buffers = [validity, _offsets(map(len, lists), len(lists))]
+    images = _images([image for value in lists for image in value])
+    stored = pa.list_(IMAGE)
+    return pa.Array.from_buffers(stored, len(lists), buffers, missing, children=[images])
+
+
+def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:
+    assert kind.shape is not None
+    first, *others = kind.shape
+    inner = math.prod(n or 1 for n in others)
+    # A null in a column of fixed lengths takes the room of a value all the same.
+    absent = np.zeros((first or 0) * inner, kind.dtype)
+    flat = [absent if value is None else value.reshape(-1) for value in values]
+    data = np.concatenate([np.zeros(0, kind.dtype), *flat])
+    types = [arrow_type(kind)]
+    while pa.types.is_list(types[-1]) or pa.types.is_fixed_size_list(types[-1]):
+        types.append(types[-1].value_type)
+    found = pa.Array.from_buffers(types.pop(), len(data), [None, pa.py_buffer(data)], 0)
+    for type in reversed(types[1:]):
+        length = len(found) // type.list_size
+        found = pa.Array.from_buffers(type, length, [None], 0, children=[found])
+    validity, missing = _validity(values)
+    buffers = [validity]
+    if first is None:
+        buffers.append(_offsets((array.size // inner for array in flat), len(flat)))
+    return pa.Array.from_buffers(types[0], len(values), buffers, missing, children=[found])
+
+
+def _offsets(lengths: Any, count: int) -> pa.Buffer:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, count), out=offsets[1:])
+    return pa.py_buffer(offsets)
+
+
+def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
+    """The bitmap of the values that are there, and how many are not."""
+    missing = sum(value is None for value in values)
+    if not missing:
+        return None, 0
+    present = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    return pa.py_buffer(np.packbits(present, bitorder="little").tobytes()), missing
