@@ -822,7 +822,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     (["--resize", 8], 2, "options for images"),
     (["--split", "train=0.5"], 2, "invalid split"),
     (["--classes", "corpus.jsonl"], 2, "--classes is for folders"),
-    (["--to", "megatron"], 1, "one field, of whole numbers"),
+    (["--to", "megatron"], 1, "one field, a one-dimensional array"),
     ([*T, "--to", "megatron", "--seq-len", 8], 1, "without --seq-len"),
     ([*T, "-o", "out.beton", "--to", "beton", "--shard-size", "1MB"], 2, "has no bound"),
 ]
