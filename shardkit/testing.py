@@ -504,7 +504,7 @@ class FormatContract:
         schema = Schema({"image": Image()})
         writer = format.create(path, schema)
         assert writer.write({"__key__": "a", "image": make_image(1)})
-        with pytest.raises(SampleError, match="no image") as error:
+        with pytest.raises(SampleError, match="not an image") as error:
             writer.write({"__key__": "b", "image": b"hello, I am text"})
         assert error.value.where == {"key": "b", "field": "image"}
         assert writer.write({"__key__": "c", "image": make_image(2)})
