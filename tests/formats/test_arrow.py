@@ -359,5 +359,10 @@ def test_pages_in_memory_are_forgotten_where_they_are_too_many(
     for n in np.random.default_rng(0).permutation(20_000)[:500].tolist():
         assert reader[n] == samples[n]
         assert reader.in_memory <= 100_000 + 50_000  # and the page that is added
+    monkeypatch.setattr("shardkit.formats.arrow.reader._ALL_IN_MEMORY", 50_000)
+    other = ARROW.open(tmp_path / "s.arrow", reader.layout)
+    for n in range(0, 20_000, 100):
+        assert other[n] == samples[n]
+        assert reader.in_memory + other.in_memory <= 150_000 + 50_000
     reader.close()
     assert reader.in_memory == 0

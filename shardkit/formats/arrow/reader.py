@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _IN_MEMORY = 32 << 20  # bytes of offsets and small values of an open shard
+_ALL_IN_MEMORY = 256 << 20  # the same of all open shards of the process
 _BATCH = 4096  # bytes that what is known of a batch takes, beside its pages
 _DECODED = 64 << 20  # bytes of decoded batches, per thread
 _SCAN = 16 << 20  # bytes of a column that are looked at at a time
@@ -95,6 +96,7 @@ class Batch:
 class BatchReader(ShardReader):
     """One shard of any of the formats that hold columns. Values are copies."""
 
+    _total = 0  # bytes in memory of all readers
     _starts: list[int]  # the position of each batch's first row, and the end
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
@@ -183,10 +185,18 @@ class BatchReader(ShardReader):
         return page
 
     def _note(self, size: int) -> None:
-        """Count bytes in memory, and forget all of them where they are too many."""
+        """Count bytes in memory, and forget those of this shard where they are too many."""
         self.in_memory += size
-        if self.in_memory > _IN_MEMORY:
-            self._batches, self.in_memory = {}, 0
+        BatchReader._total += size
+        if self.in_memory > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
+            self._forget()
+
+    def _forget(self) -> None:
+        BatchReader._total -= self.in_memory
+        self._batches, self.in_memory = {}, 0
+
+    def __del__(self) -> None:
+        self._forget()
 
     def _columns_of(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
         """Columns of the page that has a row of a batch."""
@@ -245,7 +255,7 @@ class BatchReader(ShardReader):
 
     def close(self) -> None:
         super().close()
-        self._batches, self.in_memory = {}, 0
+        self._forget()
         DECODED.forget(self._token)
 
     def _scan(self, names: Collection[str]) -> Iterator[Arrays]:
