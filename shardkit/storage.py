@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 import re
 import shutil
@@ -17,15 +16,14 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    pass
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
@@ -292,144 +290,6 @@ def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_resul
         os.close(handle)
 
 
-class PreadFile:
-    """A file whose slices are read when they are asked for: what stands where a mapping would.
-
-    A file that was cut since gives an error of ours, where a mapped page would end the process.
-    Safe for threads and forks, as pread has no position. It is closed when nobody refers to it.
-    """
-
-    _handle = -1
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with explained("open", path):
-            self._handle = regular(path, os.O_RDONLY)
-            self._size = os.fstat(self._handle).st_size
-        self._number = ctypes.c_int(self._handle)
-        self._cached = _preadv2 is not None
-
-    def __len__(self) -> int:
-        """Bytes of the file when it was opened."""
-        return self._size
-
-    def __getitem__(self, place: slice) -> bytes:
-        """The bytes of a slice, as `bytes` itself gives them."""
-        start, stop, end = place.start or 0, place.stop, self._size
-        if stop is None or not 0 <= start <= stop <= end:
-            start, stop, _ = place.indices(end)
-        size = stop - start
-        if size <= 0:
-            return b""
-        if self._cached and size <= _SCRATCH:
-            try:
-                scratch = _scratches.pop()
-            except IndexError:
-                scratch = _Scratch()
-            there = self._take(scratch, size, start)
-            data: Any = scratch.buffer[:size] if there else b""
-            _scratches.append(scratch)
-            if there:
-                return bytes(data)
-        return self._wait(size, start)
-
-    def rows(self, starts: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
-        """The `size` bytes at each of `starts`, one row for each."""
-        found = np.empty((len(starts), size), np.uint8)
-        place = _Place(found.ctypes.data)
-        vector, address = place.vector, found.ctypes.data
-        for number, start in enumerate(starts.tolist()):
-            vector.address = address + number * size
-            if not (self._cached and self._take(place, size, start)):
-                found[number] = np.frombuffer(self._wait(size, start), np.uint8)
-        return found
-
-    def _take(self, place: _Place, size: int, start: int) -> bool:
-        """Read what the system has in memory; False where the disk would be waited for."""
-        place.vector.size = size
-        place.start.value = start
-        if _preadv2(self._number, place.reference, 1, place.start, _NO_WAIT) == size:
-            return True
-        if ctypes.get_errno() in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
-            self._cached = False  # the file system, or the system, cannot do this
-        return False
-
-    def _wait(self, size: int, start: int) -> bytes:
-        """Read without the interpreter lock."""
-        try:
-            data = os.pread(self._handle, size, start)
-            while len(data) < size:  # a signal, or more than the system reads at once
-                more = os.pread(self._handle, size - len(data), start + len(data))
-                if not more:
-                    raise self._cut(size, start, len(data))
-                data += more
-        except OSError as error:
-            raise explain(error, "read", self.path).located(offset=start) from error
-        return data
-
-    def _cut(self, size: int, start: int, found: int) -> ShardkitError:
-        return DamagedError(
-            "the file was cut while it was open",
-            path=self.path,
-            offset=start,
-            expected=f"{size:,} bytes from here",
-            found=f"{found:,} bytes, then the end of the file",
-            fix="copy or make the file again; leave files alone while they are read",
-        )
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._handle >= 0:
-            close(self._handle)
-
-
-def _cached_reads() -> Any:
-    """Linux's preadv2, called without giving the interpreter lock away; None elsewhere.
-
-    To get the lock back can take 5 ms, the time for which another thread may keep it; to copy what
-    the system has in memory takes 5 us. Where the disk is to be waited for, preadv2 refuses, and
-    os.pread waits without the lock.
-    """
-    if not sys.platform.startswith("linux"):
-        return None
-    return getattr(ctypes.PyDLL(None, use_errno=True), "preadv2", None)
-
-
-_preadv2 = _cached_reads()
-if _preadv2 is not None:
-    _preadv2.restype = ctypes.c_ssize_t
-_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)
-_SCRATCH = 1 << 17  # bytes of a read at most that may keep the interpreter lock
-
-
-class _Vector(ctypes.Structure):
-    """Memory to read into, as the system takes it (struct iovec)."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-class _Place:
-    """What a read of cached bytes is told: made once, as that takes longer than the read."""
-
-    def __init__(self, address: int) -> None:
-        self.vector = _Vector(address, 0)
-        self.reference = ctypes.byref(self.vector)
-        self.start = ctypes.c_int64()
-
-
-class _Scratch(_Place):
-    """Memory that a slice is read into, and copied out of."""
-
-    def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(_SCRATCH)
-        super().__init__(ctypes.addressof(self.buffer))
-
-
-_scratches: list[_Scratch] = []  # not in use; there are as many as threads ever read at once
-
-# Bytes of a sample that a reader of a file that is not mapped may keep, of each of its parts: what
-# is smaller takes less time to find in memory than to read again.
-SMALL = 64
-
 # Compressed data may become so many times as long, or this many bytes: what becomes more is made
 # to fill memory and disks.
 EXPANSION, FREE_EXPANSION = 1000, 1 << 28
@@ -442,41 +302,6 @@ def check_expansion(made: int, stored: int) -> None:
             f"{stored:,} bytes become {made:,} or more, over {EXPANSION:,} times as many:"
             " if that is meant, decompress it with another program first"
         )
-
-
-# What gives bytes of a file by slices.
-Data: TypeAlias = "mmap.mmap | bytes | PreadFile"
-
-
-def open_data(path: Path, mapped: bool) -> Data:
-    """The bytes of a file: mapped, or read when they are asked for."""
-    if not mapped:
-        return PreadFile(path)
-    with explained("open", path), open(path, "rb", opener=regular) as file:
-        if not file.seek(0, os.SEEK_END):  # an empty file cannot be mapped
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def piece(data: Data, start: int, stop: int) -> memoryview:
-    """Bytes that many accesses look into: of a mapped file a view, of another one a copy."""
-    if isinstance(data, PreadFile):
-        return memoryview(data[start:stop])
-    return memoryview(data)[start:stop]
-
-
-def rows(
-    data: Data | memoryview, starts: npt.NDArray[np.int64], size: int
-) -> npt.NDArray[np.uint8]:
-    """The `size` bytes at each of `starts`, one row for each; ValueError outside of the file."""
-    if len(starts) and not 0 <= starts.min() <= starts.max() <= len(data) - size:
-        raise ValueError(f"the file of {len(data):,} bytes ends before them")
-    if isinstance(data, PreadFile):
-        return data.rows(starts, size)
-    found = np.empty((len(starts), size), np.uint8)
-    for number, start in enumerate(starts.tolist()):
-        found[number] = np.frombuffer(data, np.uint8, size, start)
-    return found
 
 
 def checksum(path: Path) -> str:

@@ -297,32 +297,3 @@ class Joins(Protocol):
         classes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Write a shard at `path` with the samples of the shards `parts`, one after the other."""
-
-
-class OldReader(ShardReader):
-    """A reader that has methods of its own for what `read` is asked; to go."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        pass
-
-    def read(
-        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
-    ) -> Sample:
-        raise NotImplementedError
-
-    def __getitem__(self, position: int) -> Sample:
-        raise NotImplementedError
-
-    def sample(
-        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
-    ) -> Sample:
-        own: Any = self
-        if fields is not None and hasattr(own, "read_fields"):
-            found: Sample = own.read_fields(position, fields)
-            return found
-        found = own.stored(position) if json_text and hasattr(own, "stored") else own[position]
-        if fields is None:
-            return found
-        return {n: value for n, value in found.items() if n == KEY or n in fields}

@@ -1,8 +1,7 @@
 """One dataset, shard by shard: its files first, and only of a whole shard keys and counts.
 
 A thread does all of a shard, so that the keys of one are read while the next is hashed, and while
-what was just read is still in memory. No shard is opened before its files were found whole: a
-mapped file that is cut short can end the process.
+what was just read is still in memory. No shard is opened before its files were found whole.
 """
 
 from __future__ import annotations

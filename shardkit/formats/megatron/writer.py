@@ -95,7 +95,7 @@ class MegatronWriter(ShardWriter):
                 key=sample[KEY],
                 field=self._field,
                 found=f"an array of {tokens.dtype} {tokens.shape}",
-            ) from None
+            ) from error
         return tokens.astype(self._dtype, copy=False)
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ def members(source: ByteSource, ignored: Counter[str]) -> Iterator[Member]:
             if "size" in said:
                 size = _decimal(said["size"][0])
         except DamagedError as error:
-            raise error.located(path=path, offset=at) from None
+            raise error.located(path=path, offset=at) from error.__cause__
         name, name_offset = said["path"] if "path" in said else _short_name(block, at)
         if kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
