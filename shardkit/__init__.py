@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardkit.errors import StorageError as StorageError
     from shardkit.errors import UsageError as UsageError
     from shardkit.errors import WorkerError as WorkerError
+    from shardkit.on_read import open as open
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from shardkit.stream.batching import Pack as Pack
     from shardkit.stream.collate import pad_collate as pad_collate
     from shardkit.stream.options import StreamOptions as StreamOptions
-    from shardkit.transforms.on_read import open as open
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -68,7 +68,7 @@ _PLACES = {
     "ImageOptions": "options",
     "TextOptions": "options",
     "create": "conversion.create:DatasetWriter",
-    "open": "transforms.on_read",
+    "open": "on_read",
     "Dataset": "dataset",
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",
