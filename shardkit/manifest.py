@@ -39,7 +39,6 @@ from shardkit.checked import (
 )
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
-from shardkit.recipe import TokenizerEntry, recipe_of_version_1
 from shardkit.schema import Schema
 
 AGAIN = "copy it again from where it is whole, or convert again"
@@ -307,6 +306,8 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
     if "options" in data and "recipe" not in data:
         source, options = data.pop("source", None), data.pop("options")
         options = checked(dict[str, Any], options, "options")
+        from shardkit.recipe import recipe_of_version_1
+
         data["recipe"] = recipe_of_version_1(data.get("format"), source, options)
     if "splits" in data:
         splits = checked(Splits, data)
@@ -326,12 +327,12 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
         checked(_Layout, manifest.layout)
         with under("schema"):
             manifest.schema  # noqa: B018 - raises for what is no schema
-    for name, kind, entry in (
-        ("text", TextEntry, manifest.text),
-        ("tokenizer", TokenizerEntry, manifest.tokenizer),
-    ):
-        if entry:
-            checked(kind, entry, name)
+    if manifest.text:
+        checked(TextEntry, manifest.text, "text")
+    if manifest.tokenizer:
+        from shardkit.recipe import TokenizerEntry  # datasets of tokens alone need it to be opened
+
+        checked(TokenizerEntry, manifest.tokenizer, "tokenizer")
     _check_names(manifest, path)
     _check_together(manifest)
     return manifest
