@@ -250,6 +250,66 @@ def test_a_second_library_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(checked(make(tmp_path, "arrow")).clients) == ["pyarrow"]
 
 
+def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """Packages of these names that are found first, here and in the client's process."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise ImportError('no such symbol')")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = make(tmp_path, "arrow")
+    broken(monkeypatch, tmp_path / "path", "datasets")
+    report = checked(out)
+    assert report.sound
+    assert [(name, found.samples) for name, found in report.clients.items()] == [("pyarrow", 9)]
+    (note,) = report.notes
+    assert "datasets is installed and cannot be imported" in note
+    assert "no such symbol" in note
+    assert "datasets is installed and" in run("verify", out, "--client", check=0).stdout
+
+
+def test_where_no_library_can_be_imported_that_is_an_error_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = make(tmp_path, "wds")
+    broken(monkeypatch, tmp_path / "path", "webdataset")
+    monkeypatch.setattr("shardkit.verification.verify.check", None)
+    with pytest.raises(UsageError, match="webdataset is installed and cannot be") as error:
+        checked(out)
+    assert error.value.found == "ImportError: no such symbol"
+
+
+def test_a_library_that_cannot_be_imported_later_is_a_problem(
+    labels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake(monkeypatch, tmp_path, "if job['units']:", "    1 / 0", *given(0))
+    (problem,) = checked(labels).problems
+    assert "ZeroDivisionError" in (problem.found or "")
+
+
+def test_a_folder_of_a_library_s_name_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shardkit_some_library").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("shardkit_some_library") is not None
+    assert not client._is_installed("shardkit_some_library")
+    assert client._is_installed("lmdb")
+
+
+def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
+    out = make(tmp_path, "wds", count=4)
+    (shard,) = shard_paths(out)
+    shard.write_bytes(b"x" + shard.read_bytes()[1:])
+    words = run("verify", out, "--client", check=1).stdout
+    assert "0 samples, nothing compared; not compared: samples of damaged shards (4)" in words
+
+
 def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
     shard = make(tmp_path, "wds") / "shard-000000.tar"
     shutil.copy(shard, tmp_path / "other.tar")

@@ -76,6 +76,7 @@ def _of_client(client: ClientReport) -> str:
     """The library, how many samples it gave, and what could not be compared."""
     versions = ", ".join(f"{name} {version}" for name, version in client.versions.items())
     words = f"{versions}: {counted(client.samples, 'sample')}, "
-    words += counted(client.problems, "difference") if client.problems else "all equal"
+    equal = "all equal" if client.samples else "nothing compared"
+    words += counted(client.problems, "difference") if client.problems else equal
     rest = [f"{what} ({count:,})" for what, count in (+client.not_compared).items()]
     return words + (f"; not compared: {', '.join(rest)}" if rest else "")

@@ -135,9 +135,30 @@ def installed_clients(parts: list[Part]) -> list[Client]:
 
 def _is_installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:  # the package around it
         return False
+    return spec is not None and spec.origin is not None  # no mere folder of that name
+
+
+def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], list[str]]:
+    """The libraries that can be imported, with their versions, and a note on each other one.
+
+    Each is imported in a process of its own. Raises UsageError where all fail.
+    """
+    versions: dict[Client, dict[str, str]] = {}
+    failed: list[UsageError] = []
+    for client in clients:
+        with _Process(client.name, {"client": client.name, "units": []}) as process:
+            try:
+                versions[client] = process.versions()
+            except WorkerError as error:
+                words = f"{client.name} is installed and cannot be imported"
+                fix = "install it again, or verify without --client"
+                failed.append(UsageError(words, found=error.found, fix=fix))
+    if failed and not versions:
+        raise failed[0]
+    return versions, [f"{error.what}, so it is not compared: {error.found}" for error in failed]
 
 
 class _Unit(NamedTuple):
@@ -149,9 +170,9 @@ class _Unit(NamedTuple):
 
 
 def compare(part: Part, client: Client, report: ClientReport, meter: Meter) -> None:
-    """Compare all samples of the shards that were found whole. Problems go to the part's findings.
+    """Compare all samples of the shards that were found whole.
 
-    Raises UsageError where the library is installed and cannot be imported.
+    Problems go to the part's findings.
     """
     dataset = part.dataset
     if client.whole and part.whole and part.all_readable:
@@ -171,7 +192,6 @@ def compare(part: Part, client: Client, report: ClientReport, meter: Meter) -> N
     }
     comparison = _Comparison(part, client, report, meter)
     with _Process(client.name, job) as process:
-        report.versions |= process.versions()
         for number, unit in enumerate(units):
             try:
                 comparison.compare(unit, process.samples())
@@ -284,6 +304,7 @@ class _Process:
             stderr=self._errors,
             env={**os.environ, **caches, **offline},
         )
+        self._versions: dict[str, str] | None = None
         self._waiting: float | None = None  # since when
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -320,19 +341,17 @@ class _Process:
         )
 
     def versions(self) -> dict[str, str]:
-        try:
-            return dict(self._line())
-        except WorkerError as error:
-            raise UsageError(
-                f"{self._name} is installed and cannot be imported", found=error.found,
-                fix="install it again, or verify without --client",
-            ) from error  # fmt: skip
+        """Of the library, once it is imported; raises WorkerError where it cannot be."""
+        if self._versions is None:
+            self._versions = dict(self._line())
+        return self._versions
 
     def samples(self) -> Iterator[_Given]:
         """The key and the summaries of each sample in the next unit.
 
         Raises DamagedError where the library has raised an error, WorkerError where it has ended.
         """
+        self.versions()  # the first line
         while isinstance(line := self._line(), list):
             yield line[0], line[1]
         if "error" in line:

@@ -69,7 +69,7 @@ def verify(
     format with, and compared. Shards that others made have no checksums: all samples are read.
 
     Raises NotFoundError, FormatError for what is no dataset, and UsageError where no library for
-    `client` is installed. Damage is reported, not raised.
+    `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
     run = _Run(storage.local(path), Meter(monitor))
@@ -98,6 +98,7 @@ class _Run:
         self._format: str | None = None
         self._files: tuple[File, ...] = ()  # of a folder of splits itself
         self._clients: dict[str, ClientReport] = {}
+        self._notes: list[str] = []  # on libraries
 
     def open(self) -> None:
         """Find the datasets at the path; a damaged manifest is a problem like any other."""
@@ -227,22 +228,23 @@ class _Run:
 
     def find_clients(self) -> list[Client]:
         """The libraries to compare with; before the work, as a missing one is soon told."""
-        from shardkit.verification.client import installed_clients
+        from shardkit.verification.client import ClientReport, importable, installed_clients
 
-        return installed_clients(self._parts)
+        clients, self._notes = importable(installed_clients(self._parts))
+        self._clients = {client.name: ClientReport(found) for client, found in clients.items()}
+        return list(clients)
 
     def compare_clients(self, clients: list[Client]) -> None:
         """With what these libraries read."""
         if not clients:
             return
-        from shardkit.verification.client import ClientReport, compare
+        from shardkit.verification.client import compare
 
         for client in clients:
             total = sum(len(part.dataset) for part in self._parts)
             self._meter.start(f"reading with {client.name}", total, "samples")
-            report = self._clients[client.name] = ClientReport()
             for part in self._parts:
-                compare(part, client, report, self._meter)
+                compare(part, client, self._clients[client.name], self._meter)
         self._meter.report(now=True)
 
     def close(self) -> None:
@@ -251,7 +253,7 @@ class _Run:
 
     def report(self, seconds: float) -> VerifyReport:
         every = [self._first, *(part.findings for part in self._parts), self._last]
-        notes = [note for findings in every for note in findings.notes]
+        notes = [note for findings in every for note in findings.notes] + self._notes
         if any(part.manifest is None for part in self._parts):
             notes.append("there is no manifest, so no checksums: every sample was read instead")
         formats = [part.dataset.format for part in self._parts]
