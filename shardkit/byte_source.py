@@ -42,7 +42,7 @@ class ByteSource(ABC):
     def read(self, offset: int, length: int) -> bytes:
         """The `length` bytes from `offset` on; DamagedError where the file ends before them."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise self._ends(offset, length)
+            raise self.ends(offset, length)
         return self._read(offset, length) if length else b""
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
@@ -54,7 +54,8 @@ class ByteSource(ABC):
         ranges = self.read_ranges((offset, length) for offset in offsets.tolist())
         return np.frombuffer(b"".join(ranges), np.uint8).reshape(len(offsets), length)
 
-    def _ends(self, offset: int, length: int) -> DamagedError:
+    def ends(self, offset: int, length: int) -> DamagedError:
+        """The error for a range that the file does not have."""
         return DamagedError(
             "the file ends before the bytes that are to be read",
             path=self.path,
@@ -109,13 +110,13 @@ class LocalFile(ByteSource):
             return np.empty((len(offsets), length), np.uint8)
         if not 0 <= offsets.min() <= offsets.max() <= self.size - length:
             bad = (offsets < 0) | (offsets > self.size - length)
-            raise self._ends(int(offsets[bad][0]), length)
+            raise self.ends(int(offsets[bad][0]), length)
         found = np.empty((len(offsets), length), np.uint8)
-        target = _Target(found.ctypes.data)
+        target, short = _Target(found.ctypes.data), length <= _SCRATCH
         vector, address = target.vector, found.ctypes.data
         for number, offset in enumerate(offsets.tolist()):
             vector.address = address + number * length
-            if not (self._cached and self._take(target, offset, length)):
+            if not (short and self._cached and self._take(target, offset, length)):
                 found[number] = np.frombuffer(self._wait(offset, length), np.uint8)
         return found
 
@@ -123,9 +124,10 @@ class LocalFile(ByteSource):
         """Read what the system has in memory; False where the disk would be waited for."""
         target.vector.size = length
         target.offset.value = offset
-        if _preadv2(self._number, target.reference, 1, target.offset, _NO_WAIT) == length:
+        found = _preadv2(self._number, target.reference, 1, target.offset, _NO_WAIT)
+        if found == length:
             return True
-        if ctypes.get_errno() in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
+        if found < 0 and ctypes.get_errno() in _CANNOT:
             self._cached = False  # the file system, or the system, cannot do this
         return False
 
@@ -173,6 +175,7 @@ _preadv2 = _cached_reads()
 if _preadv2 is not None:
     _preadv2.restype = ctypes.c_ssize_t
 _NO_WAIT = 8  # RWF_NOWAIT, which a Python built with an old libc has no name for
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
 _SCRATCH = 1 << 17  # bytes of a read at most that may keep the interpreter lock
 
 
@@ -217,8 +220,8 @@ class Table:
         self.dtype = np.dtype(dtype)
         self._offset, self._count, self._record = offset, count, self.dtype.itemsize
         size = count * self._record
-        if offset + size > source.size:
-            source.read(offset, size)  # raises
+        if offset < 0 or count < 0 or offset + size > source.size:
+            raise source.ends(offset, size)
         self._data = source.read(offset, size) if size <= IN_MEMORY else None
         self._source = None if self._data is not None else source  # else it stays open
 

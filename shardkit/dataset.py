@@ -366,7 +366,7 @@ class Dataset:
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
             self._close_oldest()
-            open_shards.added(self._readers, shard)
+            open_shards.added(self._readers, shard, opened)
         return reader
 
     def _open(self, shard: int) -> ShardReader:

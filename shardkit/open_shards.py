@@ -25,7 +25,7 @@ class Readers(dict[int, ShardReader]):
 
 # Oldest first. There is no lock that a fork in another thread could leave held: each step is one
 # operation on a deque or a dict. What is closed by then is passed over.
-_opened: deque[tuple[weakref.ref[Readers], int]] = deque()
+_opened: deque[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = deque()
 
 
 def limit() -> int:
@@ -38,9 +38,9 @@ def limit() -> int:
     return min(max(files // _SHARE // _FILES, 1), _MOST)
 
 
-def added(readers: Readers, shard: int) -> None:
+def added(readers: Readers, shard: int, reader: ShardReader) -> None:
     """A shard was opened: close the oldest of any dataset where there are too many."""
-    _opened.append((weakref.ref(readers), shard))
+    _opened.append((weakref.ref(readers), shard, weakref.ref(reader)))
     _close(limit())
     _close_beyond(_MEMORY)
 
@@ -50,23 +50,29 @@ def close_all() -> None:
     _close(0)
 
 
-def _close(kept: int) -> None:
+def _close(count: int) -> None:
+    """Close the oldest until so many are left."""
     with contextlib.suppress(IndexError):  # another thread was faster
-        while len(_opened) > kept:
-            reference, shard = _opened.popleft()
+        while len(_opened) > count:
+            reference, shard, reader = _opened.popleft()
             readers = reference()
-            if readers is not None:
+            if readers is not None and _is_open(readers, shard, reader()):
                 readers.pop(shard, None)
+
+
+def _is_open(readers: Readers | None, shard: int, reader: ShardReader | None) -> bool:
+    """Whether it is this reader that the dataset has: one that was closed may have a successor."""
+    return readers is not None and reader is not None and readers.get(shard) is reader
 
 
 def _close_beyond(most: int) -> None:
     """Close the oldest until the tables of all take no more than so many bytes, or one is left."""
     latest = _opened.copy()
     latest.reverse()
-    for number, (reference, shard) in enumerate(latest):
-        readers = reference()
-        reader = None if readers is None else readers.get(shard)
-        most -= 0 if reader is None else reader.in_memory
+    for number, (readers, shard, reference) in enumerate(latest):
+        reader = reference()
+        if reader is not None and _is_open(readers(), shard, reader):
+            most -= reader.in_memory
         if most < 0:
             _close(max(number, 1))
             return

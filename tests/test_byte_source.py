@@ -79,10 +79,11 @@ def test_a_table_gives_its_records(
         assert table.record(number) == expected[number].tobytes()
 
 
-def test_a_table_that_is_cut_is_refused(blob: Path) -> None:
+@pytest.mark.parametrize(("offset", "count"), [(1_000_000, 1), (-6, 1), (0, -1), (-600, 50)])
+def test_a_table_outside_of_its_file_is_refused(blob: Path, offset: int, count: int) -> None:
     with pytest.raises(DamagedError, match="the file ends before") as error:
-        Table(LocalFile(blob), 1_000_000, 1, RECORD)
-    assert error.value.where == {"path": blob, "offset": 1_000_000}
+        Table(LocalFile(blob), offset, count, RECORD)
+    assert error.value.where == {"path": blob, "offset": max(offset, 0)}
 
 
 @given(starts=st.lists(st.integers(0, 999_003), max_size=20), size=st.integers(0, 1000))

@@ -178,3 +178,15 @@ def test_shards_whose_tables_take_too_much_memory_are_closed(
     monkeypatch.setattr("shardkit.open_shards._MEMORY", 0.5 * table)
     assert [sample["label"] for sample in second] == list(range(6))
     assert [*second._readers] == [5]
+
+
+def test_a_shard_that_is_opened_again_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = shardkit.open(write(tmp_path / "a", "wds", 6))
+    table = dataset.reader(0).in_memory
+    monkeypatch.setattr("shardkit.open_shards._MEMORY", 7.5 * table)
+    for _ in range(5):
+        dataset.close()
+        assert [sample["label"] for sample in dataset] == list(range(6))
+        assert [*dataset._readers] == list(range(6))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shardkit.cli import print_json, search_here
-from shardkit.formats import FORMATS
+from shardkit.formats import format_names
 from shardkit.options import (
     CHROMA,
     IMAGE_FORMATS,
@@ -47,7 +47,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 
 @click.command("convert", context_settings={"show_default": True})
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("--to", required=True, type=click.Choice(sorted(FORMATS)), help="Format to make.")
+@click.option("--to", required=True, type=click.Choice(format_names()), help="Format to make.")
 @click.option(
     "-o",
     "--out",

@@ -6,7 +6,7 @@ import click
 
 from shardkit.cli import print_json
 from shardkit.cli.tables import print_table
-from shardkit.errors import UsageError
+from shardkit.errors import FormatError, UsageError
 from shardkit.formats import FORMATS, get_format
 
 
@@ -36,5 +36,5 @@ def _abilities(name: str) -> dict[str, list[str]]:
     """What a format can do; or what it `needs`, where a library is missing."""
     try:
         return {"abilities": list(get_format(name).abilities)}
-    except UsageError as error:
+    except (UsageError, FormatError) as error:
         return {"abilities": [], "needs": [error.fix or error.what]}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardkit.errors import FormatError, UsageError
+from shardkit.errors import FormatError, ShardkitWarning, UsageError
 from shardkit.extras import extra
 from shardkit.formats.foreign import kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
@@ -107,16 +108,20 @@ _OURS: dict[str, Declaration] = {
 
 
 class _Formats(Mapping[str, Declaration]):
-    """Formats by name. Other packages are looked for when none of shardkit's is meant."""
+    """Formats by name. Other packages are looked for when none of shardkit's is meant.
+
+    To ask for a format that cannot be loaded raises FormatError; where all are gone through, it is
+    left out with a warning.
+    """
 
     def __getitem__(self, name: str) -> Declaration:
         return _OURS[name] if name in _OURS else _declaration(_entry_points()[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**_OURS, **_entry_points()})
+        return iter({**_OURS, **_others()})
 
     def __len__(self) -> int:
-        return len({**_OURS, **_entry_points()})
+        return len({**_OURS, **_others()})
 
 
 FORMATS: Mapping[str, Declaration] = _Formats()
@@ -130,25 +135,43 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 @functools.cache
+def _others() -> dict[str, Declaration]:
+    """The formats of other packages that can be loaded."""
+    found = {}
+    for name, entry in _entry_points().items():
+        try:
+            found[name] = _declaration(entry)
+        except FormatError as error:
+            warnings.warn(str(error), ShardkitWarning, stacklevel=2)
+    return found
+
+
+@functools.cache
 def _declaration(entry: EntryPoint) -> Declaration:
-    package = entry.dist.name if entry.dist is not None else entry.value
     try:
         found = entry.load()
     except Exception as error:
-        raise FormatError(
-            f"the format {entry.name!r} cannot be loaded",
-            expected=f"a shardkit.formats.Declaration at {entry.value}",
-            found=f"{type(error).__name__}: {error}",
-            fix=f"install the package {package} again, or uninstall it",
-        ) from error
+        raise _not_loaded(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(found, Declaration):
-        raise FormatError(
-            f"the format {entry.name!r} cannot be loaded",
-            expected=f"a shardkit.formats.Declaration at {entry.value}",
-            found=type(found).__name__,
-            fix=f"install another version of the package {package}, or uninstall it",
-        )
+        raise _not_loaded(entry, f"a {type(found).__name__}")
+    if not isinstance(found.suffixes, tuple) or not all(found.suffixes) or not found.suffixes:
+        raise _not_loaded(entry, f"one with the suffixes {found.suffixes!r}")
     return found
+
+
+def _not_loaded(entry: EntryPoint, found: str) -> FormatError:
+    package = entry.dist.name if entry.dist is not None else entry.value
+    return FormatError(
+        f"the format {entry.name!r} cannot be loaded",
+        expected=f"a shardkit.formats.Declaration at {entry.value}, with FORMAT in its module",
+        found=found,
+        fix=f"install the package {package} again, or another version of it, or uninstall it",
+    )
+
+
+def format_names() -> list[str]:
+    """All formats, also those of other packages that cannot be loaded."""
+    return sorted({**_OURS, **_entry_points()})
 
 
 def file_name(stem: str, format: str) -> str:
@@ -163,10 +186,18 @@ def get_format(name: str) -> Format:
     if declaration is None:
         raise UsageError(
             f"there is no format {name!r}",
-            expected="one of " + ", ".join(sorted(FORMATS)),
+            expected="one of " + ", ".join(format_names()),
         )
-    with extra(declaration.extra, f"the format {name!r}"):
-        format: Format = importlib.import_module(declaration.module).FORMAT
+    format: Format
+    if name in _OURS:
+        with extra(declaration.extra, f"the format {name!r}"):
+            format = importlib.import_module(declaration.module).FORMAT
+    else:
+        try:
+            format = importlib.import_module(declaration.module).FORMAT
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+            raise _not_loaded(_entry_points()[name], found) from error
     return format
 
 

@@ -183,7 +183,7 @@ def bench(
                 "there is nothing to measure", found="; ".join(skipped.values()) or None
             )
         for _, dataset in datasets.values():
-            dataset.close()  # what is mapped cannot be dropped
+            dataset.close()  # no file stays open
         dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
         cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
         if progress:

@@ -1,4 +1,4 @@
-"""Samples of one or several datasets by number, read without mapping, or kept in memory."""
+"""Samples of one or several datasets by number, from their shards, or from memory."""
 
 from __future__ import annotations
 

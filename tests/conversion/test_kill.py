@@ -242,9 +242,12 @@ import sys
 import shardkit.stream
 try:
     loader = shardkit.stream.Loader(sys.argv[1], batch_size=4, threads=int(sys.argv[2]))
+    for batch in loader:
+        print("begun", file=sys.stderr, flush=True)  # once: nobody reads a pipe that is full
+        break
     while True:
         for batch in loader:
-            print("begun", file=sys.stderr, flush=True)
+            pass
 except KeyboardInterrupt:
     sys.exit(130)
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,17 +92,42 @@ def test_without_the_package_the_format_is_unknown(
         shardkit.open(out)
 
 
-def test_a_package_that_cannot_be_loaded_is_named(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "packed.py").write_text("import nothing_of_this_name\n")
-    path = f"{tmp_path}{os.pathsep}{installed}"
+def failed(*arguments: str, path: str) -> str:
     found = subprocess.run(
-        [sys.executable, "-m", "shardkit", "convert", str(tmp_path), "--to", "packed"],
+        [sys.executable, "-m", "shardkit", *arguments],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 1
-    assert "the format 'packed' cannot be loaded" in found.stderr
-    assert "nothing_of_this_name" in found.stderr
-    assert "shardkit-packed" in found.stderr
+    return found.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("DECLARATION = 3", "a int"),
+        (
+            "from shardkit.formats import Declaration\n"
+            'DECLARATION = Declaration("packed", (".packed",), "")',
+            "has no attribute 'FORMAT'",
+        ),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_named_and_disturbs_no_other_format(
+    installed: Path, images: Path, tmp_path: Path, module: str, found: str
+) -> None:
+    (tmp_path / "packed.py").write_text(module + "\n")
+    path = f"{tmp_path}{os.pathsep}{installed}"
+    said = failed("convert", str(images), "--to", "packed", path=path)
+    assert "the format 'packed' cannot be loaded" in said
+    assert found in said
+    assert "shardkit-packed" in said
+    out, again = tmp_path / "out", tmp_path / "again"
+    convert = ("-m", "shardkit", "convert")
+    run(*convert, str(images), "--to", "wds", "-o", str(out), path=Path(path))
+    shutil.rmtree(out / "__shardkit__")
+    run(*convert, str(out), "--to", "lmdb", "-o", str(again), path=Path(path))
+    run("-m", "shardkit", "formats", path=Path(path))

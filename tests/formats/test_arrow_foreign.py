@@ -506,3 +506,23 @@ def test_a_damaged_value_costs_that_sample_only(tmp_path: Path, way: str) -> Non
     with pytest.raises(SampleError, match="value is damaged") as error:
         reader[1]
     assert error.value.where["position"] == 1
+
+
+def test_rows_of_a_list_that_lies_outside_of_its_values_are_not_read(tmp_path: Path) -> None:
+    """Its offsets are damaged: what follows the column in the file is no value of it."""
+    arrays = {"x": [list(range(n, n + 4)) for n in range(20)], "blob": [bytes(4000)] * 20}
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as file:
+        table = pa.table({"x": pa.array(arrays["x"], pa.list_(pa.int64())), "blob": arrays["blob"]})
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    data = bytearray((tmp_path / "x.arrow").read_bytes())
+    at = data.index(np.arange(0, 84, 4, dtype="<i4").tobytes())
+    data[at + 20 : at + 28] = np.array([400, 404], "<i4").tobytes()
+    (tmp_path / "x.arrow").write_bytes(data)
+    reader = ARROW.open(tmp_path / "x.arrow")
+    with pytest.raises(SampleError, match="damaged"):
+        reader[5]
+    out = np.full((1, 4), 7, np.int64)
+    assert not reader.read_rows("x", np.array([5]), out)
+    assert (out == 7).all()
+    assert reader.read_rows("x", np.array([7]), out)

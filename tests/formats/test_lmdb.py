@@ -212,3 +212,21 @@ def test_pages_that_lead_in_a_circle_are_noticed(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DamagedError, match="circle"):
         LMDB.open(path, LMDB.layout(Schema({"x": Bytes()})))[0]
+
+
+def test_pointers_to_one_long_key_are_refused_before_it_is_copied_for_each(path: Path) -> None:
+    schema = Schema({"blob": Bytes()})
+    samples = [{"__key__": f"{n}", "blob": bytes(9)} for n in range(12)]
+    write_shard(LMDB, path, schema, samples).close()
+    data = bytearray(path.read_bytes())
+    leaf = next(at for at in range(2 * 4096, len(data), 4096) if data[at + 10] == 2)
+    lower = int.from_bytes(data[leaf + 12 : leaf + 14], "little")
+    first = int.from_bytes(data[leaf + 16 : leaf + 18], "little")
+    assert first < 4096
+    for at in range(leaf + 16, leaf + lower, 2):  # one node for all entries, with a key of 2,000
+        data[at : at + 2] = (1024).to_bytes(2, "little")
+    data[leaf + 1024 : leaf + 1032] = bytes(6) + (2000).to_bytes(2, "little")
+    path.write_bytes(data)
+    tree = Tree(path)
+    with pytest.raises(DamagedError, match="the nodes of a page overlap"):
+        tree.entries(next(iter(tree.leaves())))

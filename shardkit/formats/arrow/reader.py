@@ -301,6 +301,8 @@ class BatchReader(ShardReader):
         except Exception as error:
             if isinstance(error, MemoryError | Warning) or storage.shortage(error):
                 raise
+            if self.closed:
+                raise ValueError(f"{self.path} is closed") from error
             first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DamagedError(
                 f"{what}: {first_line}",
@@ -449,10 +451,10 @@ class IpcReader(BatchReader):
 
 def _begin(found: Column, row: int, length: int) -> int:
     """The byte of the file at which the array of a row begins, which has so many bytes."""
-    offsets, width, _, _, at, present = found.ranges  # type: ignore[misc]
-    start = offsets[row] * width
+    offsets, width, _, end, at, present = found.ranges  # type: ignore[misc]
+    start, stop = offsets[row] * width, offsets[row + 1] * width
     null = present is not None and not present[row]
-    if at is None or null or start < 0 or offsets[row + 1] * width - start != length:
+    if at is None or null or not 0 <= start <= stop <= end or stop - start != length:
         raise ValueError("not an array of this shape in the file")
     return at + start
 

@@ -167,7 +167,14 @@ class Tree:
 
     def entries(self, leaf: Page) -> list[Entry]:
         """The entries of a leaf page."""
-        return [self._entry(leaf, number) for number in range(leaf.nodes)]
+        found, size = [], 0
+        for number in range(leaf.nodes):
+            entry = self._entry(leaf, number)
+            size += NODE + len(entry.key)
+            if size > self._page:  # many pointers to one long key would fill memory
+                raise self._damaged("the nodes of a page overlap", leaf.number * self._page)
+            found.append(entry)
+        return found
 
     def root_of(self, entry: Entry) -> int:
         """The root of a named database, which is an entry of the main one."""
