@@ -26,6 +26,12 @@ from shardkit.options import (
 # A dataset is the same whichever of these made it: class names are in the hashes of `sources`.
 _NO_PART = ("on_error", "classes")
 
+# An entry of options that is missing stands for these.
+OPTION_DEFAULTS: dict[str, dict[str, Any]] = {
+    "image": asdict(ImageOptions()),
+    "text": asdict(TextOptions()),
+}
+
 
 class _TokenizerEntry(TypedDict, total=False):
     pattern: str
@@ -148,8 +154,28 @@ class Recipe:
 
 
 def identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a recipe as JSON that decide what is made."""
-    return {n: value for n, value in recipe.items() if n not in _NO_PART and not _unused(value)}
+    """The entries of a recipe as JSON that decide what is made.
+
+    An option that asks for nothing is the same as one that the recipe's version did not have.
+    """
+    used = {n: _used(n, value) for n, value in recipe.items() if n not in _NO_PART}
+    return {n: value for n, value in used.items() if not _unused(value)}
+
+
+def _used(name: str, value: Any) -> Any:
+    """An entry without the options in it that are not used.
+
+    An option of images and text is used where it is not the default: False may differ from None.
+    Each of `sources` counts: None is a source that nothing tells from others.
+    """
+    if name == "sources" or not isinstance(value, dict):
+        return value
+    usual = OPTION_DEFAULTS.get(name, {})
+    return {
+        n: entry
+        for n, entry in value.items()
+        if (entry != usual[n] if n in usual else not _unused(entry))
+    }
 
 
 def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -166,12 +192,11 @@ def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> di
 def _known(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The entries that this version knows, and the names of others that were used."""
     known, unknown = {}, []
-    kinds = {"image": ImageOptions, "text": TextOptions}
     for name, value in data.items():
         if name not in _names(Recipe):
             unknown += [name] * (not _unused(value))
-        elif name in kinds and isinstance(value, dict):
-            names = _names(kinds[name])
+        elif name in OPTION_DEFAULTS and isinstance(value, dict):
+            names = OPTION_DEFAULTS[name]
             unknown += [f"{name}.{n}" for n in value if n not in names and not _unused(value[n])]
             known[name] = {n: entry for n, entry in value.items() if n in names}
         elif value is not None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Json, Schema
@@ -18,6 +20,10 @@ class SampleSequence(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, position: int, /) -> Sample: ...
+
+
+class _RaisedError(Exception):
+    """The sequence itself raised the cause of this: no value is at fault."""
 
 
 class SequenceReader(ShardReader):
@@ -41,13 +47,36 @@ class SequenceReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        sample = dict(self._sequence[position])
+        try:
+            found = self._sequence[position]
+        except (MemoryError, Warning):
+            raise
+        except Exception as error:
+            raise _RaisedError from error
+        sample = dict(found)
         if fields is not None:
             sample = {n: value for n, value in sample.items() if n == KEY or n in fields}
         for name in self._json:
             if name in sample:  # text that is not parsed yet, or a value that samples share
                 sample[name] = json.loads(JsonText.of(sample[name]))
         return sample
+
+    def _named(
+        self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
+    ) -> Exception:
+        """As in the base class; what the sequence raised is not searched for field by field."""
+        cause = error.__cause__
+        if self.closed or not (isinstance(error, _RaisedError) and isinstance(cause, Exception)):
+            return super()._named(error, position, fields, json_text)
+        if isinstance(cause, ShardkitError | OSError) or storage.shortage(cause):
+            return storage.unreadable(cause, self.path, position)
+        found = SampleError(
+            f"the sequence raised {type(cause).__name__}: {cause}",
+            path=self.path,
+            position=position,
+        )
+        found.__cause__ = cause
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SequenceReader, (self._sequence, self.schema, self._class_names, self.path)

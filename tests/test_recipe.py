@@ -16,7 +16,7 @@ from shardkit import manifest as manifests
 from shardkit.conversion import run
 from shardkit.conversion.plan import make_plan
 from shardkit.conversion.target import Target
-from shardkit.recipe import Recipe
+from shardkit.recipe import Recipe, identity
 from shardkit.sources import open_sources
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, make_image, write_images
@@ -186,6 +186,41 @@ def test_an_option_of_a_later_version_is_no_damage(
         shardkit.convert(made.parent / "in", "wds", out, image=ImageOptions(resize=8), workers=0)
     shutil.rmtree(out)
     assert shardkit.verify(change(newer(None)), against=made.parent / "in").sound
+
+
+@pytest.mark.parametrize("value", [None, False, {}, []])
+@pytest.mark.parametrize("name", ["image", "image_defaults"])
+def test_an_option_of_a_later_version_that_asks_for_nothing_makes_no_other_dataset(
+    name: str, value: Any, change: Callable[..., Path], made: Path
+) -> None:
+    out = change(lambda data: data["recipe"][name].update(later=value))
+    image = ImageOptions(resize=8)
+    again = shardkit.convert(made.parent / "in", "wds", out, image=image, workers=0)
+    assert again.already_complete
+
+
+def test_a_default_is_the_same_as_an_option_that_was_not_there_yet(
+    change: Callable[..., Path], made: Path
+) -> None:
+    out = change(lambda data: [data["recipe"]["image"].pop(n) for n in ("upscale", "check")])
+    source = made.parent / "in"
+    image = ImageOptions(resize=8)
+    assert shardkit.convert(source, "wds", out, image=image, workers=0).already_complete
+    image = ImageOptions(resize=8, check="decode")
+    with pytest.raises(shardkit.OutputError, match="another dataset") as error:
+        shardkit.convert(source, "wds", out, image=image, workers=0)
+    assert error.value.found == "check was header, is decode"
+
+
+def test_what_differs_has_another_identity() -> None:
+    for one, other in [
+        ({"text": {"append_eos": None}}, {"text": {"append_eos": False}}),
+        ({"image": {"quality": 90}}, {"image": {"quality": 80}}),
+        ({"image": {"quality": 90}}, {"image": None}),
+        ({"sources": {"a": "x", "b": None}}, {"sources": {"a": "x"}}),
+        ({"tokenizer": {"eos_id": 0}}, {"tokenizer": {"eos_id": None}}),
+    ]:
+        assert identity(one) != identity(other)
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,37 @@ def test_errors_of_the_sequence_say_which_sample() -> None:
     with pytest.raises(shardkit.ShardkitError, match="gone") as caught:
         dataset[4]
     assert caught.value.where["position"] == 4
+
+
+def test_an_error_of_the_sequence_itself_blames_no_field() -> None:
+    asked: list[int] = []
+
+    class Broken(list):  # type: ignore[type-arg]
+        raised: Exception = RuntimeError("my own bug")
+
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            asked.append(index)
+            raise self.raised
+
+    dataset = shardkit.Dataset.from_sequence(Broken(SAMPLES), SCHEMA)
+    with pytest.raises(shardkit.SampleError) as caught:
+        dataset[4]
+    assert caught.value.what == "the sequence raised RuntimeError: my own bug"
+    assert caught.value.where == {"path": Path(), "position": 4}
+    assert caught.value.expected is None
+    assert caught.value.__cause__ is Broken.raised
+    assert asked == [4]
+    Broken.raised = shardkit.SampleError("no such image", key="k")
+    with pytest.raises(shardkit.SampleError, match="no such image") as caught:
+        dataset[4]
+    assert caught.value.where == {"path": Path(), "position": 4, "key": "k"}
+    Broken.raised = MemoryError()
+    with pytest.raises(MemoryError):
+        dataset[4]
+
+
+def test_a_value_of_a_sequence_that_is_invalid_is_named_with_its_field() -> None:
+    samples = [{"__key__": "a", "label": 1, "json": {1, 2}}]
+    with pytest.raises(shardkit.ShardkitError) as caught:
+        shardkit.Dataset.from_sequence(samples, SCHEMA)[0]
+    assert (caught.value.where["key"], caught.value.where["field"]) == ("a", "json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from shardkit import manifest as manifests
 from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.errors import OutputError, ShardkitError
-from shardkit.options import ImageOptions, TextOptions
-from shardkit.recipe import identity
+from shardkit.recipe import OPTION_DEFAULTS, identity
 
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
@@ -26,6 +24,13 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
             partial.discard()
         return True
     if job is not None and not ours and not overwrite and partial.has_work():
+        if "recipe" not in job:
+            raise OutputError(
+                "an earlier version of shardkit left an unfinished conversion to this output,"
+                " which this version cannot continue",
+                path=partial.path,
+                fix="start again with --overwrite",
+            )
         raise OutputError(
             "there is an unfinished conversion to this output, of other options or another source,"
             " or with other versions",
@@ -82,15 +87,11 @@ def _difference(out: Path, plan: Plan) -> str:
     return words
 
 
-# Options that a run has none of stand for these.
-_USUAL = {"image": asdict(ImageOptions()), "text": asdict(TextOptions())}
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What two runs do not have in common, in words."""
     words = []
     for name in sorted(old.keys() | new.keys()):
-        before, now = (run.get(name) or _USUAL.get(name, run.get(name)) for run in (old, new))
+        before, now = (_entry(run, name) for run in (old, new))
         if before == now:
             continue
         if name in ("sources", "times"):
@@ -107,3 +108,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         else:
             words.append(f"{name} was {before}, is {now}")
     return "; ".join(dict.fromkeys(words))
+
+
+def _entry(run: dict[str, Any], name: str) -> Any:
+    """An entry of a run; of images and text with the options that `identity` left out."""
+    value = run.get(name)
+    if name in OPTION_DEFAULTS and isinstance(value, dict | None):
+        return OPTION_DEFAULTS[name] | (value or {})
+    return value

@@ -436,6 +436,27 @@ def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
     assert error.value.found == "tasks was None, is 2"
 
 
+def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrite(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    path = tmp_path / "out.partial" / "job.json"
+    job = json.loads(path.read_bytes())
+    recipe = job.pop("recipe")
+    job |= {"format": recipe["format"], "source": recipe["sources"], "options": recipe}
+    path.write_text(json.dumps(job))
+    with pytest.raises(OutputError, match=r"earlier version .* unfinished conversion") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    assert error.value.found is None
+    assert error.value.fix == "start again with --overwrite"
+    assert json.loads(path.read_bytes()) == job
+    shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, workers=0)
+    assert len(keys(tmp_path / "out")) == 60
+
+
 def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
     from shardkit.conversion.partial import Partial
 
