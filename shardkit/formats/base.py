@@ -61,12 +61,12 @@ class ShardReader(ABC):
     temporary_bytes: int = 0  # of files that are there as long as the shard is open
     in_memory: int = 0  # bytes of tables that are kept as long as the shard is open
     key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
+    closed = False
 
     def __init__(self, path: Path, layout: dict[str, Any]) -> None:
         self.path = path
         self.layout = layout
         self.schema = Schema.from_json(layout["schema"])
-        self.closed = False
 
     @abstractmethod
     def __len__(self) -> int: ...
