@@ -32,7 +32,7 @@ def load(
     if not isinstance(state, dict):
         raise refused("the whole", state, "a dict")
     version = whole(state, "order_version")
-    epoch = whole(state, "epoch", EPOCHS - 1)
+    epoch = whole(state, "epoch", EPOCHS - 2)  # at its end the next one begins
     progress = Progress(whole(state, "samples"), whole(state, "batches"))
     theirs = state.get("stream")
     if not isinstance(theirs, dict):
