@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
-from shardkit.formats.base import KEY, ShardWriter
+from shardkit.formats.base import KEY, ShardWriter, key_bytes
 from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import (
     CODES,
@@ -60,10 +60,7 @@ class MegatronWriter(ShardWriter):
         self._keys_file = storage.create(keys_path(path))
 
     def write(self, sample: Sample) -> bool:
-        try:
-            key = sample[KEY].encode()
-        except UnicodeEncodeError:
-            raise SampleError("the key is not valid Unicode", key=ascii(sample[KEY])) from None
+        key = key_bytes(sample[KEY])
         tokens = self._checked(sample)
         size = self._size + tokens.nbytes
         total = size + index_size(len(self._lengths) + 1)

@@ -14,7 +14,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardWriter
+from shardkit.formats.base import KEY, ShardWriter, key_bytes
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import (
     BLOCK,
@@ -179,7 +179,4 @@ def _member_name(key: str) -> bytes:
             expected="a base name without dots, not of the form __name__, and no zero bytes",
             fix="--safe-keys encodes what a key must not have; or replace the dots by '_'",
         )
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
+    return key_bytes(key)
