@@ -6,7 +6,10 @@ import errno
 import shlex
 from typing import Any
 
-# The places an error can name, in the order they are printed.
+# What to do about a damaged file of a dataset.
+AGAIN = "copy it again from where it is whole, or convert again"
+
+# The locations an error can name, in the order they are printed.
 _PLACES = ("path", "shard", "position", "key", "field", "offset")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError
+from shardkit.errors import AGAIN, DamagedError
 from shardkit.formats import FORMATS
 
 _OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them beside the shards
@@ -43,8 +43,7 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
         path=manifests.manifest_path(path),
         expected="a manifest beside what shardkit wrote",
         found=traces[0],
-        fix=f"{manifests.AGAIN}; a shard is checked by itself, without checksums, if you give its"
-        " path",
+        fix=f"{AGAIN}; a shard is checked by itself, without checksums, if you give its path",
     )
 
 

@@ -37,11 +37,10 @@ from shardkit.checked import (
     plain,
     under,
 )
-from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
 from shardkit.schema import Schema
 
-AGAIN = "copy it again from where it is whole, or convert again"
 FOLDER = "__shardkit__"
 NAME = "manifest.json"
 _OLD_NAME = "shardkit.json"

@@ -16,14 +16,11 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 

@@ -302,7 +302,7 @@ class FormatContract:
     @pytest.mark.parametrize(
         "format_of_image", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
     )
-    def test_a_image_comes_back_byte_for_byte(
+    def test_an_image_comes_back_byte_for_byte(
         self, format: Format, path: Path, format_of_image: str
     ) -> None:
         samples = [
@@ -498,7 +498,7 @@ class FormatContract:
             found.append({p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()})
         assert found[0] == found[1]
 
-    def test_a_image_that_is_none_is_refused_and_the_rest_goes_on(
+    def test_an_image_that_is_none_is_refused_and_the_rest_goes_on(
         self, format: Format, path: Path
     ) -> None:
         schema = Schema({"image": Image()})

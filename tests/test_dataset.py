@@ -148,6 +148,16 @@ def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
         assert error.value.expected == f"{len(data):,} bytes"
 
 
+def test_a_shard_that_no_manifest_describes_is_compared_with_what_it_was(out: Path) -> None:
+    path = out / "shard-000001.tar"
+    dataset = shardkit.open(path.rename(out.with_name("alone.tar")))
+    dataset.close()
+    with dataset.shard_path(0).open("ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(DamagedError, match="not as long as when the dataset was opened"):
+        dataset[0]
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

@@ -314,7 +314,7 @@ def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
-def test_a_image_that_is_cut_is_damaged(format: str) -> None:
+def test_an_image_that_is_cut_is_damaged(format: str) -> None:
     whole = photo(1, format)
     assert damage(whole) is None
     for size in (len(whole) // 2, len(whole) * 9 // 10):

@@ -13,9 +13,9 @@ from pathlib import Path
 import xxhash
 
 from shardkit import storage
-from shardkit.errors import DamagedError, ShardkitError
+from shardkit.errors import AGAIN, DamagedError, ShardkitError
 from shardkit.formats import FORMATS
-from shardkit.manifest import AGAIN, File
+from shardkit.manifest import File
 from shardkit.verification.work import Meter
 
 _BLOCK = 1 << 20

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
-from shardkit.manifest import AGAIN, File, Splits
+from shardkit.manifest import File, Splits
 from shardkit.opening import open_dataset, open_splits
 from shardkit.verification.files import check_file
 from shardkit.verification.samples import check_values

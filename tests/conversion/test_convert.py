@@ -555,7 +555,7 @@ def test_an_archive_beside_class_folders_is_a_question(images: Path, tmp_path: P
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
 
-def test_a_image_beside_class_folders_takes_the_labels_and_that_is_said(
+def test_an_image_beside_class_folders_takes_the_labels_and_that_is_said(
     images: Path, tmp_path: Path
 ) -> None:
     (images / "preview.jpg").write_bytes(make_image())

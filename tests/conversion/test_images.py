@@ -1012,7 +1012,7 @@ def peak(tmp_path: Path, side: int) -> int:
 @MEMORY
 @pytest.mark.large
 @pytest.mark.parametrize(("side", "megabytes"), [(256, 700), (8000, 1000)])
-def test_a_image_of_100_megapixels_needs_little_memory(
+def test_an_image_of_100_megapixels_needs_little_memory(
     tmp_path: Path, side: int, megabytes: int
 ) -> None:
     huge(tmp_path / "in/huge.jpg")

@@ -119,7 +119,7 @@ def test_the_index_is_a_plain_array_that_says_where_everything_stands(shard: Pat
     [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp"),
      ("TIFF", "tif"), ("PPM", "ppm")],
 )  # fmt: skip
-def test_a_image_gets_the_extension_of_its_bytes(
+def test_an_image_gets_the_extension_of_its_bytes(
     tmp_path: Path, format: str, extension: str
 ) -> None:
     path = tmp_path / "shard-000000.tar"

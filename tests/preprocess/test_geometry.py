@@ -126,7 +126,7 @@ def test_a_change_is_one_of_size_or_canvas() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_image_that_lies_on_its_side_is_resized_before_it_is_turned(orientation: int) -> None:
+def test_an_image_that_lies_on_its_side_is_resized_before_it_is_turned(orientation: int) -> None:
     size = (341, 256) if orientation < 5 else (256, 341)
     assert placed(500, 375, 256).turned(orientation) == size
 

@@ -137,7 +137,7 @@ def test_a_plain_image_of_the_right_size_passes_byte_for_byte(kind: str) -> None
 
 
 @pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
-def test_a_image_that_has_the_codec_asked_for_passes(format: str) -> None:
+def test_an_image_that_has_the_codec_asked_for_passes(format: str) -> None:
     assert_passes(encoded(photo(), format.upper()), format=format, resize=80)
 
 
@@ -310,7 +310,7 @@ ODD: dict[str, tuple[Make, str, Make, str]] = {  # file, reason, what is seen, c
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_a_image_that_is_not_plain_is_made_anew_and_says_why(kind: str) -> None:
+def test_an_image_that_is_not_plain_is_made_anew_and_says_why(kind: str) -> None:
     make, reason, seen, codec = ODD[kind]
     found = shaped(make(), icc="srgb", chroma="444", quality=100)
     ((said, count),) = found.reasons.items()
@@ -508,7 +508,7 @@ def test_a_side_of_65500_pixels_is_resized_and_kept(size: tuple[int, int]) -> No
     assert opened(made(data, quality=10)).size == size  # as long as a JPEG can be
 
 
-def test_a_image_that_its_codec_cannot_hold_is_a_clear_error() -> None:
+def test_an_image_that_its_codec_cannot_hold_is_a_clear_error() -> None:
     wide = encoded(PIL.Image.new("RGB", (65501, 1)), "PNG")
     for format, limit in (("jpeg", "65,500"), ("webp", "16,383")):
         with pytest.raises(SampleError, match="cannot be stored") as error:
@@ -789,7 +789,7 @@ def test_decoding_finds_damage_that_headers_do_not_tell() -> None:
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_image_that_is_cut_is_an_error_in_every_step(kind: str) -> None:
+def test_an_image_that_is_cut_is_an_error_in_every_step(kind: str) -> None:
     data = PLAIN[kind].partition(b"a web server")[0]
     for options in ({"resize": 40}, {"resize": 80, "check": "decode"}, {"format": "raw"}):
         for part in (data[: len(data) // 2], data[:20], b""):
@@ -819,7 +819,7 @@ def test_no_image_is_made_of_what_decoding_calls_damaged(progressive: bool) -> N
     assert ruined == []
 
 
-def test_a_image_of_many_pixels_that_is_allowed_is_decoded_by_the_check() -> None:
+def test_an_image_of_many_pixels_that_is_allowed_is_decoded_by_the_check() -> None:
     data = bomb(1 << 14, (1 << 13) + 1, depth=1)  # 17 MB decoded, of which most are missing
     with pytest.raises(SampleError, match="cannot be decoded"):
         shaped(data, check="decode", max_pixels=1 << 28)

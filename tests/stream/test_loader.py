@@ -536,7 +536,7 @@ def _damage(path, number):
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_image_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
+def test_an_image_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
     path = write_photos(tmp_path / "p")
     file, position = _damage(path, 13)
     loader = Loader(path, batch_size=4, transforms=CROP, threads=threads)

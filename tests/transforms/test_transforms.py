@@ -316,7 +316,7 @@ def test_what_a_function_gives_must_be_usable() -> None:
         assert error.where["key"] == "0"
 
 
-def test_a_image_and_its_mask_must_stay_of_one_size() -> None:
+def test_an_image_and_its_mask_must_stay_of_one_size() -> None:
     def only_one(image: Any, mask: Any) -> dict[str, Any]:
         return {"image": image[:40], "mask": mask}
 
