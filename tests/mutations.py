@@ -291,7 +291,7 @@ MUTATIONS = [
     ),
     # --- transforms ---
     Mutation(
-        "transforms/window.py",
+        "codecs/window.py",
         "self.columns - width - left if self.flip else left",
         "left",
         "transforms/test_steps.py transforms/test_images.py transforms/test_transforms.py",

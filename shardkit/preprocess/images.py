@@ -110,7 +110,7 @@ class ImageSteps:
 
     def _mask(self, sample: Sample, name: str, image: Image) -> Any:
         """The mask of an image, as a Pillow image that lies on the image's new pixels."""
-        return masks.mask_of(sample[name], image.header, image.geometry)
+        return masks.mask_of(sample[name], image.header, image.window)
 
     def _mask_changes(self, image: Image) -> bool:
         """Whether the mask of an image cannot be stored as it is."""

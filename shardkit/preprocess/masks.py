@@ -15,7 +15,7 @@ import numpy as np
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, check_end
 from shardkit.codecs.pixels import loaded, to_ppm, turned
-from shardkit.preprocess.geometry import Geometry
+from shardkit.codecs.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,8 +37,9 @@ class TooDeepError(NotAnImageError):
     fix = "convert to another format, or make an array of it by a --transform of your own"
 
 
-def mask_of(data: bytes, image: Header, geometry: Geometry) -> Any:
-    """A mask as a Pillow image that lies on its resized image.
+def mask_of(data: bytes, image: Header, window: Window) -> Any:
+    """A mask as a Pillow image that lies on the `window` of its upright image, of which that
+    resizes all.
 
     `image` is the header of the image it belongs to, and says how the mask is turned, unless
     the mask says it itself or was drawn on the upright image. Raises NotAnImageError.
@@ -55,18 +56,18 @@ def mask_of(data: bytes, image: Header, geometry: Geometry) -> Any:
             f"a mask of {size[0]} x {size[1]} pixels on an image of {stored[0]} x {stored[1]}"
         )
     with loaded(data, header) as mask:
-        return _placed(turned(mask, orientation).copy(), geometry)
+        return _cut(turned(mask, orientation).copy(), window)
 
 
-def _placed(mask: Any, geometry: Geometry) -> Any:
+def _cut(mask: Any, window: Window) -> Any:
     from PIL.Image import Resampling
 
-    size = (geometry.width, geometry.height)
+    size = (window.full_width, window.full_height)
     if mask.size != size:
         mask = mask.resize(size, Resampling.NEAREST)
-    if geometry.canvas != size:  # beyond its edges, a crop is 0
-        left, top = geometry.left, geometry.top
-        mask = mask.crop((left, top, left + geometry.canvas[0], top + geometry.canvas[1]))
+    if (window.columns, window.rows) != size:  # beyond its edges, a crop is 0
+        left, top = window.left, window.top
+        mask = mask.crop((left, top, left + window.columns, top + window.rows))
     return mask
 
 

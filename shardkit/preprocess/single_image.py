@@ -23,8 +23,9 @@ from shardkit.codecs.damage import damage
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
 from shardkit.codecs.pixels import decode, encode, upright
+from shardkit.codecs.window import Window
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
-from shardkit.preprocess.geometry import Geometry, geometry
+from shardkit.preprocess.geometry import geometry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,15 +63,20 @@ class Image(NamedTuple):
 
     data: bytes
     header: Header
-    geometry: Geometry
+    window: Window  # of its upright pixels
     format: str  # to be stored in
     to_srgb: Any  # the transform of its colour profile, or None
     reasons: list[str]  # why its pixels must be re-encoded; none: it can pass
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all pixels are wanted, in the size that they have."""
+        return self.window == Window.whole(*self.header.upright)
+
+    @property
     def moves(self) -> bool:
         """Whether its pixels are moved: resized, cut, padded or turned."""
-        changes = self.geometry.changes(*self.header.upright) or self.header.orientation != 1
+        changes = not self.is_whole or self.header.orientation != 1
         return changes and bool(self.reasons)
 
 
@@ -97,14 +103,14 @@ class ImageProcessor:
         """Read the header, and decide."""
         options, header = self.options, read_header(data)
         check_end(data, header.format)
-        target = geometry(*header.upright, options)
+        window = geometry(*header.upright, options)
         format = options.format if options.format != "raw" else "ppm"
         if format == "keep":
             writable, other = _WRITABLE[self.raw]
             format = header.format if header.format in writable else other
         if not self.pixels:
-            return Image(data, header, target, format, None, [])
-        reasons = [RESIZED] if target.changes(*header.upright) else []
+            return Image(data, header, window, format, None, [])
+        reasons = [] if window == Window.whole(*header.upright) else [RESIZED]
         if header.oddity:
             reasons.append(_ODD.get(header.oddity, header.oddity))
         if header.orientation != 1:
@@ -116,7 +122,7 @@ class ImageProcessor:
         transform, about_it = self._profile(header)
         if about_it and (options.icc != "keep" or (reasons and header.colour != "RGB")):
             reasons.append(about_it)
-        return Image(data, header, target, format, transform, reasons)
+        return Image(data, header, window, format, transform, reasons)
 
     def _profile(self, header: Header) -> tuple[Any, str]:
         """The transform of a colour profile, and what to say of it if it is not sRGB."""
@@ -164,15 +170,17 @@ class ImageProcessor:
 
     def made(self, image: Image) -> Pixels:
         """The pixels, (height, width, 3), after all steps."""
-        header, target = image.header, image.geometry
-        size = target.turned(header.orientation)
+        header, window = image.header, image.window
+        size = full = (window.full_width, window.full_height)
+        if header.orientation >= 5:
+            size = full[::-1]
         with _guarded(header, self.options):
-            if target.width * target.height > MAX_PIXELS:
-                raise TooManyPixelsError(f"{target.width:,} x {target.height:,} after resizing")
+            if full[0] * full[1] > MAX_PIXELS:
+                raise TooManyPixelsError(f"{full[0]:,} x {full[1]:,} after resizing")
             pixels, reduced, transform = decode(
                 image.data,
                 header,
-                least=size if target.changes(*header.upright) else None,
+                least=None if image.is_whole else size,
                 background=self._background,
                 transform=image.to_srgb,
             )
@@ -181,7 +189,9 @@ class ImageProcessor:
             pixels = upright(pixels, header.orientation)
             if transform is not None:
                 pixels = converted(pixels, transform)
-            return _on_canvas(pixels, target, self._background)
+            part = window.clipped()
+            inner = pixels[part.top : part.top + part.rows, part.left : part.left + part.columns]
+            return np.ascontiguousarray(window.with_margins(inner, self._background))
 
     def _value(self, image: Image, pixels: Pixels) -> Any:
         """Pixels as they are stored: encoded, or as an array."""
@@ -223,21 +233,6 @@ def _guarded(header: Header, options: ImageOptions) -> Any:
         raise TooManyPixelsError(f"{header.width:,} x {header.height:,}, which is {count:,} pixels")
     with _one_large if count > _LARGE else contextlib.nullcontext():
         yield
-
-
-def _on_canvas(pixels: Pixels, target: Geometry, background: Colour) -> Pixels:
-    """Cut pixels, or put margins around them."""
-    height, width, _ = pixels.shape
-    if target.canvas == (width, height):
-        return pixels
-    left, top = target.left, target.top
-    if left >= 0 and top >= 0:
-        columns, rows = target.canvas
-        return np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
-    canvas = np.empty((target.canvas[1], target.canvas[0], 3), np.uint8)
-    canvas[:] = background
-    canvas[-top : -top + height, -left : -left + width] = pixels
-    return canvas
 
 
 @functools.cache

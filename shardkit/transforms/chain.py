@@ -16,6 +16,7 @@ import numpy as np
 
 from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
@@ -33,7 +34,6 @@ from shardkit.transforms.steps import (
     Size,
     Transform,
 )
-from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt

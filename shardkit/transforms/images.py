@@ -16,8 +16,8 @@ from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError
 from shardkit.codecs.pixels import ppm_header, to_rgb
+from shardkit.codecs.window import Window
 from shardkit.options import MAX_PIXELS
-from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -75,14 +75,12 @@ class ImageBatch:
 
     def cut(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
         """Write images to the arrays that `out` has for them; returns those that fail."""
-        inside = {n: window.clipped() if window.beyond else window for n, window in windows.items()}
+        inside = {n: window.clipped() for n, window in windows.items()}
         within = {
-            n: out[n]
-            if window is windows[n]
-            else np.empty((window.rows, window.columns, 3), np.uint8)
-            for n, window in inside.items()
+            n: np.empty((inner.rows, inner.columns, 3), np.uint8) if windows[n].beyond else out[n]
+            for n, inner in inside.items()
         }
-        jobs = {n: window.job() for n, window in inside.items()}
+        jobs = {n: inner.job() for n, inner in inside.items()}
         errors: Errors = {}
         left = self._all_plain(jobs, within)
         arrays = [number for number in left if isinstance(self.values[number], np.ndarray)]
@@ -100,8 +98,8 @@ class ImageBatch:
             else:
                 crop_pixels([pixels], np.array([jobs[number]], np.int32), [within[number]])
         for number, window in windows.items():
-            if within[number] is not out[number] and number not in errors:
-                _with_margins(within[number], window, out[number])
+            if window.beyond and number not in errors:
+                out[number][:] = window.with_margins(within[number])
         return errors
 
     def _look_at(self, number: int) -> tuple[int, int]:
@@ -146,13 +144,3 @@ def _as_pixels(value: Any) -> Any:
         return value
     pixels = np.frombuffer(value, np.uint8, header.stop - header.start, header.start)
     return pixels.reshape(header.height, header.width, 3)
-
-
-def _with_margins(inner: Pixels, window: Window, out: Pixels) -> None:
-    """Put the part of a window that is inside of the image between black margins."""
-    height, width, _ = inner.shape
-    left, top = max(-window.left, 0), max(-window.top, 0)
-    if window.flip:
-        left = window.columns - left - width
-    out[:] = 0
-    out[top : top + height, left : left + width] = inner

@@ -9,9 +9,8 @@ import numpy as np
 
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError
-from shardkit.preprocess.geometry import Geometry
+from shardkit.codecs.window import Window
 from shardkit.preprocess.masks import MaskError, mask_of, values_of
-from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,7 +33,7 @@ def mask_values(value: Any, image: Header) -> Values:
     """
     size = image.upright
     if isinstance(value, bytes):
-        value = values_of(mask_of(value, image, Geometry(*size, size)))
+        value = values_of(mask_of(value, image, Window.whole(*size)))
     if not isinstance(value, np.ndarray):
         raise ColourError(f"{type(value).__name__} {value!r:.60}")
     mask: Values = value

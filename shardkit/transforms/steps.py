@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from shardkit.codecs.crop import look_up
+from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
 from shardkit.options import check_choice
-from shardkit.transforms.window import Window
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.codecs.window import Window
 from shardkit.options import RESIZE_MODES, ImageOptions
-from shardkit.preprocess.geometry import Geometry, geometry
+from shardkit.preprocess.geometry import geometry
 
 SIDES = st.integers(1, 65500)
 MODES = st.sampled_from(RESIZE_MODES)
@@ -17,8 +18,19 @@ MODES = st.sampled_from(RESIZE_MODES)
 
 def placed(
     width: int, height: int, resize: int | None, mode: str = "shorter", **options: Any
-) -> Geometry:
-    return geometry(width, height, ImageOptions(resize=resize, resize_mode=mode, **options))
+) -> Window:
+    window = geometry(width, height, ImageOptions(resize=resize, resize_mode=mode, **options))
+    assert (window.x, window.y, window.width, window.height) == (0, 0, width, height)
+    assert not window.flip
+    return window
+
+
+def full(window: Window) -> tuple[int, int]:
+    return window.full_width, window.full_height
+
+
+def canvas_of(window: Window) -> tuple[int, int]:
+    return window.columns, window.rows
 
 
 @pytest.mark.parametrize(
@@ -52,7 +64,8 @@ def test_sizes_are_exact(
     expected: tuple[int, int],
     canvas: tuple[int, int],
 ) -> None:
-    assert placed(*size, resize, mode) == Geometry(*expected, canvas)
+    made = placed(*size, resize, mode)
+    assert (full(made), canvas_of(made)) == (expected, canvas)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +81,8 @@ def test_sizes_are_exact(
 def test_a_small_image_is_not_enlarged(
     mode: str, expected: tuple[int, int], canvas: tuple[int, int]
 ) -> None:
-    assert placed(100, 75, 256, mode) == Geometry(*expected, canvas)
+    made = placed(100, 75, 256, mode)
+    assert (full(made), canvas_of(made)) == (expected, canvas)
 
 
 @pytest.mark.parametrize(
@@ -84,51 +98,50 @@ def test_a_small_image_is_not_enlarged(
 def test_a_small_image_is_enlarged_if_that_is_asked_for(
     mode: str, expected: tuple[int, int], canvas: tuple[int, int]
 ) -> None:
-    assert placed(100, 75, 256, mode, upscale=True) == Geometry(*expected, canvas)
+    made = placed(100, 75, 256, mode, upscale=True)
+    assert (full(made), canvas_of(made)) == (expected, canvas)
 
 
 def test_between_the_two_sides_only_what_is_too_long_becomes_shorter() -> None:
-    assert placed(400, 100, 256)[:2] == (400, 100)
-    assert placed(400, 100, 256, "longer")[:2] == (256, 64)
-    assert placed(400, 100, 256, "exact")[:2] == (256, 100)
-    assert placed(400, 100, 256, "crop") == Geometry(400, 100, (256, 100))
-    assert placed(400, 100, 256, "pad") == Geometry(256, 64, (256, 256))
+    assert full(placed(400, 100, 256)) == (400, 100)
+    assert full(placed(400, 100, 256, "longer")) == (256, 64)
+    assert full(placed(400, 100, 256, "exact")) == (256, 100)
+    cropped, padded = placed(400, 100, 256, "crop"), placed(400, 100, 256, "pad")
+    assert (full(cropped), canvas_of(cropped)) == ((400, 100), (256, 100))
+    assert (full(padded), canvas_of(padded)) == ((256, 64), (256, 256))
 
 
 def test_without_resize_nothing_changes() -> None:
-    made = placed(400, 100, None)
-    assert made == Geometry(400, 100, (400, 100))
-    assert not made.changes(400, 100)
+    assert placed(400, 100, None) == Window.whole(400, 100)
 
 
 @pytest.mark.parametrize(
-    ("made", "left", "top"),
+    ("mode", "size", "left", "top"),
     [
-        (Geometry(10, 6, (6, 6)), 2, 0),
-        (Geometry(9, 6, (6, 6)), 1, 0),  # of three columns, one on the left and two on the right
-        (Geometry(6, 11, (6, 6)), 0, 2),
-        (Geometry(6, 4, (6, 6)), 0, -1),
-        (Geometry(6, 3, (6, 6)), 0, -2),  # of three rows, two above and one below
-        (Geometry(1, 6, (6, 6)), -3, 0),
-        (Geometry(6, 6, (6, 6)), 0, 0),
+        ("crop", (10, 6), 2, 0),
+        ("crop", (9, 6), 1, 0),  # of three columns, one on the left and two on the right
+        ("crop", (6, 11), 0, 2),
+        ("crop", (6, 6), 0, 0),
+        ("pad", (6, 4), 0, -1),
+        ("pad", (6, 3), 0, -2),  # of three rows, two above and one below
+        ("pad", (1, 6), -3, 0),
+        ("pad", (6, 6), 0, 0),
     ],
 )
-def test_crops_and_margins_are_around_the_centre(made: Geometry, left: int, top: int) -> None:
+def test_crops_and_margins_are_around_the_centre(
+    mode: str, size: tuple[int, int], left: int, top: int
+) -> None:
+    made = placed(*size, 6, mode)
     assert (made.left, made.top) == (left, top)
+    assert (full(made), canvas_of(made)) == (size, (6, 6))
 
 
 def test_a_change_is_one_of_size_or_canvas() -> None:
-    assert not placed(256, 256, 256, "crop").changes(256, 256)
-    assert placed(300, 256, 256, "crop").changes(300, 256)  # cut, and not resized
-    assert placed(256, 100, 256, "pad").changes(256, 100)  # margins alone
-    assert placed(512, 512, 256).changes(512, 512)
-    assert not placed(100, 75, 256).changes(100, 75)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_that_lies_on_its_side_is_resized_before_it_is_turned(orientation: int) -> None:
-    size = (341, 256) if orientation < 5 else (256, 341)
-    assert placed(500, 375, 256).turned(orientation) == size
+    assert placed(256, 256, 256, "crop") == Window.whole(256, 256)
+    assert placed(300, 256, 256, "crop") != Window.whole(300, 256)  # cut, and not resized
+    assert placed(256, 100, 256, "pad") != Window.whole(256, 100)  # margins alone
+    assert placed(512, 512, 256) != Window.whole(512, 512)
+    assert placed(100, 75, 256) == Window.whole(100, 75)
 
 
 # --- for any image -----------------------------------------------------------------------------
@@ -137,13 +150,13 @@ def test_an_image_that_lies_on_its_side_is_resized_before_it_is_turned(orientati
 @given(SIDES, SIDES, SIDES, MODES)
 def test_no_side_becomes_longer(width: int, height: int, resize: int, mode: str) -> None:
     made = placed(width, height, resize, mode)
-    assert 1 <= made.width <= width
-    assert 1 <= made.height <= height
+    assert 1 <= made.full_width <= width
+    assert 1 <= made.full_height <= height
     if mode == "pad":
-        assert made.canvas == (resize, resize)
+        assert canvas_of(made) == (resize, resize)
     else:
-        assert made.canvas[0] <= made.width
-        assert made.canvas[1] <= made.height
+        assert made.columns <= made.full_width
+        assert made.rows <= made.full_height
 
 
 @given(SIDES, SIDES, SIDES, MODES, st.booleans())
@@ -153,11 +166,11 @@ def test_the_side_that_is_named_has_the_length_that_is_asked_for(
     made = placed(width, height, resize, mode, upscale=upscale)
     if mode == "exact":
         limit = (resize, resize) if upscale else (min(resize, width), min(resize, height))
-        assert made == Geometry(*limit, limit)
+        assert (full(made), canvas_of(made)) == (limit, limit)
         return
     which = max if mode in ("longer", "pad") else min
     old = which(width, height)
-    new = which(made.width, made.height)
+    new = which(made.full_width, made.full_height)
     assert new == (resize if upscale else min(old, resize))
 
 
@@ -168,7 +181,10 @@ def test_the_aspect_is_kept_to_half_a_pixel(
     made = placed(width, height, resize, mode, upscale=upscale)
     old = (max if mode in ("longer", "pad") else min)(width, height)
     goal = resize if upscale else min(old, resize)
-    for new, side in ((made.width, width), (made.height, height)):  # new is side * goal / old
+    for new, side in (
+        (made.full_width, width),
+        (made.full_height, height),
+    ):  # new is side * goal / old
         assert new == 1 or 2 * abs(new * old - side * goal) <= old
 
 
@@ -178,8 +194,8 @@ def test_the_centre_stays_the_centre(
 ) -> None:
     made = placed(width, height, resize, mode, upscale=upscale)
     for start, size, canvas in (
-        (made.left, made.width, made.canvas[0]),
-        (made.top, made.height, made.canvas[1]),
+        (made.left, made.full_width, made.columns),
+        (made.top, made.full_height, made.rows),
     ):
         behind = size - canvas - start
         assert 0 <= behind - start <= 1
@@ -191,5 +207,5 @@ def test_a_turned_image_becomes_the_turned_one(
 ) -> None:
     made = placed(width, height, resize, mode, upscale=upscale)
     other = placed(height, width, resize, mode, upscale=upscale)
-    assert (other.height, other.width, other.canvas[::-1]) == made
+    assert (full(other)[::-1], canvas_of(other)[::-1]) == (full(made), canvas_of(made))
     assert (other.top, other.left) == (made.left, made.top)

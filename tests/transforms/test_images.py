@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardkit.codecs import crop
 from shardkit.codecs.pixels import to_ppm, to_rgb
+from shardkit.codecs.window import Window
 from shardkit.errors import SampleError
 from shardkit.schema import Array, Image, Schema
 from shardkit.transforms import (
@@ -26,7 +27,6 @@ from shardkit.transforms import (
     Resize,
     Transforms,
 )
-from shardkit.transforms.window import Window
 from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.transforms.chunks import (

@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit import transforms
+from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
 from shardkit.transforms import (
     CenterCrop,
@@ -26,7 +27,6 @@ from shardkit.transforms import (
     Resize,
 )
 from shardkit.transforms.steps import Geometric, to_bfloat16
-from shardkit.transforms.window import Window
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)

@@ -1,11 +1,23 @@
 """Which pixels of an image are taken, and where they go: crop, resize, window, flip.
 
-Plain numbers of one image: for the few that a thread works on at a time, arrays take longer.
+The same for converting and for loading. Plain numbers of one image: for the few that a thread works
+on at a time, arrays take longer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+    Colour = tuple[int, int, int]
+
+BLACK = (0, 0, 0)
 
 
 @dataclass
@@ -66,6 +78,19 @@ class Window:
         columns = min(self.left + self.columns, self.full_width) - left
         rows = min(self.top + self.rows, self.full_height) - top
         return replace(self, left=left, top=top, columns=columns, rows=rows)
+
+    def with_margins(self, inner: Pixels, background: Colour = BLACK) -> Pixels:
+        """The whole window, given the pixels of the `clipped` one."""
+        if not self.beyond:
+            return inner
+        height, width, _ = inner.shape
+        left, top = max(-self.left, 0), max(-self.top, 0)
+        if self.flip:
+            left = self.columns - left - width
+        made = np.empty((self.rows, self.columns, 3), np.uint8)
+        made[:] = background
+        made[top : top + height, left : left + width] = inner
+        return made
 
     def job(self) -> tuple[int, ...]:
         """As `codecs.crop` wants it."""
