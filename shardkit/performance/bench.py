@@ -9,7 +9,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,14 +17,12 @@ from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import OutputError, UsageError
 from shardkit.options import check_names, check_numbers
-from shardkit.performance.contender import Process, command
+from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 
-MEASURES = ("read", "decode", "load")
-PEER = "peer"  # instead of a format: another library
 _STAYED = 0.05  # of the bytes, in memory: with more, a run is not called cold
 _ROW = 0.3  # inches, of a plot
 
@@ -69,31 +67,6 @@ class Sweep:
         """The numbers of threads to try: 1, 2, 4, ... up to the processors, unless asked."""
         most = default_threads()
         return self.threads or sorted({*(1 << n for n in range(most.bit_length())), most})
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What one run does, as its process is told. None: does not apply."""
-
-    measure: str
-    threads: int | None = None
-    workers: int | None = None
-    batch_size: int | None = None
-    transform: str | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One dataset, or one peer: what to start, what to measure."""
-
-    name: str
-    format: str  # or PEER
-    command: list[str]
-    settings: list[Setting]
-    files: list[Path]  # to drop from memory for cold runs
-    about: dict[str, Any]  # for the report
-    sample_bytes: float | None = None  # stored of a sample, on average
 
 
 @dataclass
@@ -170,7 +143,7 @@ def bench(
     skipped: dict[str, str] = {}
     contenders = [_ours(name, *each, asked, skipped) for name, each in datasets.items()]
     if asked.workers and not _has_torch():
-        skipped["workers"] = "torch is not installed: pip install shardkit[torch]"
+        skipped["workers"] = 'torch is not installed: pip install "shardkit[torch]"'
     with tempfile.TemporaryDirectory() as temporary:
         if peers or peers_in:
             if progress:
@@ -235,7 +208,7 @@ def _ours(
         "file_system": file_system(path),
     }
     start, mean = command(path, asked.limit), stored / len(dataset)
-    return Contender(name, dataset.format, start, settings, [path], about, mean)
+    return Contender(name, dataset.format, start, path, about, settings=settings, sample_bytes=mean)
 
 
 def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
@@ -278,22 +251,21 @@ def _peers(
     loaded = "load" in asked.measures and transform in (*asked.transforms, "none")
     if "load" in asked.measures and not loaded and ready:
         skipped["load of others"] = "they are measured with the transform crop alone"
+    loads = [
+        Setting("load", None, number, batch_size, transform, asked.size)
+        for batch_size in (asked.batch_sizes if loaded else ())
+        for number in asked.powers()
+    ]
+    reads = [Setting("read", workers=number) for number in asked.powers()]
     found = []
     for peer in ready:
-        settings = [
-            Setting("load", None, number, batch_size, transform, asked.size)
-            for batch_size in (asked.batch_sizes if loaded else ())
-            for number in asked.powers()
-        ]
-        if "read" in asked.measures and "read" in peer.measures:
-            settings = [Setting("read", workers=n) for n in asked.powers()] + settings
-        about = {"version": peer.version, "path": os.fspath(peer.store), "note": peer.note}
-        found.append(Contender(peer.name, PEER, peer.command, settings, [peer.store], about))
+        reading = "read" in asked.measures and "read" in peer.measures
+        found.append(replace(peer, settings=(reads if reading else []) + loads))
     return found
 
 
 def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
-    stayed = drop_from_cache(contender.files)
+    stayed = drop_from_cache([contender.path])
     if stayed > _STAYED:
         skipped[f"{contender.name}, cold"] = (
             f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
@@ -333,7 +305,7 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
         try:
             if each.contender.format != PEER:
                 process.ask({"measure": "open"})
-            stayed = drop_from_cache(each.contender.files)
+            stayed = drop_from_cache([each.contender.path])
             if stayed > _STAYED:  # another process reads them
                 each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
             else:
@@ -350,7 +322,8 @@ def check_plot(path: Path) -> None:
     """Raise now what would be in the way of `draw` at the end: a UsageError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "matplotlib, which draws the plot, is not installed", fix="pip install shardkit[bench]"
+            "matplotlib, which draws the plot, is not installed",
+            fix='pip install "shardkit[bench]"',
         )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

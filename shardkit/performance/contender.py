@@ -7,20 +7,18 @@ through the same samples in the same order, so that whatever ran before has them
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,8 @@ import xxhash
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
-from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
+from shardkit.json_process import JsonProcess
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.runs import first_numbers
 from shardkit.stream.dataset import StreamingDataset
@@ -38,13 +37,40 @@ from shardkit.stream.options import StreamOptions
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
 
-_RUN = 1800  # seconds: who takes longer hangs
-_PATIENCE = 10  # seconds, for a process to end by itself
+MEASURES = ("read", "decode", "load")
+PEER = "peer"  # the format of other libraries
+_RUN = 1800  # seconds: what takes longer hangs
 _START = (
     "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
     "import json; sys.path[:] = json.loads(sys.argv[1]);"
     "from shardkit.performance.contender import main; main(sys.argv[2], int(sys.argv[3]))"
 )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one run does, as its process is told. None: does not apply."""
+
+    measure: str
+    threads: int | None = None
+    workers: int | None = None
+    batch_size: int | None = None
+    transform: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A dataset or a peer: the process that measures it, and what it reads."""
+
+    name: str
+    format: str  # or PEER
+    command: list[str]
+    path: Path  # what it reads
+    about: dict[str, Any]  # for the report
+    measures: Sequence[str] = MEASURES  # that it can do
+    settings: Sequence[Setting] = ()  # to measure
+    sample_bytes: float | None = None  # stored of a sample, on average
 
 
 def command(path: str | os.PathLike[str], limit: int) -> list[str]:
@@ -54,83 +80,33 @@ def command(path: str | os.PathLike[str], limit: int) -> list[str]:
 
 
 class Process:
-    """Answers lines of JSON. Started when it is first asked; started again where it has died."""
+    """Answers lines of JSON. Started when it is first asked; started again where it has ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
-        self._process: subprocess.Popen[str] | None = None
+        self._process: JsonProcess | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer; `{"error": ...}` where there is none."""
         try:
-            process = self._process = self._process or self._started()
-        except OSError as error:
-            self._errors.close()
-            return {"error": f"{self._command[0]} cannot be started: {error.strerror}"}
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = ""
-        late = threading.Timer(_RUN, process.kill)
-        late.daemon = True  # the interpreter waits for others at its end, if Ctrl-C comes just now
-        try:
-            late.start()
-            with contextlib.suppress(OSError):  # it has ended
-                print(json.dumps(request), file=process.stdin, flush=True)
-                line = process.stdout.readline()
-        except BaseException:  # Ctrl-C
-            process.kill()
-            raise
-        finally:
-            late.cancel()
-        try:
-            answer: dict[str, Any] = json.loads(line) if line else {"error": self._why_it_ended()}
-        except ValueError:
-            answer = {"error": f"the process answered {line!r:.100}"}
+            process = self._process = self._process or JsonProcess(self._command, _RUN)
+            process.send(request)
+            answer: dict[str, Any] = process.receive()
+        except WorkerError as error:
+            self.close()
+            printed = f"; the last that it printed: {error.found}" if error.found else ""
+            return {"error": f"{error.what}{printed}"}
         return answer
 
     def close(self) -> None:
         """End it."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        try:
-            process.wait(_PATIENCE)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
-        process.stdout.close()
-        self._errors.close()
-
-    def _started(self) -> subprocess.Popen[str]:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            encoding="utf-8",
-            errors="replace",
-        )
-
-    def _why_it_ended(self) -> str:
-        """Why a process has ended, as far as it has said."""
-        assert self._process is not None
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        self.close()
-        how = (
-            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
-        return f"the process {how}" + (f"; the last that it printed: {lines[-1]}" if lines else "")
+        if process is not None:
+            process.close()
 
 
-class Contender:
-    """A dataset, and how to measure it: at most `limit` samples a run."""
+class Runner:
+    """Measures a dataset: at most `limit` samples a run."""
 
     def __init__(self, path: str, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -265,10 +241,10 @@ def main(path: str, limit: int) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library or a user's transform prints must not run into them
     warnings.simplefilter("ignore", ShardkitWarning)
-    contender = Contender(path, limit)
+    runner = Runner(path, limit)
     for line in sys.stdin:
         try:
-            answer: dict[str, Any] = contender.run(json.loads(line))
+            answer: dict[str, Any] = runner.run(json.loads(line))
         except Exception as error:  # of the data, of a user's transform, of a library
             answer = {"error": _message(error)}
         print(json.dumps(answer), file=answers, flush=True)

@@ -5,9 +5,7 @@ They run in processes and environments of their own (`peer_loops.py`): their pin
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +23,9 @@ from shardkit.codecs.pixels import ppm_header, to_ppm
 from shardkit.conversion.convert import convert
 from shardkit.dataset import Dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
+from shardkit.json_process import JsonProcess
 from shardkit.opening import open_dataset
+from shardkit.performance.contender import PEER, Contender
 from shardkit.performance.defaults import image_field
 from shardkit.processors import processors
 from shardkit.sample import Sample
@@ -45,18 +45,6 @@ PEERS = {
 }
 _FORMATS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton"}  # that we write for them
 _TAR = 16_000_000  # bytes of a TAR, of which every worker must get about as many as the others
-
-
-@dataclass(frozen=True)
-class PeerContender:
-    """A peer that is ready: its process answers each line on stdin with a line on stdout."""
-
-    name: str
-    version: str  # "litdata 0.2.76"
-    command: list[str]
-    measures: tuple[str, ...]
-    store: Path  # what it reads
-    note: str | None = None  # what is not the same as for the others
 
 
 def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -86,7 +74,7 @@ def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 def contenders(
     dataset: Dataset, interpreters: Sequence[str], work: Path, *, limit: int
-) -> tuple[list[PeerContender], dict[str, str]]:
+) -> tuple[list[Contender], dict[str, str]]:
     """The peers that can be measured with the first `limit` samples; why the others cannot.
 
     Each runs in the first interpreter that has it, our own before others. Stores are written into
@@ -100,13 +88,13 @@ def contenders(
     # Nothing is imported for it, as that takes seconds each: what is broken says so when it is run.
     installed = [(python, _ask(python, "found")) for python in (sys.executable, *interpreters)]
     found = {name: _peer(name, stores, installed) for name in PEERS}
-    ready = [peer for peer in found.values() if isinstance(peer, PeerContender)]
+    ready = [peer for peer in found.values() if isinstance(peer, Contender)]
     return ready, {name: why for name, why in found.items() if isinstance(why, str)}
 
 
 def _peer(
     name: str, stores: _Stores, installed: list[tuple[str, dict[str, Any]]]
-) -> PeerContender | str:
+) -> Contender | str:
     """The peer, or why it cannot be measured."""
     kind, kinds = stores.data.kind, PEERS[name]
     if kind not in kinds:
@@ -123,21 +111,17 @@ def _peer(
         return f"its store could not be written: {error.what}"
     command = [python, str(SCRIPT), "run", loop, str(store)]
     measures = ("load",) if name == "ffcv" else ("read", "load")
-    return PeerContender(name, about["version"], command, measures, store, _note(name, store))
+    told = {"version": about["version"], "path": os.fspath(store), "note": _note(name, store)}
+    return Contender(name, PEER, command, store, told, measures)
 
 
 def _ask(python: str, *words: str) -> dict[str, Any]:
     """What the script answers in an interpreter; raises WorkerError where it fails."""
     try:
-        done = subprocess.run(
-            [python, str(SCRIPT), *words], capture_output=True, text=True, check=False
-        )
-    except OSError as error:
-        raise storage.explain(error, "run", Path(python)) from error
-    if not done.stdout:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        raise WorkerError(lines[-1], path=python)
-    answer: dict[str, Any] = json.loads(done.stdout)
+        with JsonProcess([python, str(SCRIPT), *words]) as process:
+            answer: dict[str, Any] = process.receive()
+    except WorkerError as error:
+        raise WorkerError(error.found or error.what, path=python) from error
     if "error" in answer:
         raise WorkerError(answer["error"], path=python)
     return answer

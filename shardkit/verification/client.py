@@ -11,15 +11,11 @@ import importlib.util
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -30,6 +26,7 @@ import numpy as np
 from shardkit.codecs.pixels import ppm_header
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, WorkerError
 from shardkit.extras import missing
+from shardkit.json_process import JsonProcess
 from shardkit.schema import Bool, FieldType, Float, Image
 from shardkit.verification.client_reader import summary
 from shardkit.verification.keys import Location
@@ -149,13 +146,13 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
     versions: dict[Client, dict[str, str]] = {}
     failed: list[UsageError] = []
     for client in clients:
-        with _Process(client.name, {"client": client.name, "units": []}) as process:
+        with _process({"client": client.name, "units": []}) as process:
             try:
-                versions[client] = process.versions()
+                versions[client] = process.receive()
             except WorkerError as error:
                 words = f"{client.name} is installed and cannot be imported"
                 fix = "install it again, or verify without --client"
-                failed.append(UsageError(words, found=error.found, fix=fix))
+                failed.append(UsageError(words, found=error.found or error.what, fix=fix))
     if failed and not versions:
         raise failed[0]
     return versions, [f"{error.what}, so it is not compared: {error.found}" for error in failed]
@@ -191,10 +188,11 @@ def compare(part: Part, client: Client, report: ClientReport, meter: Meter) -> N
         "members": {name: field for field, names in extensions.items() for name in names},
     }
     comparison = _Comparison(part, client, report, meter)
-    with _Process(client.name, job) as process:
+    with _process(job) as process:
         for number, unit in enumerate(units):
             try:
-                comparison.compare(unit, process.samples())
+                given = _samples(process, client.name, first=number == 0)
+                comparison.compare(unit, given)
             except WorkerError as error:
                 comparison.add(error.located(path=unit.path), unit.shard)
                 report.not_compared["samples"] += _count(units[number + 1 :])
@@ -285,86 +283,33 @@ class _Comparison:
         return None
 
 
-class _Process:
-    """The library in its process, which is killed at the end, or when it is silent for too long.
-
-    It has an empty folder for caches, and no network.
-    """
-
-    def __init__(self, name: str, job: dict[str, Any]) -> None:
-        self._name = name
-        self._folder = tempfile.TemporaryDirectory(prefix="shardkit-client-")
-        caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), self._folder.name)
+@contextmanager
+def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
+    """The library in its process, with an empty folder for caches, and without network."""
+    with tempfile.TemporaryDirectory(prefix="shardkit-client-") as folder:
+        caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), folder)
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, **caches, **offline},
-        )
-        self._versions: dict[str, str] | None = None
-        self._waiting: float | None = None  # since when
-        self._closed = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
-        assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as stdin:  # it has ended: its output says so
-            stdin.write(json.dumps(job).encode())
+        command = [sys.executable, str(SCRIPT)]
+        with JsonProcess(command, _SILENT, **caches, **offline) as process:
+            process.send(job, last=True)
+            yield process
 
-    def _watch(self) -> None:
-        while not self._closed.wait(1):
-            since = self._waiting
-            if since is not None and time.monotonic() - since > _SILENT:
-                self._process.kill()
 
-    def _line(self) -> Any:
-        """What it says next; raises WorkerError where it has ended."""
-        assert self._process.stdout is not None
-        self._waiting = time.monotonic()
-        line = self._process.stdout.readline()
-        waited, self._waiting = time.monotonic() - self._waiting, None
-        if line.endswith(b"\n"):
-            return json.loads(line)
-        code = self._process.wait()
-        self._errors.seek(0)
-        words = self._errors.read().decode("utf-8", "replace").strip().split("\n")
-        found = words[-1][:500] or f"exit code {code}"
-        if waited > _SILENT:
-            found = f"nothing for {_SILENT:.0f} s"
-        elif code < 0:
-            found = f"killed by {signal.Signals(-code).name}"
-        raise WorkerError(
-            f"{self._name} ended while it read",
-            found=found,
-            fix="read it with the library by hand, to see whether that or the shard is at fault",
-        )
+def _samples(process: JsonProcess, name: str, *, first: bool) -> Iterator[_Given]:
+    """The key and the summaries of each sample in the next unit.
 
-    def versions(self) -> dict[str, str]:
-        """Of the library, once it is imported; raises WorkerError where it cannot be."""
-        if self._versions is None:
-            self._versions = dict(self._line())
-        return self._versions
-
-    def samples(self) -> Iterator[_Given]:
-        """The key and the summaries of each sample in the next unit.
-
-        Raises DamagedError where the library has raised an error, WorkerError where it has ended.
-        """
-        self.versions()  # the first line
-        while isinstance(line := self._line(), list):
+    Raises DamagedError where the library has raised an error, WorkerError where it has ended.
+    """
+    try:
+        if first:
+            process.receive()  # the versions
+        while isinstance(line := process.receive(), list):
             yield line[0], line[1]
-        if "error" in line:
-            raise DamagedError(f"{self._name} cannot read what shardkit wrote", found=line["error"])
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closed.set()
-        self._process.kill()
-        self._process.wait()
-        for file in (self._process.stdout, self._errors):
-            if file is not None:
-                file.close()
-        self._folder.cleanup()
+    except WorkerError as error:
+        raise WorkerError(
+            f"{name} ended while it read",
+            found=": ".join(filter(None, (error.what, error.found))),
+            fix="read it with the library by hand, to see whether that or the shard is at fault",
+        ) from error
+    if "error" in line:
+        raise DamagedError(f"{name} cannot read what shardkit wrote", found=line["error"])

@@ -24,7 +24,7 @@ from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.performance import bench as benching
 from shardkit.performance import peers
 from shardkit.performance.bench import bench
-from shardkit.performance.contender import Contender, Process
+from shardkit.performance.contender import Contender, Process, Runner
 from shardkit.performance.defaults import open_any
 from shardkit.testing import make_image
 from tests.conftest import write_images
@@ -79,10 +79,10 @@ class Counting:
 @pytest.mark.parametrize("measure", ["read", "decode"])
 def test_reading_and_decoding_take_each_sample_once(images: Path, measure: str) -> None:
     for threads in (0, 1, 3):
-        answer = Contender(str(images), 100).run({"measure": measure, "threads": threads})
+        answer = Runner(str(images), 100).run({"measure": measure, "threads": threads})
         assert answer["samples"] == 12
         assert answer["seconds"] > 0
-    assert Contender(str(images), 5).run({"measure": measure, "threads": 2})["samples"] == 5
+    assert Runner(str(images), 5).run({"measure": measure, "threads": 2})["samples"] == 5
 
 
 def test_reading_uses_values_of_all_types(tmp_path: Path) -> None:
@@ -93,27 +93,27 @@ def test_reading_uses_values_of_all_types(tmp_path: Path) -> None:
     sample = {"array": np.zeros((2, 3), np.float32).T, "number": 1.5, "json": [1], "text": "ä"}
     with shardkit.create(tmp_path / "all", to="wds", schema=schema) as writer:
         writer.write({"__key__": "0", **sample})
-    contender = Contender(str(tmp_path / "all"), 10)
-    assert contender.run({"measure": "read", "threads": 1})["samples"] == 1
+    runner = Runner(str(tmp_path / "all"), 10)
+    assert runner.run({"measure": "read", "threads": 1})["samples"] == 1
 
 
 def test_loading_counts_whole_batches_but_no_padding(images: Path) -> None:
     request = {"measure": "load", "threads": 1, **RECIPE}
-    assert Contender(str(images), 100).run({**request})["samples"] == 12
-    assert Contender(str(images), 100).run({**request, "batch_size": 5})["samples"] == 12
-    assert Contender(str(images), 9).run({**request})["samples"] == 8
-    contender = Contender(str(images), 100)
+    assert Runner(str(images), 100).run({**request})["samples"] == 12
+    assert Runner(str(images), 100).run({**request, "batch_size": 5})["samples"] == 12
+    assert Runner(str(images), 9).run({**request})["samples"] == 8
+    runner = Runner(str(images), 100)
     for threads in (0, 2, 2):
-        assert contender.run({**request, "threads": threads})["samples"] == 12
+        assert runner.run({**request, "threads": threads})["samples"] == 12
 
 
 def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images: Path) -> None:
     pytest.importorskip("torch")
-    contender = Contender(str(images), 9)
+    runner = Runner(str(images), 9)
     for _ in range(2):
-        answer = contender.run({"measure": "load", "workers": 1, **RECIPE})
+        answer = runner.run({"measure": "load", "workers": 1, **RECIPE})
         assert answer["samples"] == 8
-    [(dataset, loader)] = contender._loaders.values()
+    [(dataset, loader)] = runner._loaders.values()
     dataset.set_epoch(0)
     first = next(iter(loader))["__key__"]
     options = {"batch_size": 4, "shuffle": True}
@@ -125,7 +125,7 @@ def test_a_damaged_image_is_an_error_that_says_where(images: Path) -> None:
     for measure in ("decode", "load"):
         more = RECIPE if measure == "load" else {}
         with pytest.raises(ShardkitError) as caught:
-            Contender(str(images), 100).run({"measure": measure, "threads": 2, **more})
+            Runner(str(images), 100).run({"measure": measure, "threads": 2, **more})
         assert caught.value.where["key"] == "class1/001"
 
 
@@ -296,10 +296,11 @@ def test_other_libraries_are_measured_beside_and_missing_ones_named(
 ) -> None:
     def contenders(
         dataset: Dataset, interpreters: Sequence[str], work: Path, *, limit: int
-    ) -> tuple[list[peers.PeerContender], dict[str, str]]:
+    ) -> tuple[list[Contender], dict[str, str]]:
         assert (len(dataset), list(interpreters), work, limit) == (12, [], tmp_path / "work", 8)
         process = [sys.executable, "-c", ECHO]
-        peer = peers.PeerContender("parrot", "parrot 1.0", process, ("load",), images, "a note")
+        about = {"version": "parrot 1.0", "note": "a note"}
+        peer = Contender("parrot", "peer", process, images, about, ("load",))
         return [peer], {"dodo": "not installed: pip install dodo"}
 
     monkeypatch.setattr(peers, "contenders", contenders)
@@ -387,7 +388,7 @@ def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
     monkeypatch.setattr("tempfile.TemporaryFile", denied)
     assert "Permission denied" in str(tried(tmp_path / "bench.png"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install shardkit[bench]" in str(tried(tmp_path / "bench.png"))
+    assert 'pip install "shardkit[bench]"' in str(tried(tmp_path / "bench.png"))
     assert not (tmp_path / "bench.png").exists()
 
 

@@ -22,8 +22,9 @@ import pytest
 import shardkit
 from shardkit.errors import UsageError
 from shardkit.performance import peer_loops as peer
+from shardkit.performance.contender import Contender
 from shardkit.performance.defaults import open_any
-from shardkit.performance.peers import PEERS, PeerContender, contenders, interpreters_in
+from shardkit.performance.peers import PEERS, contenders, interpreters_in
 from shardkit.processors import processors
 from shardkit.testing import make_image
 from tests.conftest import write_images
@@ -42,7 +43,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ready(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeerContender]:
+def ready(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Contender]:
     """What this environment has."""
     work = tmp_path_factory.mktemp("peers")
     return {c.name: c for c in contenders(open_any(images), [], work, limit=100)[0]}
@@ -71,7 +72,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return real
 
 
-def started(contender: PeerContender, **environment: str) -> subprocess.Popen[str]:
+def started(contender: Contender, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         contender.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
@@ -85,13 +86,13 @@ def answers(process: subprocess.Popen[str], *requests: dict[str, Any]) -> list[d
     return [json.loads(line) for line in said.splitlines()]
 
 
-def epoch(contender: PeerContender, **setting: Any) -> list[Any]:
+def epoch(contender: Contender, **setting: Any) -> list[Any]:
     """The batches of an epoch, made in this process."""
-    made = peer.PEERS[contender.command[3]].load(contender.store, peer.Setting(**setting))
+    made = peer.PEERS[contender.command[3]].load(contender.path, peer.Setting(**setting))
     return list(made)
 
 
-def test_processes_answer_with_all_samples(ready: dict[str, PeerContender]) -> None:
+def test_processes_answer_with_all_samples(ready: dict[str, Contender]) -> None:
     some = [ready["imagefolder"], ready["webdataset"], ready["datasets"]]
     for contender, process in [(each, started(each)) for each in some]:
         found = answers(process, READ, LOAD, READ)
@@ -101,21 +102,21 @@ def test_processes_answer_with_all_samples(ready: dict[str, PeerContender]) -> N
 
 @pytest.mark.large  # ffcv takes its time to be imported and compiled
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
-def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, PeerContender], tmp_path: Path) -> None:
+def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: Path) -> None:
     pixels = write_pixels(tmp_path / "pixels", "arrow")
     (raw,), _ = contenders(open_any(pixels), [], tmp_path / "work", limit=100)
     for contender in (ready["ffcv"], raw):
         assert contender.measures == ("load",)
         counts = [answer.get("samples") for answer in answers(started(contender), LOAD, LOAD)]
         assert counts == [SAMPLES, SAMPLES]
-    assert ready["ffcv"].note == "encoded as JPEG for it: 1 png"
+    assert ready["ffcv"].about["note"] == "encoded as JPEG for it: 1 png"
 
 
 # webdataset leaves its files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["imagefolder", "webdataset", "datasets"])
 def test_peers_get_the_bytes_of_the_images(
-    images: Path, ready: dict[str, PeerContender], name: str
+    images: Path, ready: dict[str, Contender], name: str
 ) -> None:
     read = [data for batch in epoch(ready[name], measure="read", workers=0) for data in batch]
     assert sorted(read) == sorted(path.read_bytes() for path in images.rglob("*.*g"))
@@ -161,7 +162,7 @@ def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
     load, read = {**LOAD, "workers": 0}, {**READ, "workers": 0}
     requests = "\n".join(map(json.dumps, [load, {**load, "transform": "center"}, read]))
     said = io.StringIO()
-    peer.serve("imagefolder", files.store, io.StringIO(requests), said)
+    peer.serve("imagefolder", files.path, io.StringIO(requests), said)
     wrong, other, right = map(json.loads, said.getvalue().splitlines())
     assert wrong["error"] == "ValueError: OpenCV cannot decode an image"
     assert "'crop' alone" in other["error"]
@@ -171,7 +172,7 @@ def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
 def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None:
     def stores(path: Path, limit: int = 100) -> set[Path]:
         ready, _ = contenders(open_any(path), [], tmp_path / "work", limit=limit)
-        return {contender.store for contender in ready}
+        return {contender.path for contender in ready}
 
     first = stores(images)
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
@@ -185,8 +186,8 @@ def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None
     assert any("5-images" in path.name for path in (tmp_path / "work").iterdir())
 
 
-def test_workers_do_not_have_to_share_a_tar(ready: dict[str, PeerContender]) -> None:
-    tars = list(ready["webdataset"].store.glob("*.tar"))
+def test_workers_do_not_have_to_share_a_tar(ready: dict[str, Contender]) -> None:
+    tars = list(ready["webdataset"].path.glob("*.tar"))
     assert len(tars) >= min(2 * processors(), SAMPLES)
 
 
@@ -209,7 +210,7 @@ def test_raw_pixels_are_for_ffcv_alone(tmp_path: Path) -> None:
         assert skipped["litdata"] == "not measured with raw pixels, only with images and tokens"
         assert {*skipped, *(contender.name for contender in ready)} == {*PEERS}
         assert {contender.name for contender in ready} <= {"ffcv"}
-        found.append([contender.store for contender in ready])
+        found.append([contender.path for contender in ready])
     assert found[0] == found[1]
 
 

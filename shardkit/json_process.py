@@ -1,0 +1,117 @@
+"""A process that is sent lines of JSON, and answers with lines of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from shardkit.errors import WorkerError
+
+_PATIENCE = 10  # seconds, for a process to end by itself
+
+
+class JsonProcess:
+    """A running process. It is killed if a line takes longer than `timeout` seconds.
+
+    As a context manager it is closed at the end, and killed at once by an exception.
+    """
+
+    def __init__(
+        self, command: Sequence[str], timeout: float = math.inf, **environment: str
+    ) -> None:
+        """Start it. Raises WorkerError where it cannot be started."""
+        self._timeout = timeout
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, **environment},
+            )
+        except OSError as error:
+            self._errors.close()
+            raise WorkerError(f"{command[0]} cannot be started: {error.strerror}") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._waiting: float | None = None  # since when
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def send(self, request: Any, *, last: bool = False) -> None:
+        """Send a line; after the `last` one the process reads the end of its input."""
+        with contextlib.suppress(OSError):  # it has ended, as `receive` says
+            print(json.dumps(request), file=self._input, flush=True)
+            if last:
+                self._input.close()
+
+    def receive(self) -> Any:
+        """The next line. Raises WorkerError where the process has ended, or says something else.
+
+        `found` is the last line on its standard error, if there is one.
+        """
+        began = self._waiting = time.monotonic()
+        try:
+            line = self._output.readline()
+        except BaseException:  # Ctrl-C
+            self._process.kill()
+            raise
+        self._waiting = None
+        if not line.endswith("\n"):
+            raise self._ended(time.monotonic() - began)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise WorkerError(f"the process answered {line!r:.100}") from None
+
+    def close(self) -> None:
+        """End it, by the end of its input, or by force where that takes too long."""
+        self._closed.set()
+        for pipe in (self._input, self._output):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        try:
+            self._process.wait(_PATIENCE)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> JsonProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self._process.kill()
+        self.close()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(1):
+            since = self._waiting
+            if since is not None and time.monotonic() - since > self._timeout:
+                self._process.kill()
+
+    def _ended(self, waited: float) -> WorkerError:
+        """Why there is no line, after some seconds of waiting for one."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        how = f"ended with code {code}"
+        if waited > self._timeout:
+            how = f"was killed, as it said nothing for {self._timeout:.0f} s"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        return WorkerError(f"the process {how}", found=lines[-1][:500] if lines else None)
