@@ -854,7 +854,7 @@ def test_reading_keys_one_by_one_gives_the_same(
     out = make(images, "wds", tmp_path / "out")
     assert isinstance(manifests.load(out), Manifest)
     with shardkit.open(out) as ds:
-        part = shards.Part("", ds)
+        part = shards.CheckedPart("", ds)
         shards.check(part, shards.Meter(None))
         expected = [sample["__key__"] for sample in ds]
         keys = shards.keys_of([part])

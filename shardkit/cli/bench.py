@@ -95,7 +95,7 @@ def command(
     Every setting is run in turn, round after round; medians are shown. Exit codes: 0 measured, 1
     all runs failed, 2 the command line is at fault.
     """
-    from shardkit.cli.progress import BenchMonitor
+    from shardkit.cli.progress import StepsMonitor
     from shardkit.performance.bench import bench, check_plot, draw
 
     if plot is not None:
@@ -103,7 +103,7 @@ def command(
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["workers"] = options["workers"] or ()
-    with BenchMonitor(quiet) as progress:
+    with StepsMonitor(quiet) as progress:
         report = bench(paths, size=side, progress=progress, **options)
     if as_json:
         print_json(report)

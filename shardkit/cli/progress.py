@@ -15,78 +15,52 @@ from shardkit.options import ImageOptions, TextOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from typing_extensions import Self
 
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.run import ConvertResult, SplitResult
-    from shardkit.conversion.work import Progress
+    from shardkit.conversion.work import Progress as TaskProgress
 
 _LINE_SECONDS = 5.0  # between two lines where there is no terminal
 
 
-class _Quiet:
-    """Shows nothing. The others show how far a step is that counts samples, or bytes alone."""
+class Progress:
+    """Shows how far a command is: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
-    def note(self, words: str) -> None: ...
-
-    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None: ...
-
-    def step(self, count: int, size: int) -> None: ...
-
-    def __enter__(self) -> _Quiet:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-class _Counting(_Quiet):
-    """Keeps count, and says it in words."""
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: Bar | None = None
 
     def note(self, words: str) -> None:
-        _say(f"note: {words}")
+        if not self._quiet:
+            _say(f"note: {words}")
 
-    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
-        self._began = time.monotonic()
+    def begin(self, title: str, words: str, total: int, unit: str, done: int = 0) -> None:
+        """A step begins, which counts "bytes", "samples" or the like."""
         self._done, self._bytes, self._total, self._unit = done, 0, total, unit
+        self._began = self._shown = time.monotonic()
+        if self._quiet:
+            return
+        if sys.stderr.isatty():
+            self._show_bar(title)
+        else:
+            _say(words)
 
     def step(self, count: int, size: int) -> None:
+        """So much more is done, of which `size` bytes count for the speed."""
         self._done += count
         self._bytes += size
-
-    def _words(self) -> str:
-        seconds = max(time.monotonic() - self._began, 0.001)
-        if self._unit == "bytes":
-            far = f"{size(self._done)} of {size(self._total)}"
-        else:
-            far = f"{self._done:,} of {self._total:,} {self._unit}"
-        return f"{far}, {size(int(self._bytes / seconds))}/s" if self._bytes else far
-
-
-class _Lines(_Counting):
-    """A plain line now and then, on standard error: for logs."""
-
-    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
-        super().begin(title, words, total, done, unit)
-        self._shown = self._began
-        _say(words)
-
-    def step(self, count: int, size: int) -> None:
-        super().step(count, size)
         now = time.monotonic()
-        if now - self._shown >= _LINE_SECONDS:
+        if self._bar is not None:
+            self._bar.update(self._task, advance=count, words=self._words())
+        elif not self._quiet and now - self._shown >= _LINE_SECONDS:
             self._shown = now
             _say(self._words())
 
-
-class _Bar(_Counting):
-    """A bar with what is done, speed and the time that is left."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-
-    def begin(self, title: str, words: str, total: int, done: int, unit: str) -> None:
+    def _show_bar(self, title: str) -> None:
+        """A bar with what is done, speed and the time that is left."""
         from rich import progress
 
-        super().begin(title, words, total, done, unit)
         self.__exit__()
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -96,32 +70,28 @@ class _Bar(_Counting):
             console=console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(title, total=total, completed=done, words=self._words())
+        self._task = self._bar.add_task(
+            title, total=self._total, completed=self._done, words=self._words()
+        )
         self._bar.start()
 
-    def step(self, count: int, size: int) -> None:
-        assert self._bar is not None
-        super().step(count, size)
-        self._bar.update(self._task, advance=count, words=self._words())
+    def _words(self) -> str:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        if self._unit == "bytes":
+            far = f"{size(self._done)} of {size(self._total)}"
+        else:
+            far = f"{self._done:,} of {self._total:,} {self._unit}"
+        return f"{far}, {size(int(self._bytes / seconds))}/s" if self._bytes else far
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
 
-class _Monitor:
-    """Passes on what an engine reports to what shows it."""
-
-    def __init__(self, quiet: bool) -> None:
-        """A bar on a terminal, lines elsewhere, nothing if asked."""
-        loud = _Bar if sys.stderr.isatty() else _Lines
-        self._shown: _Quiet = _Quiet() if quiet else loud()
-
-    def __exit__(self, *error: object) -> None:
-        self._shown.__exit__(*error)
-
-
-class ConvertMonitor(_Monitor):
+class ConvertMonitor(Progress):
     """Shows a conversion."""
 
     def start(self, plan: Plan, done: int) -> None:
@@ -132,48 +102,24 @@ class ConvertMonitor(_Monitor):
             far = size(done) if plan.unit == "bytes" else f"{done:,}"
             words += f"; continuing, {far} are done"
         for note in plan.notes():
-            self._shown.note(note)
-        self._unit = plan.unit
+            self.note(note)
         total = plan.bytes if plan.unit == "bytes" else plan.samples or 0
-        self._shown.begin(title, words, total, done, plan.unit)
+        self.begin(title, words, total, plan.unit, done)
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: TaskProgress) -> None:
         far = progress.bytes if self._unit == "bytes" else progress.samples
-        self._shown.step(far, progress.bytes)
-
-    def __enter__(self) -> ConvertMonitor:
-        return self
+        self.step(far, progress.bytes)
 
 
-class VerifyMonitor(_Monitor):
-    """Shows the steps of a verification."""
+class StepsMonitor(Progress):
+    """Shows the steps of a verification or a benchmark."""
 
     def start(self, doing: str, total: int, unit: str) -> None:
-        self._unit = unit
-        amount = size(total) if unit == "bytes" else counted(total, "sample")
-        self._shown.begin(doing, f"{doing} {amount}", total, 0, unit)
+        amount = size(total) if unit == "bytes" else counted(total, unit.removesuffix("s"))
+        self.begin(doing, f"{doing} {amount}", total, unit)
 
     def advance(self, count: int) -> None:
-        self._shown.step(count, count if self._unit == "bytes" else 0)
-
-    def __enter__(self) -> VerifyMonitor:
-        return self
-
-
-class BenchMonitor(_Monitor):
-    """Shows how many runs of a benchmark are done."""
-
-    def note(self, words: str) -> None:
-        self._shown.note(words)
-
-    def start(self, runs: int) -> None:
-        self._shown.begin("measuring", counted(runs, "run"), runs, 0, "runs")
-
-    def advance(self) -> None:
-        self._shown.step(1, 0)
-
-    def __enter__(self) -> BenchMonitor:
-        return self
+        self.step(count, count if self._unit == "bytes" else 0)
 
 
 def show_plan(plan: Plan) -> None:

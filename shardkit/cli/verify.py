@@ -41,10 +41,10 @@ def command(
 
     Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
     """
-    from shardkit.cli.progress import VerifyMonitor
+    from shardkit.cli.progress import StepsMonitor
     from shardkit.verification.verify import verify
 
-    with VerifyMonitor(quiet) as monitor:
+    with StepsMonitor(quiet) as monitor:
         report = verify(path, against, decode=decode, client=client, monitor=monitor)
     if as_json:
         print_json(report.to_dict())

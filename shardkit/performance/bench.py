@@ -22,19 +22,17 @@ from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
+from shardkit.verification.work import Monitor
 
 _STAYED = 0.05  # of the bytes, in memory: with more, a run is not called cold
 _ROW = 0.3  # inches, of a plot
 
 
-class Progress(Protocol):
+class Progress(Monitor, Protocol):
     """What hears how far the measuring is."""
 
-    def note(self, words: str) -> None: ...
-
-    def start(self, runs: int) -> None: ...
-
-    def advance(self) -> None: ...
+    def note(self, words: str) -> None:
+        """What is done before."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,8 @@ def bench(
         dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
         cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
         if progress:
-            progress.start(len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds)
+            runs = len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds
+            progress.start("measuring", runs, "runs")
         _run_warm(warm, asked.rounds, progress)
         _run_cold(cold_runs, asked.rounds, progress)
     return {
@@ -282,7 +281,7 @@ def _in_turn(
             if each.error is None:
                 yield number, each
             if progress:
-                progress.advance()
+                progress.advance(1)
 
 
 def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:

@@ -30,7 +30,7 @@ from shardkit.json_process import JsonProcess
 from shardkit.schema import Bool, FieldType, Float, Image
 from shardkit.verification.client_reader import summary
 from shardkit.verification.keys import Location
-from shardkit.verification.shards import Part
+from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter
 
 SCRIPT = Path(__file__).with_name("client_reader.py")
@@ -104,7 +104,7 @@ class ClientReport:
         return {**self.__dict__, "not_compared": dict(+self.not_compared)}
 
 
-def installed_clients(parts: list[Part]) -> list[Client]:
+def installed_clients(parts: list[CheckedPart]) -> list[Client]:
     """The libraries that are there for the format of the datasets, which are of one.
 
     Raises UsageError where there is none, and for what shardkit has not written.
@@ -166,7 +166,7 @@ class _Unit(NamedTuple):
     samples: range
 
 
-def compare(part: Part, client: Client, report: ClientReport, meter: Meter) -> None:
+def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Meter) -> None:
     """Compare all samples of the shards that were found whole.
 
     Problems go to the part's findings.
@@ -206,15 +206,17 @@ def _count(units: list[_Unit]) -> int:
 class _Comparison:
     """One dataset beside what one library gives."""
 
-    def __init__(self, part: Part, client: Client, report: ClientReport, meter: Meter) -> None:
+    def __init__(
+        self, part: CheckedPart, client: Client, report: ClientReport, meter: Meter
+    ) -> None:
         self._part = part
         self._client = client
         self._report = report
         self._meter = meter
 
-    def add(self, problem: ShardkitError, shard: int, position: int = -1) -> None:
+    def add(self, problem: ShardkitError, shard: int, position: int | None = None) -> None:
         self._report.problems += 1
-        self._part.findings.add(problem, shard, position)
+        self._part.add(problem, shard, position)
 
     def compare(self, unit: _Unit, given: Iterator[_Given]) -> None:
         """Samples in their order; from the first one with another key on, by their keys.
@@ -257,10 +259,8 @@ class _Comparison:
         return self._part.key_at(Location(0, *self._part.dataset.locate(index)))
 
     def _add(self, index: int, words: str, **about: Any) -> None:
-        shard, position = self._part.dataset.locate(index)
-        about |= {"path": self._part.dataset.shard_path(shard), "position": position}
         problem = SampleError(f"{self._client.name} {words}", key=self._key(index), **about)
-        self.add(problem, shard, position)
+        self.add(problem, *self._part.dataset.locate(index))
 
     def _compare_sample(self, index: int, given: dict[str, str]) -> None:
         schema = self._part.dataset.schema

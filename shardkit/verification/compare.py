@@ -23,7 +23,7 @@ from shardkit.schema import Image
 from shardkit.sources.base import Source, Stream
 from shardkit.verification.groups import Group
 from shardkit.verification.keys import Keys, Location
-from shardkit.verification.shards import Part, keys_of, listed
+from shardkit.verification.shards import CheckedPart, keys_of, listed
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter, counted
 
@@ -186,17 +186,13 @@ class _Comparison:
     def _compare_with(self, number: int, expected: Sample) -> None:
         location = self._keys.location(number)
         part = self._group.parts[location.part]
-        path = part.dataset.shard_path(location.shard)
         try:
             found = _read(part, location)
             problems = list(self._differences(found, expected))
         except ShardkitError as error:
             problems = [error]
         for problem in problems:
-            located = problem.located(
-                path=path, position=location.position, key=expected["__key__"]
-            )
-            part.findings.add(located, location.shard, location.position)
+            part.add(problem, location.shard, location.position, expected["__key__"])
 
     def _differences(self, found: Sample, expected: Sample) -> Iterator[ShardkitError]:
         expected = {self._names.get(name, name): value for name, value in expected.items()}
@@ -288,15 +284,12 @@ class _Comparison:
         part = self._group.parts[location.part]
         problem = SampleError(
             "the source does not have this sample",
-            path=part.dataset.shard_path(location.shard),
-            position=location.position,
-            key=self._keys.key(number),
             fix="convert again, if the source has changed since",
         )
-        part.findings.add(problem, location.shard, location.position)
+        part.add(problem, location.shard, location.position, self._keys.key(number))
 
 
-def _read(part: Part, location: Location) -> Sample:
+def _read(part: CheckedPart, location: Location) -> Sample:
     """A sample, with JSON as its text where the format keeps that."""
     reader = part.dataset.reader(location.shard)
     with part.dataset.explained(location.shard, location.position):
@@ -306,7 +299,7 @@ def _read(part: Part, location: Location) -> Sample:
 class _Dropped:
     """The samples that a list says were dropped, by their names in the source and by their keys."""
 
-    def __init__(self, parts: list[Part], name: str) -> None:
+    def __init__(self, parts: list[CheckedPart], name: str) -> None:
         self._names: set[object] = set()
         self.count = 0
         for part in parts:

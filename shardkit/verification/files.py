@@ -16,11 +16,28 @@ from shardkit import storage
 from shardkit.errors import AGAIN, DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
-from shardkit.verification.work import Meter
+from shardkit.verification.work import LAST, Findings, Meter
 
 _BLOCK = 1 << 20
 # What Hugging Face's library keeps of its own beside the shards that it has loaded.
 _CACHES = ("cache-", "tmp")
+
+
+def is_whole(
+    folder: Path,
+    file: File,
+    meter: Meter,
+    findings: Findings,
+    number: int = LAST,
+    shard: str | None = None,
+) -> bool:
+    """Whether a file is what the manifest says; the problem goes to `findings`, to a shard's."""
+    try:
+        check_file(folder, file, meter, shard)
+    except ShardkitError as problem:
+        findings.add(problem, number)
+        return False
+    return True
 
 
 def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None) -> None:

@@ -20,7 +20,7 @@ from shardkit.preprocess.items import Steps
 from shardkit.recipe import Recipe
 from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.base import Source, Stream
-from shardkit.verification.shards import Part
+from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Findings
 
 Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
@@ -32,7 +32,7 @@ class Group:
     """Datasets whose samples together should be those of the sources together."""
 
     path: Path  # of all that is verified
-    parts: list[Part]
+    parts: list[CheckedPart]
     sources: list[Source | Stream]
     recipe: Recipe  # that made the datasets of the sources
     share: Share | None = None  # of streams: only these documents
@@ -58,7 +58,9 @@ class Group:
         return self.recipe.safe_keys and not all(source.safe_keys for source in self.sources)
 
 
-def groups(path: Path, parts: list[Part], against: Against, findings: Findings) -> list[Group]:
+def groups(
+    path: Path, parts: list[CheckedPart], against: Against, findings: Findings
+) -> list[Group]:
     """What is to be compared with what. Splits of only one side go to `findings`.
 
     Raises what `open_sources` raises for a source that cannot be opened.
@@ -87,7 +89,7 @@ def groups(path: Path, parts: list[Part], against: Against, findings: Findings) 
     ]
 
 
-def _recipe_of(parts: list[Part]) -> Recipe:
+def _recipe_of(parts: list[CheckedPart]) -> Recipe:
     """What datasets were made with, as far as it is known; that of their splits is the same."""
     found = [
         Recipe.from_json(part.manifest.recipe, part.dataset.manifest_path)
@@ -113,14 +115,14 @@ def _is_ours(against: Against) -> bool:
     return isinstance(against, str | os.PathLike) and has_manifest(Path(against))
 
 
-def _open(against: Against, recipe: Recipe, parts: list[Part]) -> dict[str, Source | Stream]:
+def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[str, Source | Stream]:
     """The sources, with splits and labels as the conversion had them."""
     classes = next((part.dataset.classes for part in parts), None)
     split = "auto" if _is_ours(against) else recipe.split
     return open_sources(against, replace(recipe, split=split, classes=classes), strict=False)
 
 
-def _split_of(part: Part, sources: _Sources, recipe: Recipe) -> str | None:
+def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | None:
     """Which split of the sources a dataset is, by the name of its folder; None for all of them.
 
     Raises UsageError where the dataset was made as one of several and the name is of none of them.
@@ -152,7 +154,7 @@ def _part_of(sources: _Sources, name: str, recipe: Recipe) -> tuple[Source | Str
     return source.select(by_hash(source, shares)[name]), None
 
 
-def _tasks(sources: _Sources, parts: list[Part], recipe: Recipe) -> list[Task] | None:
+def _tasks(sources: _Sources, parts: list[CheckedPart], recipe: Recipe) -> list[Task] | None:
     """The tasks that made tokens of these sources; None where datasets are not made so."""
     part = parts[0]
     copy = part.dataset.tokenizer_path

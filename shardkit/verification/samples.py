@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from shardkit.codecs import damage as images
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Json, check_label, images_in
-from shardkit.verification.shards import Part, problem_of
+from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter, counted, in_threads
 
 _CHUNK = 64  # samples that a thread reads at a time
@@ -23,55 +22,49 @@ class _Chunk(NamedTuple):
     stop: int
 
 
-@dataclass
-class _Found:
-    """What a thread found in some samples."""
-
-    shard: int
-    problems: list[tuple[int, ShardkitError]] = field(default_factory=list)  # with positions
-    too_large: int = 0
-
-
-def check_values(part: Part, meter: Meter, *, decode: bool) -> None:
+def check_values(part: CheckedPart, meter: Meter, *, decode: bool) -> None:
     """Read all samples of the shards that can be read; `decode` their images too."""
-    too_large = 0
     with images.strict_warnings():
         work = partial(_check, part, decode, meter)
-        for found in in_threads(work, _chunks(part), meter):
-            for position, problem in found.problems:
-                part.findings.add(problem, found.shard, position)
-            too_large += found.too_large
+        too_large = sum(in_threads(work, _chunks(part), meter))
     if too_large:
         part.findings.notes.append(
             f"{counted(too_large, 'image')} not decoded: Pillow takes none of so many pixels"
         )
 
 
-def _chunks(part: Part) -> Iterator[_Chunk]:
+def _chunks(part: CheckedPart) -> Iterator[_Chunk]:
     for shard in part.readable:
         samples, _ = part.dataset.extent(shard)
         for start in range(0, samples, _CHUNK):
             yield _Chunk(shard, start, min(start + _CHUNK, samples))
 
 
-def _check(part: Part, decode: bool, meter: Meter, chunk: _Chunk) -> _Found:
-    found = _Found(chunk.shard)
-    path = part.dataset.shard_path(chunk.shard)
+def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
+    """Check some samples; returns how many images have too many pixels to be decoded."""
+    shard, too_large = chunk.shard, 0
     for position in range(chunk.start, chunk.stop):
         meter.add(1)
         try:
-            sample = part.dataset.reader(chunk.shard)[position]
-        except Exception as error:
-            found.problems.append((position, problem_of(error, path, position)))
+            with part.dataset.explained(shard, position):
+                sample = part.dataset.reader(shard)[position]
+        except ShardkitError as error:
+            part.add(error, shard, position)
             continue
         for problem in _problems(part, sample):
-            found.problems.append((position, problem.located(path=path, position=position)))
-        if decode:
-            _decode(part, sample, position, found)
-    return found
+            part.add(problem, shard, position)
+        for name, image in _images(part, sample) if decode else ():
+            try:
+                damage = images.damage(image)
+            except images.TooLargeError:
+                too_large += 1
+                continue
+            if damage:
+                part.add(_undecodable(sample["__key__"], name, image, damage), shard, position)
+    return too_large
 
 
-def _problems(part: Part, sample: Sample) -> Iterator[SampleError]:
+def _problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
     """Fields that are missing, too many, of another type, or a label without a class."""
     key, schema = sample.get("__key__"), part.dataset.schema
     for name, kind in schema.items():
@@ -101,7 +94,7 @@ def _is_of(kind: FieldType, value: Any) -> bool:
     return True
 
 
-def _label_problems(part: Part, sample: Sample) -> Iterator[SampleError]:
+def _label_problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
     if part.manifest is None:
         return
     for name, classes in part.manifest.class_names.items():
@@ -111,23 +104,20 @@ def _label_problems(part: Part, sample: Sample) -> Iterator[SampleError]:
             yield error
 
 
-def _decode(part: Part, sample: Sample, position: int, found: _Found) -> None:
+def _images(part: CheckedPart, sample: Sample) -> Iterator[tuple[str, bytes]]:
+    """The images of a sample, with their fields."""
     for name, kind in part.dataset.schema.items():
         for image in images_in(kind, sample.get(name, ())):
-            try:
-                damage = isinstance(image, bytes) and images.damage(image)
-            except images.TooLargeError:
-                found.too_large += 1
-                continue
-            if damage:
-                problem = DamagedError(
-                    "an image cannot be decoded to its end",
-                    path=part.dataset.shard_path(found.shard),
-                    position=position,
-                    key=sample["__key__"],
-                    field=name,
-                    expected=f"a whole image in {len(image):,} bytes",
-                    found=damage,
-                    fix="repair it in the source and convert again",
-                )
-                found.problems.append((position, problem))
+            if isinstance(image, bytes):
+                yield name, image
+
+
+def _undecodable(key: str, field: str, image: bytes, damage: str) -> DamagedError:
+    return DamagedError(
+        "an image cannot be decoded to its end",
+        key=key,
+        field=field,
+        expected=f"a whole image in {len(image):,} bytes",
+        found=damage,
+        fix="repair it in the source and convert again",
+    )

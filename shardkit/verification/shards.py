@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from shardkit import manifest as manifests
@@ -20,16 +19,16 @@ from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes
-from shardkit.verification.files import check_file, strangers
+from shardkit.verification.files import is_whole, strangers
 from shardkit.verification.keys import Keys, Location, hashes_of
-from shardkit.verification.work import LAST, Findings, Meter, counted, in_threads
+from shardkit.verification.work import Findings, Meter, counted, in_threads
 
 if TYPE_CHECKING:
     from shardkit.verification.keys import Hashes
 
 
 @dataclass
-class Part:
+class CheckedPart:
     """A dataset that is being verified: one split, or all there is."""
 
     name: str
@@ -73,6 +72,18 @@ class Part:
     def all_readable(self) -> bool:
         return len(self.readable) == self.dataset.shards
 
+    def add(
+        self,
+        problem: ShardkitError,
+        shard: int,
+        position: int | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Add a problem of a shard, or of a sample in it, to the findings; in any thread."""
+        path = self.dataset.shard_path(shard)
+        located = problem.located(path=path, position=position, key=key)
+        self.findings.add(located, shard, -1 if position is None else position)
+
     def key_at(self, location: Location) -> str | None:
         try:
             key: str = self.dataset.reader(location.shard).sample(location.position, ())[KEY]
@@ -81,27 +92,17 @@ class Part:
             return None
 
 
-@dataclass
-class _Found:
-    """What a thread found in one shard."""
-
-    problems: list[tuple[int, ShardkitError]] = field(default_factory=list)  # with positions
-    hashes: Hashes | None = None
-    counts: dict[str, int] = field(default_factory=dict)  # values per field, where that is cheap
-
-
-def check(part: Part, meter: Meter) -> None:
+def check(part: CheckedPart, meter: Meter) -> None:
     """Everything but the values: files, shards, counts, keys. Problems go to `part.findings`."""
     counts: Counter[str] = Counter()
-    jobs = range(part.dataset.shards)
-    for number, found in enumerate(in_threads(partial(_check_shard, part, meter), jobs, meter)):
-        for position, problem in found.problems:
-            part.findings.add(problem, number, position)
-        part.hashes.append(found.hashes)
-        counts.update(found.counts)
+    shards = range(part.dataset.shards)
+    for hashes, found in in_threads(partial(_check_shard, part, meter), shards, meter):
+        part.hashes.append(hashes)
+        counts.update(found)
     _check_keys(part)
     if part.manifest is not None and part.whole:
-        whole = [_is_whole(part, file, meter) for file in part.lists]
+        folder = part.dataset.path
+        whole = [is_whole(folder, file, meter, part.findings) for file in part.lists]
         if all(whole):
             _check_dropped(part, part.manifest)
         if part.all_readable:
@@ -109,45 +110,33 @@ def check(part: Part, meter: Meter) -> None:
         _check_strangers(part, part.manifest)
 
 
-def _check_shard(part: Part, meter: Meter, number: int) -> _Found:
-    found = _Found()
+def _check_shard(
+    part: CheckedPart, meter: Meter, number: int
+) -> tuple[Hashes | None, dict[str, int]]:
+    """The hashes of a shard's keys, and the values of its optional fields; None if it is damaged.
+
+    It is opened only if its files are whole.
+    """
     for shard in part.shards[number : number + 1]:
-        for file in (shard.file, *shard.beside):
-            try:
-                owner = shard.file.name if file is not shard.file else None
-                check_file(part.dataset.path, file, meter, owner)
-            except ShardkitError as problem:
-                found.problems.append((-1, problem))
-    if not found.problems:
-        _look_into(part, number, found)
-    return found
-
-
-def _look_into(part: Part, number: int, found: _Found) -> None:
-    """Keys and counts of a shard whose files are whole."""
-    path = part.dataset.shard_path(number)
+        folder, name = part.dataset.path, shard.file.name
+        whole = [is_whole(folder, shard.file, meter, part.findings, number)]
+        whole += [is_whole(folder, f, meter, part.findings, number, name) for f in shard.beside]
+        if not all(whole):
+            return None, {}
     try:
-        reader = part.dataset.reader(number)
-        hashes = hashes_of(reader)
-        if len(hashes) != len(reader):
-            raise DamagedError(
-                "a shard does not have a key for every sample",
-                expected=f"{len(reader):,}",
-                found=f"{len(hashes):,}",
-            )
-        counts = _counts(reader)
-    except Exception as error:
-        found.problems.append((-1, problem_of(error, path)))
-        return
-    found.hashes, found.counts = hashes, counts
-
-
-def problem_of(error: Exception, path: Path, position: int | None = None) -> ShardkitError:
-    """The problem that reading a shard met; raises what says nothing of its bytes."""
-    found = storage.unreadable(error, path, position)
-    if not isinstance(found, ShardkitError):
-        raise found
-    return found
+        with part.dataset.explained(number):
+            reader = part.dataset.reader(number)
+            hashes = hashes_of(reader)
+            if len(hashes) != len(reader):
+                raise DamagedError(
+                    "a shard does not have a key for every sample",
+                    expected=f"{len(reader):,}",
+                    found=f"{len(hashes):,}",
+                )
+            return hashes, _counts(reader)
+    except ShardkitError as problem:
+        part.add(problem, number)
+        return None, {}
 
 
 def _counts(reader: ShardReader) -> dict[str, int]:
@@ -161,7 +150,7 @@ def _counts(reader: ShardReader) -> dict[str, int]:
     return counts
 
 
-def keys_of(parts: list[Part]) -> Keys:
+def keys_of(parts: list[CheckedPart]) -> Keys:
     """The keys of all shards that could be read."""
     shards = [
         (p, number, hashes)
@@ -172,7 +161,7 @@ def keys_of(parts: list[Part]) -> Keys:
     return Keys(shards, lambda location: parts[location.part].key_at(location))
 
 
-def _check_keys(part: Part) -> None:
+def _check_keys(part: CheckedPart) -> None:
     """Every key once. In shards that others made, which often count anew in each, a note."""
     keys = keys_of([part])
     foreign = 0
@@ -183,31 +172,20 @@ def _check_keys(part: Part) -> None:
             continue
         problem = DamagedError(
             "two samples have the same key",
-            path=part.dataset.shard_path(location.shard),
-            position=location.position,
             key=key,
             expected="every key once in the dataset",
             found=f"the key of {part.dataset.shard_name(other.shard)}, position {other.position},"
             " as well",
             fix="convert again from a source whose keys differ",
         )
-        part.findings.add(problem, location.shard, location.position)
+        part.add(problem, location.shard, location.position)
     if foreign:
         part.findings.notes.append(
             f"{counted(foreign, 'sample')} with a key that an earlier sample has as well"
         )
 
 
-def _is_whole(part: Part, file: File, meter: Meter) -> bool:
-    try:
-        check_file(part.dataset.path, file, meter)
-    except ShardkitError as problem:
-        part.findings.add(problem)
-        return False
-    return True
-
-
-def _check_counts(part: Part, manifest: Manifest, counts: Counter[str]) -> None:
+def _check_counts(part: CheckedPart, manifest: Manifest, counts: Counter[str]) -> None:
     """Values per field, as the shards have them, against those of the manifest."""
     for name, kind in manifest.schema.items():
         said = manifest.fields[name].count if name in manifest.fields else 0
@@ -225,7 +203,7 @@ def _check_counts(part: Part, manifest: Manifest, counts: Counter[str]) -> None:
             )
 
 
-def _check_dropped(part: Part, manifest: Manifest) -> None:
+def _check_dropped(part: CheckedPart, manifest: Manifest) -> None:
     """As many lines in errors.jsonl and filtered.jsonl as samples were dropped."""
     counts = {
         manifests.ERRORS: manifest.errors,
@@ -256,7 +234,7 @@ class Dropped(TypedDict, total=False):
     key: str
 
 
-def listed(part: Part, name: str) -> list[Dropped]:
+def listed(part: CheckedPart, name: str) -> list[Dropped]:
     """The entries of a list of dropped samples; raises DamagedError for what is no such list."""
     file = part.manifest.list_named(name) if part.manifest else None
     if file is None:
@@ -265,7 +243,7 @@ def listed(part: Part, name: str) -> list[Dropped]:
     return list(from_lines(Dropped, storage.read(path), name, path=path))
 
 
-def _check_strangers(part: Part, manifest: Manifest) -> None:
+def _check_strangers(part: CheckedPart, manifest: Manifest) -> None:
     """Shards that the manifest does not name, where the folder is the dataset's own."""
     if part.dataset.place != part.dataset.path:
         return
@@ -274,4 +252,4 @@ def _check_strangers(part: Part, manifest: Manifest) -> None:
     except ShardkitError as error:
         problems = [error]
     for problem in problems:
-        part.findings.add(problem, LAST)
+        part.findings.add(problem)

@@ -16,9 +16,9 @@ from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import File, Splits
 from shardkit.opening import open_dataset, open_splits
-from shardkit.verification.files import check_file
+from shardkit.verification.files import is_whole
 from shardkit.verification.samples import check_values
-from shardkit.verification.shards import Part, check
+from shardkit.verification.shards import CheckedPart, check
 from shardkit.verification.work import Findings, Meter, Monitor
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class _Run:
         self._meter = meter
         self._first = Findings()  # before all parts: manifests
         self._last = Findings()  # after them: what only a source tells
-        self._parts: list[Part] = []
+        self._parts: list[CheckedPart] = []
         self._format: str | None = None
         self._files: tuple[File, ...] = ()  # of a folder of splits itself
         self._clients: dict[str, ClientReport] = {}
@@ -127,7 +127,7 @@ class _Run:
             raise
         except ShardkitError as problem:
             datasets = [("", dataset) for dataset in self._open_singly(problem)]
-        self._parts += [Part(name, dataset) for name, dataset in datasets]
+        self._parts += [CheckedPart(name, dataset) for name, dataset in datasets]
         incomplete = without_manifest(self._path, [dataset for _, dataset in datasets])
         if incomplete is not None:
             self._first.add(incomplete)
@@ -162,7 +162,7 @@ class _Run:
                         fix=AGAIN,
                     )
                 manifest = manifests.load(folder)
-                self._parts.append(Part(name, open_dataset(folder)))
+                self._parts.append(CheckedPart(name, open_dataset(folder)))
             except ShardkitError as problem:
                 self._first.add(problem)
                 continue
@@ -192,10 +192,7 @@ class _Run:
         if total:
             self._meter.start("reading", total, "bytes")
         for file in self._files:
-            try:
-                check_file(self._path, file, self._meter)
-            except ShardkitError as problem:
-                self._first.add(problem)
+            is_whole(self._path, file, self._meter, self._first)
         for part in self._parts:
             check(part, self._meter)
         self._meter.report(now=True)

@@ -66,11 +66,11 @@ class Counting:
     def note(self, words: str) -> None:
         self.notes.append(words)
 
-    def start(self, runs: int) -> None:
-        self.runs = runs
+    def start(self, doing: str, total: int, unit: str) -> None:
+        self.runs = total
 
-    def advance(self) -> None:
-        self.done += 1
+    def advance(self, count: int) -> None:
+        self.done += count
 
 
 # --- the process of a contender, without the process ---------------------------------------------
