@@ -34,6 +34,7 @@ from shardkit.formats.base import (
     Format,
     Joins,
     ShardReader,
+    ShardSpec,
 )
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
@@ -335,7 +336,7 @@ class FormatContract:
         reader = write_shard(format, path, schema, samples)
         for number, sample in enumerate(samples):
             assert_same(reader[number], schema.check(sample))
-        other = format.create(path.with_name("other"), schema)
+        other = format.create(path.with_name("other"), ShardSpec(schema))
         with pytest.raises(SampleError) as raised:
             other.write({"__key__": "x", "images": [make_image(1), b"no image"], "n": 1})
         other.close()
@@ -396,7 +397,7 @@ class FormatContract:
             write_shard(format, part, self.schema, samples[start:stop]).close()
             parts.append(part)
         path = tmp_path / self.file_name()
-        format.join(path, parts, self.schema)
+        format.join(path, parts, ShardSpec(self.schema))
         reader = format.open(path, format.layout(self.schema))
         assert len(reader) == 12
         for number, sample in enumerate(samples):
@@ -471,7 +472,7 @@ class FormatContract:
         self, format: Format, path: Path
     ) -> None:
         (field,) = self.large
-        writer = format.create(path, self.large, max_bytes=100_000)
+        writer = format.create(path, ShardSpec(self.large, max_bytes=100_000))
         taken = 0
         while writer.write({"__key__": f"{taken:04d}", field: self.large_value(9000)}):
             taken += 1
@@ -483,7 +484,7 @@ class FormatContract:
 
     def test_an_empty_shard_takes_a_sample_of_any_size(self, format: Format, path: Path) -> None:
         (field,) = self.large
-        writer = format.create(path, self.large, max_bytes=5000)
+        writer = format.create(path, ShardSpec(self.large, max_bytes=5000))
         assert writer.write({"__key__": "big", field: self.large_value(50_000)})
         assert not writer.write({"__key__": "more", field: self.large_value(2)})
         writer.close()
@@ -502,7 +503,7 @@ class FormatContract:
         self, format: Format, path: Path
     ) -> None:
         schema = Schema({"image": Image()})
-        writer = format.create(path, schema)
+        writer = format.create(path, ShardSpec(schema))
         assert writer.write({"__key__": "a", "image": make_image(1)})
         with pytest.raises(SampleError, match="not an image") as error:
             writer.write({"__key__": "b", "image": b"hello, I am text"})
@@ -663,7 +664,7 @@ def _without(sample: Sample, name: str) -> Sample:
 
 def write_shard(format: Format, path: Path, schema: Schema, samples: list[Sample]) -> ShardReader:
     """A shard of these samples, opened."""
-    writer = format.create(path, schema)
+    writer = format.create(path, ShardSpec(schema))
     for sample in samples:
         assert writer.write(schema.check(sample))
     writer.close()

@@ -15,6 +15,7 @@ from shardkit.conversion.shards import ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardSpec
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, length_fields, named_classes
@@ -56,11 +57,9 @@ class DatasetWriter:
         self._shards = ShardSequence(
             self._folder,
             self._format,
-            self._schema,
-            None if one_shard else options.max_bytes(),
+            ShardSpec(self._schema, None if one_shard else options.max_bytes(), self._class_names),
             options.shard_samples,
             label=label_of(self._class_names),
-            class_names=self._class_names,
         )
         self._keys: set[str] = set()
         self._open = True

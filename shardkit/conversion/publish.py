@@ -22,7 +22,7 @@ from shardkit.conversion.target import Target
 from shardkit.conversion.work import HASHES, LENGTH_ROWS, error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
-from shardkit.formats.base import Format, Joins
+from shardkit.formats.base import Format, Joins, ShardSpec
 from shardkit.manifest import (
     ERRORS,
     FILTERED,
@@ -213,12 +213,13 @@ def _joined(content: Content, group: list[Made], folder: Path, stem: str) -> Sha
     """One shard of those that tasks made; an empty one of none."""
     format = content.format
     path = folder / file_name(stem, format.name)
+    spec = ShardSpec(content.schema, classes=content.class_names)
     if group:
         assert isinstance(format, Joins)
         parts = [made.folder / made.shard.file.name for made in group]
-        format.join(path, parts, content.schema, content.class_names)
+        format.join(path, parts, spec)
     else:
-        format.create(path, content.schema, None, content.class_names).close()
+        format.create(path, spec).close()
     shard = finished_shard(folder, stem, format.name)
     return replace(shard, samples=sum(made.shard.samples for made in group))
 

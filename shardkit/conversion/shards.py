@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypedDict
 
 import xxhash
@@ -17,7 +16,7 @@ from shardkit.checked import Count, checked
 from shardkit.conversion.lengths import Lengths
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
-from shardkit.formats.base import Format, ShardWriter
+from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
@@ -31,7 +30,6 @@ from shardkit.schema import (
     Images,
     Int,
     Json,
-    Schema,
     Text,
     check_label,
 )
@@ -54,36 +52,32 @@ class ShardSequence:
         self,
         folder: Path,
         format: Format,
-        schema: Schema,
-        max_bytes: int | None,
+        spec: ShardSpec,
         max_samples: int | None,
         *,
         label: str = "label",
-        class_names: Mapping[str, Sequence[str]] = MappingProxyType({}),
         durable: bool = True,
         unique_keys: bool = False,
     ) -> None:
-        """`label` is the field with the class; `class_names` are those of all fields with any.
+        """`label` is the field with the class.
 
         Without `durable` the shards are not synced: whoever reads them compares their checksums.
         With `unique_keys` they are not compared: the source cannot repeat one.
         """
         self._folder = folder
         self._format = format
-        self._schema = schema
-        self._max_bytes = max_bytes
+        self._spec = spec
         self._max_samples = max_samples
         self._writer: ShardWriter | None = None
         self._samples = 0  # in the open shard
         self._keys: set[str] = set()  # in the open shard
         self._label = label
-        self._class_names = class_names
         self._durable = durable
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
         self.key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
-        self.lengths = Lengths(schema)
-        self.stats = Stats(schema, label)
+        self.lengths = Lengths(spec.schema)
+        self.stats = Stats(spec.schema, label)
 
     def write(self, sample: Sample) -> int:
         """Add a checked sample; returns its payload bytes.
@@ -121,7 +115,7 @@ class ShardSequence:
                 key=key,
                 fix=KEYS_REPEAT,
             )
-        for field, names in self._class_names.items():
+        for field, names in self._spec.classes.items():
             check_label(sample, field, names)
 
     def abandon(self) -> None:
@@ -139,8 +133,7 @@ class ShardSequence:
         return self._writer.write(sample)
 
     def _open_shard(self) -> None:
-        names = self._class_names
-        self._writer = self._format.create(self._path, self._schema, self._max_bytes, names)
+        self._writer = self._format.create(self._path, self._spec)
 
     def _close_shard(self) -> None:
         writer, self._writer = self._writer, None

@@ -20,6 +20,7 @@ from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import ShardSequence, Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardSpec
 from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
 from shardkit.names import checked_name
 from shardkit.preprocess.filtered import Filtered
@@ -87,11 +88,9 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     shards = ShardSequence(
         folder,
         get_format(recipe.format),
-        work.schema,
-        recipe.shard_size,
+        ShardSpec(work.schema, recipe.shard_size, source.names_in(work.schema, recipe.rename)),
         recipe.shard_samples,
         label=recipe.rename.get(source.label, source.label),
-        class_names=source.names_in(work.schema, recipe.rename),
         durable=work.durable,
         unique_keys=work.reading.unique_keys,
     )

@@ -13,15 +13,15 @@ rest: `reader[i]` and `reader.sample(...)` check the position, and turn whatever
 an error of ours that names path, position, key and field; `close()` drops our references only, as
 another thread may be reading; a pickle carries path and layout, never an open file.
 
-Writer. It is given a path that does not exist, in a folder that does (a shard that is a folder
-makes its own), and creates that file and, if it likes, others whose names begin with the path's
-stem, beside it or, for what no other reader looks for, in the folder `manifest.FOLDER` beside it.
-`write(sample)` takes samples that `Schema.check` has passed. It raises SampleError for an image
-that is none (`codecs.image.checked`) and for a key that it cannot store, and is then as it was
-before. It returns False, having written nothing, if the sample would take the shard over
-`max_bytes`; a shard without a sample takes any. `close()` completes the files. A writer knows
-nothing of final names, syncing, retries, checksums or progress: the engine does all that, and
-removes what a failed writer leaves. The same calls give the same bytes.
+Writer. To write: `write(sample)` and `finish()`. It is given a path that does not exist, in a
+folder that does (a shard that is a folder makes its own), and creates that file and, if it likes,
+others whose names begin with the path's stem, beside it or, for what no other reader looks for, in
+the folder `manifest.FOLDER` beside it. `write` takes samples that `Schema.check` has passed. It
+raises SampleError for an image that is none (`codecs.image.checked`) and for a key that it cannot
+store, and is then as it was before. It returns False, having written nothing, if the sample would
+take the shard over `spec.max_bytes`; a shard without a sample takes any. `finish` completes the
+files. A writer knows nothing of final names, syncing, retries, checksums or progress: the engine
+does all that, and removes what a failed writer leaves. The same calls give the same bytes.
 
 A format that has `join` lets parallel tasks make one shard together, for those who expect one file.
 
@@ -31,8 +31,9 @@ Errors are ours (`shardkit.errors`) and name the key; the engine adds path and s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -47,26 +48,35 @@ from shardkit.schema import FieldType, Schema
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from shardkit.byte_source import ByteSource
     from shardkit.manifest import Manifest
 
 KEY = "__key__"  # of every sample
 
 
 class ShardReader(ABC):
-    """One shard, open for reading.
-
-    `layout` is what `Format.open` takes to open the shard again without searching it.
-    """
+    """One shard, open for reading."""
 
     temporary_bytes: int = 0  # of files that are there as long as the shard is open
     in_memory: int = 0  # bytes of tables that are kept as long as the shard is open
     key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
     closed = False
 
-    def __init__(self, path: Path, layout: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, layout: dict[str, Any], source: ByteSource | None = None
+    ) -> None:
+        """`layout` is what `Format.open` takes to open the shard again without searching it."""
+        self._bytes = source
         self.path = path
         self.layout = layout
         self.schema = Schema.from_json(layout["schema"])
+
+    @property
+    def source(self) -> ByteSource:
+        """The bytes of the shard; raises ValueError once it is closed."""
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._bytes
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -175,6 +185,7 @@ class ShardReader(ABC):
     def close(self) -> None:
         """Drop what is open; may be called twice. What was given out stays good."""
         self.closed = True
+        self._bytes = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.layout)
@@ -188,6 +199,19 @@ def key_bytes(key: str) -> bytes:
         raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardSpec:
+    """What a shard is to hold.
+
+    max_bytes: bound of its size; None for no bound.
+    classes: the names of the values of fields, for formats that store them.
+    """
+
+    schema: Schema
+    max_bytes: int | None = None
+    classes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+
 class ShardWriter(ABC):
     """One shard, being written.
 
@@ -198,26 +222,44 @@ class ShardWriter(ABC):
 
     encoded: Mapping[str, int] = MappingProxyType({})
     keys: Mapping[str, int] = MappingProxyType({})
+    closed = False
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        self.path = path
+        self.spec = spec
 
     @abstractmethod
-    def write(self, sample: Sample) -> bool: ...
+    def write(self, sample: Sample) -> bool:
+        """Add a sample; False if the shard is full."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def finish(self) -> None:
+        """Complete and close the files; called once, also after an error."""
+
+    def close(self) -> None:
+        """Complete the shard; may be called twice."""
+        if not self.closed:
+            self.closed = True
+            self.finish()
 
 
-class Format(ABC):
-    """What the engines ask of a format."""
+class Format:
+    """What the engines ask of a format.
+
+    reader: the class of its readers, or a function that makes one: see `open`.
+    writer: the same for writers.
+    """
 
     name: str
     abilities: tuple[str, ...]  # for people: what it reads, writes and carries
+    reader: Callable[[Path, dict[str, Any] | None], ShardReader]
+    writer: Callable[[Path, ShardSpec], ShardWriter]
     raw_images: str = "array"  # what stores decoded pixels: arrays, or "ppm": image fields
     encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
     join_pads: bool = False  # a joined shard may be larger than its parts together
     any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
 
-    @abstractmethod
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
         """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign.
 
@@ -227,19 +269,11 @@ class Format(ABC):
         shardkit wrote it; and `guessed`, fields that are not optional as far as a few samples tell,
         which `read` does not rely on with `json_text`.
         """
+        return self.reader(path, layout)
 
-    @abstractmethod
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> ShardWriter:
-        """Begin one shard at `path`; `max_bytes` bounds its size, None leaves it open.
-
-        `classes` names the values of fields, for formats that store such names.
-        """
+    def create(self, path: Path, spec: ShardSpec) -> ShardWriter:
+        """Begin one shard at `path`."""
+        return self.writer(path, spec)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         """What a reader needs beside the bytes, for the manifest: at least the schema, as JSON.
@@ -289,11 +323,5 @@ class Format(ABC):
 class Joins(Protocol):
     """A format that can make one shard of several."""
 
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
+    def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
         """Write a shard at `path` with the samples of the shards `parts`, one after the other."""

@@ -17,6 +17,7 @@ from shardkit.errors import FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.arrow import columns, writer
 from shardkit.formats.arrow.parquet import READS_GAPS
+from shardkit.formats.base import ShardSpec
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import (
@@ -99,7 +100,9 @@ def test_datasets_loads_features_and_bytes(tmp_path: Path, name: str) -> None:
 
     datasets.disable_progress_bars()
     path = tmp_path / f"shard.{name}"
-    made = get_format(name).create(path, EVERYTHING, classes={"label": ["zero", "one", "two"]})
+    made = get_format(name).create(
+        path, ShardSpec(EVERYTHING, classes={"label": ["zero", "one", "two"]})
+    )
     samples = [{**everything(n), "label": n % 3} for n in range(7)]
     for sample in samples:
         made.write(sample)
@@ -165,7 +168,7 @@ def test_a_bounded_shard_is_full_but_not_over(tmp_path: Path, name: str, size: i
     )
     rng = np.random.default_rng(1)
     path = tmp_path / "shard"
-    made = format.create(path, schema, max_bytes=2_000_000)
+    made = format.create(path, ShardSpec(schema, max_bytes=2_000_000))
     taken = 0
     while True:
         sample = {
@@ -190,7 +193,7 @@ def test_a_value_that_no_column_can_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "_LARGEST", 1000)  # 2 GiB in truth
-    made = ARROW.create(tmp_path / "s.arrow", Schema({"x": Bytes(), "y": Bytes()}))
+    made = ARROW.create(tmp_path / "s.arrow", ShardSpec(Schema({"x": Bytes(), "y": Bytes()})))
     assert made.write({"__key__": "a", "x": bytes(900), "y": b""})
     with pytest.raises(SampleError, match="larger than a column") as error:
         made.write({"__key__": "b", "x": bytes(1001), "y": b""})
@@ -201,7 +204,7 @@ def test_a_value_that_no_column_can_hold_is_refused(
 
 
 def test_text_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
-    made = ARROW.create(tmp_path / "s.arrow", Schema({"text": Text()}))
+    made = ARROW.create(tmp_path / "s.arrow", ShardSpec(Schema({"text": Text()})))
     with pytest.raises(SampleError, match="cannot be stored") as error:
         made.write({"__key__": "a", "text": "\ud800"})
     assert error.value.where == {"key": "a", "field": "text"}
@@ -220,7 +223,7 @@ def test_the_checksum_is_known_without_reading(shard: Path, tmp_path: Path) -> N
 def test_metadata_name_schema_and_classes(tmp_path: Path) -> None:
     path = tmp_path / "s.arrow"
     classes = {"label": ["a", "b\udce4"]}  # a folder's name that is not Unicode
-    ARROW.create(path, EVERYTHING, classes=classes).close()
+    ARROW.create(path, ShardSpec(EVERYTHING, classes=classes)).close()
     reader = ARROW.open(path)
     assert reader.schema == EVERYTHING
     assert reader.layout["classes"] == classes

@@ -19,7 +19,7 @@ from shardkit import byte_source
 from shardkit.codecs.image import jpeg_segments
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
-from shardkit.formats.base import Joins
+from shardkit.formats.base import Joins, ShardSpec
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import ALLOCATION, DESCRIPTOR, HEADER, PAGE, place, place_run
 from shardkit.formats.beton.reader import BetonReader
@@ -185,7 +185,7 @@ def test_numbers_alone_make_a_table_of_any_length(path: Path) -> None:
 def test_a_bounded_file_keeps_its_bound_when_values_make_room(path: Path) -> None:
     for size in (0, 1, 40, 300, 3000):
         path.unlink(missing_ok=True)
-        writer = BETON.create(path, Schema({"blob": Bytes()}), max_bytes=300_000)
+        writer = BETON.create(path, ShardSpec(Schema({"blob": Bytes()}), max_bytes=300_000))
         number = 0
         while writer.write({"__key__": f"{number}", "blob": bytes(size)}):
             number += 1
@@ -210,7 +210,7 @@ def test_joined_files_of_many_pages_hold_their_values(tmp_path: Path) -> None:
         parts.append(tmp_path / f"{number}.beton")
         write_shard(BETON, parts[-1], schema, samples[start:stop])
     whole = tmp_path / "whole.beton"
-    BETON.join(whole, parts, schema, {"label": ["a", "b"]})
+    BETON.join(whole, parts, ShardSpec(schema, classes={"label": ["a", "b"]}))
     reader = BETON.open(whole)
     assert reader.layout["classes"] == {"label": ["a", "b"]}
     for number, sample in enumerate(samples[:3000]):
@@ -231,14 +231,14 @@ def test_a_join_takes_only_parts_of_its_kind(tmp_path: Path) -> None:
     part = tmp_path / "part.beton"
     written(part, {"x": Int()}, [])
     with pytest.raises(DamagedError, match="other fields"):
-        BETON.join(tmp_path / "whole.beton", [part], Schema({"y": Int()}))
+        BETON.join(tmp_path / "whole.beton", [part], ShardSpec(Schema({"y": Int()})))
     foreign(part)
     with pytest.raises(DamagedError, match="no section"):
-        BETON.join(tmp_path / "whole.beton", [part], Schema({"y": Int()}))
+        BETON.join(tmp_path / "whole.beton", [part], ShardSpec(Schema({"y": Int()})))
     written(part, {"blob": Bytes()}, [{"__key__": "a", "blob": b"x"}])
     part.write_bytes(part.read_bytes()[:-24])
     with pytest.raises(DamagedError, match="another number of values"):
-        BETON.join(tmp_path / "whole.beton", [part], Schema({"blob": Bytes()}))
+        BETON.join(tmp_path / "whole.beton", [part], ShardSpec(Schema({"blob": Bytes()})))
 
 
 def test_a_joined_file_is_packed_like_one_that_was_written_whole(tmp_path: Path) -> None:
@@ -251,12 +251,14 @@ def test_a_joined_file_is_packed_like_one_that_was_written_whole(tmp_path: Path)
         write_shard(BETON, part, schema, samples[number * 100 : number * 100 + 100])
     whole, joined = tmp_path / "whole.beton", tmp_path / "joined.beton"
     write_shard(BETON, whole, schema, samples)
-    BETON.join(joined, parts, schema)
+    BETON.join(joined, parts, ShardSpec(schema))
     assert abs(whole.stat().st_size - joined.stat().st_size) < ROOM + 100_000
 
 
 def test_class_names_travel_in_the_file(path: Path) -> None:
-    writer = BETON.create(path, Schema({"label": Int()}), None, {"label": ["cat", "漢"]})
+    writer = BETON.create(
+        path, ShardSpec(Schema({"label": Int()}), classes={"label": ["cat", "漢"]})
+    )
     writer.close()
     assert BETON.open(path).layout["classes"] == {"label": ["cat", "漢"]}
 
@@ -287,7 +289,7 @@ def test_images_that_ffcv_cannot_show_are_encoded_and_counted(path: Path) -> Non
     kept = [encoded("JPEG"), encoded("JPEG", "L"), encoded("JPEG", progressive=True)]
     kept += [encoded("PPM"), encoded("JPEG") + b"trailing"]
     values = [*images.values(), *kept]
-    writer = BETON.create(path, Schema({"image": Image()}))
+    writer = BETON.create(path, ShardSpec(Schema({"image": Image()})))
     for number, value in enumerate(values):
         assert writer.write({"__key__": str(number), "image": value})
     writer.close()
@@ -309,7 +311,7 @@ def test_a_jpeg_without_huffman_tables_gets_the_standard_ones(path: Path) -> Non
     for marker, start, stop in reversed(list(jpeg_segments(whole))):
         if marker == 0xC4:
             without = without[: start - 4] + without[stop:]
-    writer = BETON.create(path, Schema({"image": Image()}))
+    writer = BETON.create(path, ShardSpec(Schema({"image": Image()})))
     assert writer.write({"__key__": "a", "image": without})
     writer.close()
     assert dict(writer.encoded) == {"jpeg without Huffman tables": 1}
@@ -323,7 +325,7 @@ def test_a_jpeg_without_huffman_tables_gets_the_standard_ones(path: Path) -> Non
 
 def test_a_refused_sample_counts_no_image(path: Path) -> None:
     schema = Schema({"image": Image()})
-    writer = BETON.create(path, schema, max_bytes=5000)
+    writer = BETON.create(path, ShardSpec(schema, max_bytes=5000))
     assert writer.write({"__key__": "a", "image": encoded("PNG")})
     assert not writer.write({"__key__": "b", "image": encoded("PNG")})
     writer.close()
@@ -331,7 +333,7 @@ def test_a_refused_sample_counts_no_image(path: Path) -> None:
 
 
 def test_a_cut_image_is_named(path: Path) -> None:
-    writer = BETON.create(path, Schema({"image": Image()}))
+    writer = BETON.create(path, ShardSpec(Schema({"image": Image()})))
     for value in (encoded("JPEG")[:-20], encoded("PPM")[:-1], encoded("PNG")[:-60]):
         with pytest.raises(SampleError, match="the image is cut") as error:
             writer.write({"__key__": "a", "image": value})
@@ -351,14 +353,14 @@ def test_a_file_without_fields_is_refused(path: Path) -> None:
     with pytest.raises(FormatError, match="needs a field"):
         BETON.layout(Schema({}))
     with pytest.raises(FormatError, match="needs a field"):
-        BETON.create(path, Schema({}))
+        BETON.create(path, ShardSpec(Schema({})))
 
 
 def test_values_that_ffcv_could_not_hold_are_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "MAX_VALUE", 1000)
-    writer = BETON.create(path, Schema({"blob": Bytes(), "about": Json()}))
+    writer = BETON.create(path, ShardSpec(Schema({"blob": Bytes(), "about": Json()})))
     with pytest.raises(SampleError, match="too large for a page"):
         writer.write({"__key__": "a", "blob": bytes(1001), "about": None})
     with pytest.raises(SampleError, match="zero byte"):

@@ -18,6 +18,7 @@ import simplejpeg
 
 from shardkit.codecs.pixels import ppm_header, to_ppm, to_rgb
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardSpec
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import write_shard
@@ -208,7 +209,7 @@ def read(folder: Path) -> Path:
     for start in range(0, 11, 3):
         parts.append(folder / f"part-{start}.beton")
         write_shard(BETON, parts[-1], pages, paged()[start : start + 3]).close()
-    BETON.join(folder / "joined.beton", parts, pages)  # type: ignore[attr-defined] # it does
+    BETON.join(folder / "joined.beton", parts, ShardSpec(pages))  # type: ignore[attr-defined] # it does
 
     images = {}
     for name, samples in (("fixed", fixed_samples), ("sized", sized())):

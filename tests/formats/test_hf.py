@@ -20,6 +20,7 @@ import shardkit.stream
 from shardkit.errors import SampleError
 from shardkit.formats import get_format
 from shardkit.formats.arrow.columns import features
+from shardkit.formats.base import ShardSpec
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema, Text
@@ -54,7 +55,7 @@ def saved(folder: Path, schema: Schema, shards: list[list[dict[str, Any]]]) -> P
     made = []
     for number, samples in enumerate(shards):
         path = folder / f"{HF.shard_stem(number, len(shards))}.arrow"
-        writer = HF.create(path, schema, classes={"label": CLASSES})
+        writer = HF.create(path, ShardSpec(schema, classes={"label": CLASSES}))
         for sample in samples:
             assert writer.write(schema.check(sample))
         writer.close()
@@ -122,7 +123,7 @@ def test_features_are_of_the_types_that_every_version_of_datasets_knows(
     }
     schema = Schema({**EVERYTHING, **kinds})
     path = tmp_path / "s"
-    get_format(name).create(path, schema, classes={"label": CLASSES}).close()
+    get_format(name).create(path, ShardSpec(schema, classes={"label": CLASSES})).close()
     opener: Any = {"arrow": pa.ipc.open_file, "parquet": pq.ParquetFile, "hf": pa.ipc.open_stream}
     with opener[name](path) as file:
         columns = file.schema_arrow if name == "parquet" else file.schema
@@ -401,7 +402,8 @@ def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
 def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
     for name, classes in {"a": ["cat", "dog"], "b": ["dog", "cat"]}.items():
         writer = get_format("arrow").create(
-            tmp_path / f"{name}.arrow", Schema({"label": Int()}), classes={"label": classes}
+            tmp_path / f"{name}.arrow",
+            ShardSpec(Schema({"label": Int()}), classes={"label": classes}),
         )
         writer.write({"__key__": name, "label": 0})
         writer.close()
@@ -451,7 +453,9 @@ def test_class_names_that_a_class_label_cannot_have_are_left_out(
     datasets: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "data-00000-of-00001.arrow"
-    writer = HF.create(path, Schema({"label": Int()}), classes={"label": ["same", "same"]})
+    writer = HF.create(
+        path, ShardSpec(Schema({"label": Int()}), classes={"label": ["same", "same"]})
+    )
     writer.write({"__key__": "a", "label": 1})
     writer.close()
     found = datasets.Dataset.from_file(str(path))

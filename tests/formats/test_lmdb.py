@@ -12,6 +12,7 @@ import pytest
 import shardkit
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardSpec
 from shardkit.formats.lmdb import reader as lmdb_reader
 from shardkit.formats.lmdb.layout import PAGE, Tree
 from shardkit.schema import Bytes, Schema, Text
@@ -111,7 +112,7 @@ def test_a_joined_file_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pat
         parts.append(tmp_path / f"{number}.lmdb/data.mdb")
         write_shard(LMDB, parts[-1], EVERYTHING, samples[start : start + 15])
     joined, whole = tmp_path / "joined.lmdb/data.mdb", tmp_path / "whole.lmdb/data.mdb"
-    LMDB.join(joined, parts, EVERYTHING)  # type: ignore[attr-defined]
+    LMDB.join(joined, parts, ShardSpec(EVERYTHING))  # type: ignore[attr-defined]
     write_shard(LMDB, whole, EVERYTHING, samples)
     assert joined.read_bytes() == whole.read_bytes()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
 from shardkit.formats import get_format
-from shardkit.formats.base import Joins, ShardReader
+from shardkit.formats.base import Joins, ShardReader, ShardSpec
 from shardkit.formats.megatron.reader import MegatronReader
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
@@ -194,7 +194,7 @@ def test_a_number_that_does_not_fit_is_refused_and_the_rest_goes_on(
     path: Path, dtype: str, value: int
 ) -> None:
     schema = Schema({"x": Array(dtype, (None,))})
-    writer = MEGATRON.create(path, schema)
+    writer = MEGATRON.create(path, ShardSpec(schema))
     assert writer.write({"__key__": "a", "x": np.array([value - 1], dtype)})
     with pytest.raises(SampleError, match=str(value)) as error:
         writer.write({"__key__": "b", "x": np.array([1, value, 2], dtype)})
@@ -212,7 +212,7 @@ def test_a_sample_that_cannot_be_stored_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkit.formats.megatron.writer.MAX_TOKENS", 5)
-    writer = MEGATRON.create(path, Schema({"x": Array("<u2")}))
+    writer = MEGATRON.create(path, ShardSpec(Schema({"x": Array("<u2")})))
     with pytest.raises(SampleError, match="too long"):
         writer.write({"__key__": "a", "x": np.zeros(6, "<u2")})
     for values in (np.zeros((2, 2), "<u2"), np.array(1, "<u2")):
@@ -253,7 +253,7 @@ def test_numbers_that_are_not_whole_are_refused(dtype: str) -> None:
 
 
 def test_the_limit_is_of_tokens_and_index_together(path: Path) -> None:
-    writer = MEGATRON.create(path, TOKENS, max_bytes=1000)
+    writer = MEGATRON.create(path, ShardSpec(TOKENS, max_bytes=1000))
     taken = 0
     while writer.write({"__key__": f"{taken}", "tokens": np.zeros(0, "<u2")}):
         taken += 1
@@ -263,7 +263,7 @@ def test_the_limit_is_of_tokens_and_index_together(path: Path) -> None:
 
 
 def test_samples_are_written_before_the_shard_is_closed(path: Path) -> None:
-    writer = MEGATRON.create(path, TOKENS)
+    writer = MEGATRON.create(path, ShardSpec(TOKENS))
     for number in range(100):
         writer.write({"__key__": f"{number}", "tokens": np.zeros(10_000, "<u2")})
     assert path.stat().st_size > 1_500_000
@@ -281,7 +281,7 @@ def test_a_joined_shard_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pa
     for number, (first, stop) in enumerate(itertools.pairwise([0, 0, 30_000, 30_001, 40_000])):
         parts.append(tmp_path / f"part-{number}.bin")
         write_shard(MEGATRON, parts[-1], TOKENS, samples[first:stop]).close()
-    MEGATRON.join(tmp_path / "joined.bin", parts, TOKENS)
+    MEGATRON.join(tmp_path / "joined.bin", parts, ShardSpec(TOKENS))
     write_shard(MEGATRON, tmp_path / "whole.bin", TOKENS, samples).close()
     for suffix in (".bin", ".idx", ".keys"):
         joined, whole = (tmp_path / f"{name}{suffix}" for name in ("joined", "whole"))
@@ -293,7 +293,9 @@ def test_parts_of_another_type_are_not_joined(tmp_path: Path) -> None:
     assert isinstance(MEGATRON, Joins)
     write_shard(MEGATRON, tmp_path / "a.bin", TOKENS, [tokens(1)])
     with pytest.raises(DamagedError, match="other tokens"):
-        MEGATRON.join(tmp_path / "b.bin", [tmp_path / "a.bin"], Schema({"x": Array("<i4")}))
+        MEGATRON.join(
+            tmp_path / "b.bin", [tmp_path / "a.bin"], ShardSpec(Schema({"x": Array("<i4")}))
+        )
 
 
 # --- files that others made ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 import shardkit
 from shardkit.formats import get_format
-from shardkit.formats.base import Joins
+from shardkit.formats.base import Joins, ShardSpec
 from shardkit.schema import Array, Schema
 from shardkit.testing import write_shard
 
@@ -104,7 +104,7 @@ def test_megatron_reads_a_dataset_that_tasks_made_together(tmp_path: Path) -> No
     parts = [tmp_path / f"{number}.bin" for number in range(3)]
     for path, some in zip(parts, (samples[:100], samples[100:101], samples[101:]), strict=True):
         write_shard(MEGATRON, path, schema, some)
-    MEGATRON.join(tmp_path / "all.bin", parts, schema)
+    MEGATRON.join(tmp_path / "all.bin", parts, ShardSpec(schema))
     expected = ["uint16", [[value.tolist()] for value in values]]
     found = json.loads(run(READ, tmp_path / "all"))
     assert found == {f"{tmp_path / 'all'} {mapped}": expected for mapped in (True, False)}

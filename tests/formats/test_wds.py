@@ -13,6 +13,7 @@ import pytest
 
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardSpec
 from shardkit.formats.wds.layout import index_path
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import (
@@ -161,7 +162,7 @@ def test_fields_that_no_member_can_be_named_after_are_refused(field: str) -> Non
 
 @pytest.mark.parametrize("key", ["a.b", "x/.h", "a.", "__m__/a", "a\0b", ""])
 def test_keys_that_webdataset_would_read_differently_are_refused(tmp_path: Path, key: str) -> None:
-    writer = WDS.create(tmp_path / "shard-000000.tar", Schema({"label": Int()}))
+    writer = WDS.create(tmp_path / "shard-000000.tar", ShardSpec(Schema({"label": Int()})))
     with pytest.raises(SampleError, match="cannot be named after this key"):
         writer.write({"__key__": key, "label": 1})
     assert writer.write({"__key__": "__fine", "label": 1})

@@ -11,14 +11,13 @@ hf.py        the format `hf`: a folder as Hugging Face datasets saves it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.formats.arrow.reader import BatchReader, IpcReader
 from shardkit.formats.arrow.writer import BatchWriter, MakeOutput, ipc_file, join_batches
-from shardkit.formats.base import Format
-from shardkit.schema import Schema
+from shardkit.formats.base import Format, ShardSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,30 +39,18 @@ class ColumnFormat(Format):
         output: MakeOutput,
         **options: Any,
     ) -> None:
-        self._reader, self._output, self._options = reader, output, options
+        self._open, self._output, self._options = reader, output, options
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> BatchReader:
-        return self._reader(path, layout)
+        return self._open(path, layout)
 
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> BatchWriter:
-        return BatchWriter(path, schema, self._output, max_bytes, classes, **self._options)
+    def create(self, path: Path, spec: ShardSpec) -> BatchWriter:
+        return BatchWriter(path, spec, self._output, **self._options)
 
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        layout = self.layout(schema)
-        batches = (b for part in parts for b in self._reader(part, layout).whole_batches())
-        join_batches(path, batches, schema, self._output, classes)
+    def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
+        layout = self.layout(spec.schema)
+        batches = (b for part in parts for b in self._open(part, layout).whole_batches())
+        join_batches(path, batches, spec, self._output)
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + (_SAMPLE_OVERHEAD + fields * _FIELD_OVERHEAD)

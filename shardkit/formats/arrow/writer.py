@@ -7,7 +7,7 @@ Samples are gathered until a batch is full; pyarrow encodes it, and the file is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -19,7 +19,7 @@ from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import checked
 from shardkit.errors import SampleError
 from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
-from shardkit.formats.base import KEY, ShardWriter
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
@@ -116,25 +116,23 @@ class BatchWriter(ShardWriter):
     def __init__(
         self,
         path: Path,
-        schema: Schema,
+        spec: ShardSpec,
         make: MakeOutput,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
         *,
         weigh_list: Callable[[npt.NDArray[Any]], int] = lambda value: int(value.nbytes),
     ) -> None:
-        self._arrow_schema = arrow_schema(schema, classes)
+        super().__init__(path, spec)
+        schema = spec.schema
+        self._arrow_schema = arrow_schema(schema, spec.classes)
         self._columns = columns(schema, weigh_list)
         self._images = {n: k for n, k in schema.items() if isinstance(k, Image | Images)}
         self._fixed = sum(column.fixed for column in self._columns)
         self._most_rows = _most_rows(schema)
-        self._max_bytes = max_bytes
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes that those rows take
         self._any = False
-        self._closed = False
         self._empty, self._per_batch = 0, 0
-        if max_bytes is not None:
+        if spec.max_bytes is not None:
             self._empty, self._per_batch = _overheads(make, self._arrow_schema)
         self._finished = self._empty  # at most, of a file with the batches that are written
         self._sink = Sink(path)
@@ -149,11 +147,11 @@ class BatchWriter(ShardWriter):
         if self._rows and self._pending + size > _LARGEST:
             self._write_batch()
         size += self._fixed
-        if self._max_bytes is not None and self._any:
+        if self.spec.max_bytes is not None and self._any:
             pending = self._pending + size
             # Numbers in pages may come out a little larger than they went in.
             total = self._finished + self._per_batch + pending + (pending >> 7)
-            if total > self._max_bytes:
+            if total > self.spec.max_bytes:
                 return False
         self._any = True
         self._rows.append(row)
@@ -162,10 +160,7 @@ class BatchWriter(ShardWriter):
             self._write_batch()
         return True
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def finish(self) -> None:
         try:
             if self._rows:
                 self._write_batch()
@@ -228,12 +223,11 @@ def to_batch(
 def join_batches(
     path: Path,
     batches: Iterable[pa.RecordBatch],
-    schema: Schema,
+    spec: ShardSpec,
     make: MakeOutput,
-    classes: Mapping[str, Sequence[str]] | None,
 ) -> None:
     """One shard of the batches of several, as they are; small batches become larger ones."""
-    columns = arrow_schema(schema, classes)
+    columns = arrow_schema(spec.schema, spec.classes)
     sink = Sink(path)
     try:
         output = make(pa.PythonFile(sink, mode="w"), columns)
@@ -241,7 +235,7 @@ def join_batches(
             pa.RecordBatch.from_arrays([b.column(n) for n in columns.names], schema=columns)
             for b in batches
         )
-        for batch in _filled(in_order, _most_rows(schema)):
+        for batch in _filled(in_order, _most_rows(spec.schema)):
             output.write(batch)
             sink.flush()
         output.close()

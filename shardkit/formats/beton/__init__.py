@@ -9,8 +9,6 @@ join.py     one file of several
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,30 +38,12 @@ class Beton(Format):
         "read at random: its own files and those of ffcv.DatasetWriter, but for custom fields",
         "convert on with nothing decoded: raw pixels come out as PPM",
     )
+    reader = BetonReader
+    writer = BetonWriter
+    join = staticmethod(join)
     encodes_images = True
     raw_images = "ppm"  # FFCV's raw images
     join_pads = True  # a value that does not fit into what is left of a page begins another
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> BetonReader:
-        return BetonReader(path, layout)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> BetonWriter:
-        return BetonWriter(path, schema, max_bytes, classes)
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        join(path, parts, schema, classes)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         fields_of(schema)

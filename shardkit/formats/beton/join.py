@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError
+from shardkit.formats.base import ShardSpec
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import Row, front_size
 from shardkit.formats.beton.reader import BetonReader, Section
@@ -33,12 +34,8 @@ class _Part(NamedTuple):
     keys: int  # bytes of keys before it
 
 
-def join(
-    path: Path,
-    parts: Sequence[Path],
-    schema: Schema,
-    classes: Mapping[str, Sequence[str]] | None,
-) -> None:
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
+    schema = spec.schema
     fields = layout.fields_of(schema)
     count = sum(len(BetonReader(part)) for part in parts)
     front = front_size(len(fields), Row(fields).dtype.itemsize, count)
@@ -46,7 +43,7 @@ def join(
     for part in _opened(parts, schema, front):
         end, page = part.end, max(page, part.reader.page_size)
         keys = part.keys + len(part.section.keys)
-    text, optional = layout.pack_text(schema, classes), len(layout.optional_fields(schema))
+    text, optional = layout.pack_text(schema, spec.classes), len(layout.optional_fields(schema))
     size = layout.section_size(text, count, optional, keys)
     with storage.create(path) as file:
         storage.write(file, [layout.pack_front(fields, page, count, end + size, (end, size))])

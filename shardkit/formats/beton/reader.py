@@ -53,7 +53,7 @@ class BetonReader(ShardReader):
     """One .beton file."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self.source = source = LocalFile(path)
+        source = LocalFile(path)
         head, self.fields, mark = _read_front(source)
         samples, self.page_size = int(head["num_samples"]), int(head["page_size"])
         self.row = Row(self.fields)
@@ -70,7 +70,7 @@ class BetonReader(ShardReader):
         if self.section is not None:
             self._tables += self.section.tables
             self._presence_at = self.section.presence_at
-        super().__init__(path, self._found_layout() if layout is None else layout)
+        super().__init__(path, self._found_layout() if layout is None else layout, source)
         self._length, self._unpack = samples, self.row.struct.unpack
         self._stem = key_of(path.stem)
         self._columns = [self._column(name, kind) for name, kind in self.schema.items()]
@@ -159,7 +159,7 @@ class BetonReader(ShardReader):
         if not self.closed:
             super().close()
             self._tables = ()
-            del self.source, self.rows, self.allocations, self.section, self._columns
+            del self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
         """What the file says of itself: our section, or for a file of others its descriptors."""

@@ -7,7 +7,7 @@ in the way of a longer one move behind the others, which costs as many bytes as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,11 +18,11 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.beton import images, layout
 from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text
+from shardkit.schema import Array, Bytes, FieldType, Image, Json, Text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,20 +45,14 @@ class _Prepared(NamedTuple):
 
 
 class BetonWriter(ShardWriter):
-    def __init__(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None,
-        classes: Mapping[str, Sequence[str]] | None,
-    ) -> None:
-        self._path = path
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        schema = spec.schema
         self._fields = layout.fields_of(schema)
         self._row = Row(self._fields)
         self._columns = [_column(f, schema[f.name]) for f in self._fields]
-        self._text = layout.pack_text(schema, classes)
+        self._text = layout.pack_text(schema, spec.classes)
         self._presence = {name: bytearray() for name in layout.optional_fields(schema)}
-        self._max_bytes = max_bytes
         self._samples = 0
         self._rows = bytearray()
         self._allocations = bytearray()
@@ -72,16 +66,15 @@ class BetonWriter(ShardWriter):
         self.encoded = self._encoded
         self._buffer: list[bytes | memoryview] = [bytes(self._start)]
         self._buffered = self._start
-        self._closed = False
         self._file = storage.create(path)
 
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
         prepared = self._prepared(sample)
         if (
-            self._max_bytes is not None
+            self.spec.max_bytes is not None
             and self._samples
-            and self._size_with(prepared, len(key)) > self._max_bytes
+            and self._size_with(prepared, len(key)) > self.spec.max_bytes
         ):
             return False
         self._rows += self._row.struct.pack(*prepared.row)
@@ -101,10 +94,7 @@ class BetonWriter(ShardWriter):
             self._flush()
         return True
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def finish(self) -> None:
         with self._file:
             self._flush()
             rows = np.frombuffer(self._rows, self._row.dtype)
@@ -202,7 +192,7 @@ class BetonWriter(ShardWriter):
         end = _end_of_data(self._start, stop, self._end, table_end, page)
         shift = end - stop
         self._pad(self._start + shift)
-        storage.append(self._file, self._path, stop - self._start, self._start)
+        storage.append(self._file, self.path, stop - self._start, self._start)
         allocations["ptr"][:moving] += np.uint64(shift)
         for number, field in enumerate(self._fields):
             if field.has_data:

@@ -8,9 +8,7 @@ foreign.py   what others keep in theirs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from shardkit.formats.base import Format
 from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE
 from shardkit.formats.lmdb.reader import LmdbReader
 from shardkit.formats.lmdb.writer import LmdbWriter, join
-from shardkit.schema import Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,32 +32,14 @@ class Lmdb(Format):
         "read foreign LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> LmdbReader:
-        return LmdbReader(path, layout)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> LmdbWriter:
-        return LmdbWriter(path, schema, max_bytes, classes)
+    reader = LmdbReader
+    writer = LmdbWriter
+    join = staticmethod(join)
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         stored = payload + fields * _FIELD_BYTES + _SAMPLE_BYTES
         pages = -(-(stored + HEADER) // PAGE) * PAGE + _SAMPLE_BYTES
         return np.where(stored <= NODE_MAX, stored * 2, pages)
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        join(path, parts, schema, classes)
 
 
 FORMAT = Lmdb()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.lmdb.layout import (
     BIG,
     BRANCH,
@@ -39,7 +39,7 @@ from shardkit.formats.lmdb.layout import (
 )
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, FieldType, Json, Schema, images_in
+from shardkit.schema import Array, FieldType, Json, images_in
 from shardkit.storage import Chunk
 
 _BUFFER = 1 << 18  # bytes gathered before a write
@@ -47,18 +47,9 @@ _LARGEST = 2**32 - 1  # bytes of a value
 
 
 class LmdbWriter(ShardWriter):
-    def __init__(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None,
-        classes: Mapping[str, Sequence[str]] | None,
-    ) -> None:
-        self._schema = schema
-        self._classes = classes
-        self._max_bytes = max_bytes
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
         self._samples = 0
-        self._closed = False
         storage.make_folder(path.parent)
         self._file = storage.create(path)
         self._buffer: list[Chunk] = [bytes(2 * PAGE)]  # the meta pages, which are written last
@@ -83,7 +74,8 @@ class LmdbWriter(ShardWriter):
                 expected="less than 4 GiB",
                 found=f"{size:,} bytes",
             )
-        if self._max_bytes is not None and self._samples and self._after(size) > self._max_bytes:
+        most = self.spec.max_bytes
+        if most and self._samples and self._after(size) > most:
             return False
         self._add(b"%012d" % self._samples, value)
         self._samples += 1
@@ -91,16 +83,13 @@ class LmdbWriter(ShardWriter):
             self._flush()
         return True
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def finish(self) -> None:
         about = json.dumps(
             {
                 "shardkit_lmdb": VERSION,
                 "samples": self._samples,
-                "schema": self._schema.to_json(),
-                "classes": {name: list(names) for name, names in (self._classes or {}).items()},
+                "schema": self.spec.schema.to_json(),
+                "classes": {name: list(names) for name, names in self.spec.classes.items()},
             }
         ).encode()
         with self._file:
@@ -118,7 +107,7 @@ class LmdbWriter(ShardWriter):
         key_bytes(key)
         stored = {KEY: key}
         try:
-            for name, kind in self._schema.items():
+            for name, kind in self.spec.schema.items():
                 if name in sample:
                     value = sample[name]
                     for image in images_in(kind, value):
@@ -139,8 +128,8 @@ class LmdbWriter(ShardWriter):
 
     def _after(self, size: int) -> int:
         """Bytes of the file, at most, if a value of `size` bytes is added and it is closed then."""
-        leaves = len(self._leaves)
-        pages = overflow_pages(size) + 1 + 2 + leaves // 100 + 3 + len(str(self._schema)) // PAGE
+        branches, about = len(self._leaves) // 100 + 3, len(str(self.spec.schema)) // PAGE
+        pages = overflow_pages(size) + 1 + 2 + branches + about
         return (self._next + pages) * PAGE
 
     def _add(self, key: bytes, value: bytes) -> None:
@@ -205,17 +194,12 @@ class LmdbWriter(ShardWriter):
         storage.write(self._file, chunks)
 
 
-def join(
-    path: Path,
-    parts: Sequence[Path],
-    schema: Schema,
-    classes: Mapping[str, Sequence[str]] | None,
-) -> None:
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """One LMDB of several: the values as they are, under new numbers."""
-    writer = LmdbWriter(path, schema, None, classes)
+    writer = LmdbWriter(path, spec)
     try:
         for part in parts:
-            reader = LmdbReader(part, {"schema": schema.to_json()})
+            reader = LmdbReader(part, {"schema": spec.schema.to_json()})
             with contextlib.closing(reader):
                 for position in range(len(reader)):
                     writer.put(reader.value(position))

@@ -8,8 +8,6 @@ writer.py    the three files in one pass; one shard of several
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,29 +30,10 @@ class Megatron(Format):
         "write: uint16 or int32 as Megatron's tools do, other whole numbers too; never cut to fit",
         "read at random: any .bin with its .idx, the sequences of a document as one sample",
     )
-
+    reader = MegatronReader
+    writer = MegatronWriter
+    join = staticmethod(join)
     layout_types = MappingProxyType({"keys": bool})
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> MegatronReader:
-        return MegatronReader(path, layout)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> MegatronWriter:
-        return MegatronWriter(path, schema, max_bytes)
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        join(path, parts, schema)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         _, kind = field_of(schema)

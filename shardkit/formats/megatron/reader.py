@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, LocalFile
+from shardkit.byte_source import LocalFile
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.megatron.index import Index, Keys
@@ -24,13 +24,13 @@ class MegatronReader(ShardReader):
     """A `.bin` with its `.idx`, and its `.keys` if it has them."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self._source: ByteSource | None = LocalFile(path)
-        self._index = Index(path, self._source.size)
+        source = LocalFile(path)
+        self._index = Index(path, source.size)
         stored = self._index.dtype
         if layout is None:
             schema = Schema({"tokens": Array(stored.str, (None,))})
             layout = {"schema": schema.to_json(), "keys": keys_path(path).exists()}
-        super().__init__(path, layout)
+        super().__init__(path, layout, source)
         self._field, kind = field_of(self.schema)
         self._dtype = np.dtype(kind.dtype)
         self._tokens = kind.shape[0] if kind.shape else None
@@ -52,7 +52,7 @@ class MegatronReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        source = self._open
+        source = self.source
         key = f"{self._prefix}/{position:09d}" if self._keys is None else self._keys[position]
         if fields is not None and self._field not in fields:
             return {KEY: key}
@@ -67,7 +67,7 @@ class MegatronReader(ShardReader):
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
         """The tokens of documents that are equally long and of one sequence each."""
-        source, stored, length = self._open, self._index.dtype, out.shape[1]
+        source, stored, length = self.source, self._index.dtype, out.shape[1]
         if self._tokens not in (None, length):
             return False
         try:
@@ -83,13 +83,3 @@ class MegatronReader(ShardReader):
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         return self._index.sizes()
-
-    @property
-    def _open(self) -> ByteSource:
-        if self._source is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._source
-
-    def close(self) -> None:
-        super().close()
-        self._source = None

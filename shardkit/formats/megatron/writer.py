@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
-from shardkit.formats.base import KEY, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import (
     CODES,
@@ -30,7 +30,6 @@ from shardkit.formats.megatron.layout import (
     sums_before,
 )
 from shardkit.sample import Sample
-from shardkit.schema import Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,18 +43,16 @@ _BUFFER = 1 << 18
 class MegatronWriter(ShardWriter):
     """Memory grows by eight bytes with every sample: their lengths are written last."""
 
-    def __init__(self, path: Path, schema: Schema, max_bytes: int | None) -> None:
-        self._path = path
-        self._field, kind = field_of(schema)
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        self._field, kind = field_of(spec.schema)
         self._dtype = stored_dtype(kind)
-        self._max_bytes = max_bytes
         self._lengths = array("i")  # tokens of each sample
         self._key_sizes = array("I")
         self._size = self._keys_size = 0  # of the two files, with what is still in the buffers
         self._buffer: list[bytes] = []
         self._keys_buffer: list[bytes] = []
         self._buffered = 0
-        self._closed = False
         self._file = storage.create(path)
         self._keys_file = storage.create(keys_path(path))
 
@@ -64,7 +61,7 @@ class MegatronWriter(ShardWriter):
         tokens = self._checked(sample)
         size = self._size + tokens.nbytes
         total = size + index_size(len(self._lengths) + 1)
-        if self._max_bytes is not None and self._lengths and total > self._max_bytes:
+        if self.spec.max_bytes and self._lengths and total > self.spec.max_bytes:
             return False
         self._lengths.append(len(tokens))
         self._key_sizes.append(len(key))
@@ -95,10 +92,7 @@ class MegatronWriter(ShardWriter):
             ) from error
         return tokens.astype(self._dtype, copy=False)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def finish(self) -> None:
         with self._file, self._keys_file:
             self._flush()
             for starts in sums_before(_cut(np.asarray(self._key_sizes))):
@@ -106,7 +100,7 @@ class MegatronWriter(ShardWriter):
             end = np.array([self._keys_size, len(self._key_sizes)], NUMBER)
             storage.write(self._keys_file, [end.tobytes()])
         lengths = np.asarray(self._lengths)
-        _write_index(self._path, self._dtype, len(lengths), lambda: _cut(lengths))
+        _write_index(self.path, self._dtype, len(lengths), lambda: _cut(lengths))
 
     def _flush(self) -> None:
         tokens, self._buffer = self._buffer, []
@@ -116,12 +110,12 @@ class MegatronWriter(ShardWriter):
         storage.write(self._keys_file, keys)
 
 
-def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """One shard of several: tokens and keys one after the other, then the numbers of all parts.
 
     The files of a part are opened anew for each step: a process has few open files.
     """
-    dtype = stored_dtype(field_of(schema)[1])
+    dtype = stored_dtype(field_of(spec.schema)[1])
     with storage.create(path) as file:
         for part in parts:
             storage.append(file, part, part.stat().st_size)

@@ -12,8 +12,6 @@ compressed.py   TARs unpacked to temporary files
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,30 +35,11 @@ class Wds(Format):
         "read foreign TARs: ustar, GNU, pax and V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
         "convert on with nothing decoded: values and JSON text pass through as they are",
     )
-
+    reader = WdsReader
+    writer = WdsWriter
+    join = staticmethod(join)
     any_as_bytes = True  # any member of a TAR
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> WdsReader:
-        return WdsReader(path, layout)
-
-    def create(
-        self,
-        path: Path,
-        schema: Schema,
-        max_bytes: int | None = None,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> WdsWriter:
-        return WdsWriter(path, schema, max_bytes)
-
-    def join(
-        self,
-        path: Path,
-        parts: Sequence[Path],
-        schema: Schema,
-        classes: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        join(path, parts, schema)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         return {"schema": schema.to_json(), "extensions": names.extensions(schema)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, Memory, Table
+from shardkit.byte_source import Memory, Table
 from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY, ShardReader
@@ -36,13 +36,12 @@ class WdsReader(ShardReader):
     """One TAR shard, plain or compressed."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self._source: ByteSource | None
-        self._source, self.temporary_bytes = opened(path)
+        source, self.temporary_bytes = opened(path)
         index = None if layout is None or "index" in layout else find_index(path)
         if layout is None or ("index" not in layout and index is None):
-            layout = scan(self._source, layout)
+            layout = scan(source, layout)
             self.key_hashes = layout.pop("key_hashes")
-        super().__init__(path, layout)
+        super().__init__(path, layout, source)
         dtype = index_dtype(self.schema)
         if index is None:
             records: bytes = layout["index"]
@@ -61,7 +60,7 @@ class WdsReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        source, record = self._open, self._unpack(self._index.record(position))
+        source, record = self.source, self._unpack(self._index.record(position))
         first, size = record[:2]
         stop, most = first + size, size + _BETWEEN
         found: list[_Found] = [(KEY, first, size, bytes.decode)]
@@ -91,7 +90,7 @@ class WdsReader(ShardReader):
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
         """Arrays of one shape in many samples: `.npy` members that begin with the same header."""
-        source = self._open
+        source = self.source
         if not isinstance(self.schema[field], Array) or not len(positions):
             return not len(positions)
         spans = self._index.take(positions)[column(field)]
@@ -115,7 +114,7 @@ class WdsReader(ShardReader):
         spans = self._index.take(positions)["__key__"]
         pairs = zip(spans["offset"].tolist(), spans["size"].tolist(), strict=True)
         try:
-            keys = [key.decode() for key in self._open.read_ranges(pairs)]
+            keys = [key.decode() for key in self.source.read_ranges(pairs)]
         except (UnicodeDecodeError, ShardkitError):  # reading them one by one says where
             return super().read_keys(positions)
         if self._odd_keys:
@@ -127,16 +126,6 @@ class WdsReader(ShardReader):
         name = column(field)
         found = [s["size"][s["offset"] != 0] for s in (c[name] for c in self._index.chunks())]
         return np.concatenate([np.zeros(0, np.int64), *found], dtype=np.int64, casting="unsafe")
-
-    @property
-    def _open(self) -> ByteSource:
-        if self._source is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._source
-
-    def close(self) -> None:
-        super().close()
-        self._source = None
 
 
 def _columns(schema: Schema, decoders: Mapping[type[FieldType], Any]) -> list[_Column]:

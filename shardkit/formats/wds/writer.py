@@ -14,7 +14,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import (
     BLOCK,
@@ -40,17 +40,14 @@ _BUFFER = 1 << 18
 
 
 class WdsWriter(ShardWriter):
-    def __init__(self, path: Path, schema: Schema, max_bytes: int | None) -> None:
-        self._path = path
-        self._columns = index_dtype(schema)
-        self._pack = index_struct(schema).pack
-        self._fields = _fields(schema)
-        self._max_bytes = max_bytes
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        self._pack = index_struct(spec.schema).pack
+        self._fields = _fields(spec.schema)
         self._rows = bytearray()
         self._size = 0  # of the file, with what is still in the buffer
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._closed = False
         self.keys: Counter[str] = Counter()
         self._file = storage.create(path)
 
@@ -88,7 +85,7 @@ class WdsWriter(ShardWriter):
             at += size + -size % BLOCK
         if not chunks:
             raise SampleError("a TAR cannot hold a sample without fields", key=key)
-        if self._max_bytes is not None and self._rows and at + len(END) > self._max_bytes:
+        if self.spec.max_bytes and self._rows and at + len(END) > self.spec.max_bytes:
             return False
         if ODD.search(key):
             blank = _BLANK.search(key)
@@ -103,21 +100,18 @@ class WdsWriter(ShardWriter):
             self._flush()
         return True
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def finish(self) -> None:
         with self._file:
             self._buffer.append(END)
             self._flush()
-        _write_index(self._path, np.frombuffer(self._rows, self._columns))
+        _write_index(self.path, np.frombuffer(self._rows, index_dtype(self.spec.schema)))
 
     def _flush(self) -> None:
         chunks, self._buffer, self._buffered = self._buffer, [], 0
         storage.write(self._file, chunks)
 
 
-def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """One TAR of several: their members one after the other, and their indexes moved along."""
     indexes, start = [], 0
     with storage.create(path) as file:
@@ -131,7 +125,7 @@ def join(path: Path, parts: Sequence[Path], schema: Schema) -> None:
             indexes.append(index)
             start += storage.append(file, part, part.stat().st_size - len(END))
         storage.write(file, [END])
-    _write_index(path, np.concatenate([np.zeros(0, index_dtype(schema)), *indexes]))
+    _write_index(path, np.concatenate([np.zeros(0, index_dtype(spec.schema)), *indexes]))
 
 
 def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
