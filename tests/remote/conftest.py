@@ -1,0 +1,89 @@
+"""Servers and proxies for tests, started when the first asks, one of each per process of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.remote.process import Process
+from tests.remote.proxy import Proxy
+from tests.remote.servers import S3, Azure, Google, Nginx, Store, self_signed
+
+Through = Callable[[Process], Proxy]
+
+
+def _run(server: Any) -> Iterator[Any]:
+    if server.missing():
+        pytest.skip(server.missing())
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    yield from _run(S3)
+
+
+@pytest.fixture(scope="session")
+def google() -> Iterator[Google]:
+    yield from _run(Google)
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[Azure]:
+    yield from _run(Azure)
+
+
+@pytest.fixture(scope="session", params=["s3", "google", "azure"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Each of the object stores."""
+    running: Store = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture(scope="session")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """A web server; what is written below `web.root` is at `web.endpoint`."""
+    yield from _nginx(tmp_path_factory, None)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return self_signed(tmp_path_factory.mktemp("certificate") / "key.pem")
+
+
+@pytest.fixture(scope="session")
+def secure_web(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Nginx]:
+    """The same over https; clients must be told of `certificate`."""
+    yield from _nginx(tmp_path_factory, certificate)
+
+
+def _nginx(factory: pytest.TempPathFactory, certificate: Path | None) -> Iterator[Nginx]:
+    if Nginx.missing():
+        pytest.skip(Nginx.missing())
+    with Nginx(factory.mktemp("root"), factory.mktemp("nginx"), certificate) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def _proxies() -> Iterator[dict[str, Proxy]]:
+    proxies: dict[str, Proxy] = {}
+    yield proxies
+    for proxy in proxies.values():
+        proxy.close()
+
+
+@pytest.fixture
+def through(_proxies: dict[str, Proxy]) -> Through:
+    """`through(server)` is a proxy before it, without rules and with nothing counted."""
+
+    def start(server: Process) -> Proxy:
+        if server.endpoint not in _proxies:
+            _proxies[server.endpoint] = Proxy(server.endpoint)
+        _proxies[server.endpoint].clear()
+        return _proxies[server.endpoint]
+
+    return start

@@ -1,0 +1,315 @@
+"""A proxy between a client and a server, which counts what passes and disturbs it by rules.
+
+It is a process of its own, so that it takes no time of the tests' and no fork copies it:
+
+    with Proxy(server.endpoint) as proxy:
+        proxy.add(Rule(match="/shard-3", skip=2, times=1, reset_after=1000))
+        ...                                     # a client uses proxy.endpoint
+        assert proxy.count("GET", "/shard-3").requests == 4
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tests.remote.process import Process
+
+_CONTROL = "/-proxy-"  # requests below it are for the proxy
+_PIECE = 64 << 10  # bytes passed on at once
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to requests; all rules that match apply, the later one where two disagree."""
+
+    method: str = ""  # any
+    match: str = ""  # a regular expression, searched in the path with its query, unquoted
+    skip: int = 0  # so many that match pass before
+    times: int | None = None  # and this rule applies to so many; None: to all that follow
+    latency: float = 0  # seconds before the request is passed on
+    rate: float = 0  # bytes a second, of each response
+    status: int = 0  # answers with it, without asking the server
+    body: str = ""  # of that answer
+    retry_after: str = ""  # its header
+    refuse: bool = False  # resets the connection, without asking the server
+    reset_after: int | None = None  # resets it after so many bytes of the body; 0: before the head
+    close_after: int | None = None  # closes it after so many bytes, fewer than were announced
+    stall_after: int | None = None  # after so many bytes of the body nothing comes ...
+    stall: float = 3600  # ... for so many seconds
+    shorten: int = 0  # so many bytes are missing at the end of the body; Content-Length agrees
+    shift: int = 0  # the body is that of the range so many bytes further on; the headers are right
+    whole: bool = False  # the range is ignored: 200, and all of it
+    stale: bool = False  # the same answer as to the first such request (for listings)
+    replace: str | None = None  # the object is first replaced at the server, by a PUT of this
+
+
+_DEFAULTS = asdict(Rule())
+
+
+@dataclass
+class Entry:
+    """One request. Counted before it happens, so what a client has seen is in it."""
+
+    method: str
+    target: str  # the path with its query, unquoted
+    range: str  # its header, or ""
+    status: int  # 0: the connection was reset before
+    received: int  # bytes of the request's body
+    sent: int  # bytes of the response's body
+    start: float  # time.time()
+    end: float  # 0 while it lasts
+
+
+@dataclass(frozen=True)
+class Count:
+    """So many requests, and the bytes of their bodies (received) and their responses' (sent)."""
+
+    requests: int
+    received: int
+    sent: int
+
+
+class Proxy(Process):
+    """Starts the proxy; `endpoint` is its URL, without a slash at the end."""
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(lambda port: [sys.executable, "-m", __name__, str(port), upstream])
+
+    def add(self, *rules: Rule) -> None:
+        for rule in rules:
+            self._ask("add", asdict(rule))
+
+    def clear(self) -> None:
+        """Forgets all rules and requests."""
+        self._ask("clear")
+
+    def log(self) -> list[Entry]:
+        """The requests, in the order of their starts."""
+        return [Entry(**entry) for entry in self._ask("log")]
+
+    def count(self, method: str = "", match: str = "") -> Count:
+        """Of the requests that match as they do in a rule."""
+        found = [
+            entry
+            for entry in self.log()
+            if method in ("", entry.method) and re.search(match, entry.target)
+        ]
+        return Count(len(found), sum(e.received for e in found), sum(e.sent for e in found))
+
+    def _ask(self, what: str, data: object = None) -> Any:
+        url = f"{self.endpoint}{_CONTROL}/{what}"
+        with urllib.request.urlopen(url, json.dumps(data).encode(), timeout=30) as answer:
+            return json.load(answer)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, port: int, upstream: str) -> None:
+        self.upstream = urlsplit(upstream)
+        self.lock = threading.Lock()
+        self.rules: list[tuple[Rule, list[int]]] = []  # and how many requests each has matched
+        self.log: list[Entry] = []
+        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}  # of stale requests
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the client went away
+            super().handle_error(request, client_address)
+
+    def rule(self, method: str, target: str) -> Rule:
+        """All rules for a request, as one."""
+        merged: dict[str, Any] = {}
+        with self.lock:
+            for rule, seen in self.rules:
+                if rule.method in ("", method) and re.search(rule.match, target):
+                    seen[0] += 1
+                    number = seen[0] - rule.skip
+                    if number > 0 and (rule.times is None or number <= rule.times):
+                        changed = asdict(rule).items()
+                        merged |= {key: v for key, v in changed if v != _DEFAULTS[key]}
+        return Rule(**merged)
+
+    def control(self, what: str, data: Any) -> object:
+        with self.lock:
+            if what == "add":
+                self.rules.append((Rule(**data), [0]))
+            elif what == "clear":
+                self.rules, self.log, self.answers = [], [], {}
+            else:
+                return [asdict(entry) for entry in self.log]
+        return None
+
+
+class _BrokenError(Exception):
+    """The connection to the client ends here."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client, and one to the server."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    upstream: http.client.HTTPConnection | None = None
+
+    def handle_request(self) -> None:
+        start, data, target = time.time(), self._read_body(), unquote(self.path)
+        span = self.headers.get("Range", "")
+        self.entry = Entry(self.command, target, span, 0, len(data), 0, start, 0)
+        if self.path.startswith(_CONTROL):
+            done = self.server.control(self.path.rpartition("/")[2], json.loads(data))
+            self._send_bytes(200, {}, json.dumps(done).encode())
+            return
+        with self.server.lock:
+            self.server.log.append(self.entry)
+        try:
+            self._answer(self.server.rule(self.command, target), data)
+        except (_BrokenError, OSError, http.client.HTTPException):
+            self.close_connection = True
+        self.entry.end = time.time()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = handle_request  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = b""
+        while size := int(self.rfile.readline(), 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def _answer(self, rule: Rule, data: bytes) -> None:
+        time.sleep(rule.latency)
+        if rule.refuse:
+            self._reset()
+        if rule.status:
+            headers = {"Retry-After": rule.retry_after} if rule.retry_after else {}
+            self._send_bytes(rule.status, headers, rule.body.encode())
+            return
+        asked = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}
+        if rule.replace is not None:
+            allowed = {k: v for k, v in asked.items() if k.lower() == "authorization"}
+            done = self._ask("PUT", allowed, rule.replace.encode())
+            assert done.status < 300, done.read()
+            done.read()
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if span and (rule.whole or rule.shift):
+            asked = {k: v for k, v in asked.items() if k.lower() != "range"}
+            if rule.shift:
+                asked["Range"] = "bytes={}-{}".format(*(int(n) + rule.shift for n in span.groups()))
+        if rule.stale:
+            if self.path not in self.server.answers:
+                response = self._ask(self.command, asked, data)
+                self.server.answers[self.path] = response.status, _head(response), response.read()
+            self._send_bytes(*self.server.answers[self.path])
+            return
+        response = self._ask(self.command, asked, data)
+        headers, length = _head(response), response.length
+        if span and rule.shift and response.status == 206:
+            size = headers["Content-Range"].rpartition("/")[2]
+            headers["Content-Range"] = f"bytes {span[1]}-{span[2]}/{size}"
+        if length is None:  # chunked
+            body = response.read()
+            self._send_bytes(response.status, headers, body)
+            return
+        if rule.shorten:
+            length = max(0, length - rule.shorten)
+            headers["Content-Length"] = str(length)
+        self._send(response.status, headers, length, response.read, rule)
+        response.read()  # what was cut off
+
+    def _ask(self, method: str, headers: dict[str, str], data: bytes) -> http.client.HTTPResponse:
+        """Of the server; a connection that it has closed meanwhile is opened again."""
+        fresh = self.upstream is None
+        if self.upstream is None:
+            server = self.server.upstream
+            self.upstream = http.client.HTTPConnection(server.hostname or "", server.port)
+            self.upstream.connect()
+            self.upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self.upstream.request(method, self.path, data or None, headers)
+            return self.upstream.getresponse()
+        except (OSError, http.client.HTTPException):
+            self.upstream.close()
+            self.upstream = None
+            if fresh:
+                raise
+            return self._ask(method, headers, data)
+
+    def _send_bytes(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        length = 0 if self.command == "HEAD" or status in (204, 304) else len(body)
+        headers = {"Content-Length": str(len(body)), **headers}
+        self._send(status, headers, length, io.BytesIO(body).read, Rule())
+
+    def _send(
+        self, status: int, headers: dict[str, str], left: int,
+        read: Callable[[int], bytes], rule: Rule,
+    ) -> None:  # fmt: skip
+        if rule.reset_after == 0:
+            self._reset()
+        self.entry.status = status
+        self.send_response_only(status)
+        for header in headers.items():
+            self.send_header(*header)
+        self.end_headers()
+        stops = (rule.reset_after, rule.close_after, rule.stall_after)
+        stop = min((n for n in stops if n is not None), default=None)
+        start = time.monotonic()
+        while left:
+            if self.entry.sent == stop:
+                self._stop(rule, stop)
+                stop = None
+            piece = read(min(_PIECE, left, left if stop is None else stop - self.entry.sent))
+            if not piece:
+                raise _BrokenError
+            self.entry.sent += len(piece)
+            self.wfile.write(piece)
+            left -= len(piece)
+            if rule.rate:
+                time.sleep(max(0, start + self.entry.sent / rule.rate - time.monotonic()))
+
+    def _stop(self, rule: Rule, sent: int) -> None:
+        if sent == rule.reset_after:
+            self._reset()
+        if sent == rule.close_after:
+            raise _BrokenError
+        time.sleep(rule.stall)
+
+    def _reset(self) -> None:
+        """Without a farewell: the client's next call of the connection fails."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.wfile = self.rfile = io.BytesIO()  # type: ignore[assignment]  # they hold it open
+        self.connection.close()
+        raise _BrokenError
+
+
+def _head(response: http.client.HTTPResponse) -> dict[str, str]:
+    """The headers that are of the answer, not of its connection."""
+    dropped = ("connection", "keep-alive", "transfer-encoding")
+    return {k: v for k, v in response.getheaders() if k.lower() not in dropped}
+
+
+if __name__ == "__main__":
+    _Server(int(sys.argv[1]), sys.argv[2]).serve_forever()

@@ -1,0 +1,270 @@
+"""Stores to test against: S3 (moto), Google (our own), Azure (azurite), and nginx.
+
+Each is a process on loopback; `options` are for obstore's stores and `from_url`, `environ` the same
+by environment variables. Nothing is asked of the machine's own credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import importlib.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import unescape
+
+from tests.remote.process import Process, executable
+
+RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}  # for obstore, in tests
+# For moto, which wants to see that a request is signed, but does not check by whom.
+SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=testkey/20260101/us-east-1/s3/aws4_request"}
+_buckets = itertools.count(1)
+
+
+def request(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> bytes:
+    """What a server answers, without any client library between."""
+    asked = urllib.request.Request(url, data, headers, method=method)
+    if data is not None:  # or urllib calls it a form, and moto parses it
+        asked.add_header("Content-Type", "application/octet-stream")
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+class Store(Process):
+    """An object store. Without `endpoint`, the methods' results are for the server itself; give
+    them a proxy's to pass through it."""
+
+    scheme = ""
+
+    def bucket(self) -> str:
+        """Makes one that is empty."""
+        name = f"bucket{os.getpid()}-{next(_buckets)}"
+        request(f"{self.endpoint}/{name}", "PUT")
+        return name
+
+    def url(self, bucket: str, key: str = "") -> str:
+        return f"{self.scheme}://{bucket}/{key}".rstrip("/")
+
+    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+        """Keyword arguments for obstore's `from_url`, besides `client_options`."""
+        raise NotImplementedError
+
+    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+        """The same as environment variables."""
+        raise NotImplementedError
+
+    def open(self, bucket: str, endpoint: str | None = None, **client: Any) -> Any:
+        """obstore's store for a bucket; `client` are its `client_options`."""
+        from obstore.store import from_url
+
+        return from_url(
+            self.url(bucket),
+            client_options={"allow_http": True, "timeout": "20s", **client},
+            retry_config=RETRIES,
+            **self.options(endpoint),
+        )
+
+
+class _Xml(Store):
+    """S3, and Google in its likeness. Looks without credentials, past all client libraries."""
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """All that are in a bucket, by key."""
+        return {
+            key: request(f"{self.endpoint}/{bucket}/{quote(key)}", **SIGNED)
+            for key in self.keys(bucket)
+        }
+
+    def keys(self, bucket: str) -> list[str]:
+        keys: list[str] = []
+        while True:
+            query = f"list-type=2&start-after={quote(keys[-1])}" if keys else "list-type=2"
+            found = self._find("Key", f"{bucket}?{query}")
+            keys += found
+            if not found:
+                return keys
+
+    def uploads(self, bucket: str) -> list[str]:
+        """The keys of multipart uploads that were neither finished nor given up."""
+        return self._find("Key", f"{bucket}?uploads")
+
+    def _find(self, tag: str, path: str) -> list[str]:
+        text = request(f"{self.endpoint}/{path}", **SIGNED).decode()
+        return [unescape(found) for found in re.findall(f"<{tag}>(.*?)</{tag}>", text)]
+
+
+class S3(_Xml):
+    """moto: it looks at no credentials. Any key and secret do."""
+
+    scheme = "s3"
+
+    def __init__(self) -> None:
+        super().__init__(lambda port: [sys.executable, "-m", "moto.server", "-p", str(port)])
+
+    @staticmethod
+    def missing() -> str:
+        return "" if importlib.util.find_spec("moto") else "moto[server] is not installed"
+
+    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+        return {
+            "endpoint": endpoint or self.endpoint,
+            "region": "us-east-1",
+            "access_key_id": "testkey",
+            "secret_access_key": "testsecret",
+        }
+
+    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": endpoint or self.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "testkey",
+            "AWS_SECRET_ACCESS_KEY": "testsecret",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+class Google(_Xml):
+    """Our own (tests/remote/google.py)."""
+
+    scheme = "gs"
+
+    def __init__(self) -> None:
+        super().__init__(lambda port: [sys.executable, "-m", "tests.remote.google", str(port)])
+
+    @staticmethod
+    def missing() -> str:
+        return ""
+
+    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+        return {"base_url": endpoint or self.endpoint, "bearer_token": "testtoken"}
+
+    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+        return {
+            "GOOGLE_BASE_URL": endpoint or self.endpoint,
+            "GOOGLE_BEARER_TOKEN": "testtoken",
+            "GOOGLE_ALLOW_HTTP": "true",
+        }
+
+
+class Azure(Store):
+    """azurite; its account and key are those that it documents. A bucket is a container."""
+
+    scheme = "az"
+    account = "devstoreaccount1"
+    secret = (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    )
+
+    def __init__(self) -> None:
+        flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+        super().__init__(
+            lambda port: [
+                executable("azurite-blob") or "azurite-blob",
+                "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags,
+            ]
+        )  # fmt: skip
+
+    @staticmethod
+    def missing() -> str:
+        return "" if executable("azurite-blob") else "azurite (npm) is not installed"
+
+    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+        return {
+            "endpoint": f"{endpoint or self.endpoint}/{self.account}",
+            "account_name": self.account,
+            "account_key": self.secret,
+        }
+
+    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ENDPOINT": f"{endpoint or self.endpoint}/{self.account}",
+            "AZURE_STORAGE_ACCOUNT_NAME": self.account,
+            "AZURE_STORAGE_ACCOUNT_KEY": self.secret,
+            "AZURE_ALLOW_HTTP": "true",
+        }
+
+    def bucket(self) -> str:
+        name, date = f"bucket{os.getpid()}-{next(_buckets)}", formatdate(usegmt=True)
+        signed = (
+            "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+            f"/{self.account}/{self.account}/{name}\nrestype:container"
+        )
+        digest = hmac.digest(base64.b64decode(self.secret), signed.encode(), hashlib.sha256)
+        headers = {
+            "x-ms-date": date,
+            "x-ms-version": "2021-08-06",
+            "Authorization": f"SharedKey {self.account}:{base64.b64encode(digest).decode()}",
+            "Content-Length": "0",
+        }
+        url = f"{self.endpoint}/{self.account}/{name}?restype=container"
+        request(url, "PUT", **headers)
+        return name
+
+
+_NGINX = """
+daemon off; master_process off; error_log stderr; pid {work}/pid;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off; sendfile on; tcp_nodelay on; keepalive_requests 100000;
+    client_body_temp_path {work}/body; proxy_temp_path {work}/proxy; fastcgi_temp_path {work}/fcgi;
+    uwsgi_temp_path {work}/uwsgi; scgi_temp_path {work}/scgi;
+    default_type application/octet-stream; client_max_body_size 0;
+    server {{
+        listen 127.0.0.1:{port}{tls}; root {root}; autoindex on;
+        dav_methods PUT DELETE; create_full_put_path on;
+    }}
+}}
+"""
+
+
+class Nginx(Process):
+    """Serves a folder, and takes PUT and DELETE. With `certificate`, over https: a file of it and
+    of its key, as `self_signed` makes."""
+
+    def __init__(self, root: Path, work: Path, certificate: Path | None = None) -> None:
+        """`work` is an empty folder for its own files."""
+        self.root = root
+
+        def command(port: int) -> list[str]:
+            tls = ""
+            if certificate is not None:
+                tls = f" ssl; ssl_certificate {certificate}; ssl_certificate_key {certificate}"
+            config = work / "nginx.conf"
+            config.write_text(_NGINX.format(work=work, port=port, root=root, tls=tls))
+            flags = ["-e", "stderr", "-p", str(work), "-c", str(config)]
+            return [executable("nginx") or "nginx", *flags]
+
+        super().__init__(command, "https" if certificate else "http")
+
+    @staticmethod
+    def missing() -> str:
+        return "" if executable("nginx") else "nginx is not installed"
+
+
+def self_signed(file: Path) -> Path:
+    """Writes a certificate for 127.0.0.1 and its key."""
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+            "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-addext", "basicConstraints=critical,CA:FALSE",
+            "-keyout", str(file), "-out", f"{file}.pem",
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    file.write_text(file.read_text() + Path(f"{file}.pem").read_text())
+    return file
