@@ -1,11 +1,11 @@
-"""Samples into the memory of a batch: read, transformed and written where they will be used."""
+"""Makes batches: samples are read, transformed and written into the memory of their batch."""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,30 +17,27 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
-from shardkit.stream.collate import PadCollate, packed
-from shardkit.stream.reading import Samples
+from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.steps import BFLOAT16
-from shardkit.transforms.transforms import Transforms
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.stream.order import Numbers
+    from shardkit.stream.stream import Stream
 
     Arrays = dict[str, npt.NDArray[Any]]
 
 Batch = dict[str, Any]
-Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
-Take = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # memory of such a shape
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # shape, type -> array
 
-_PADDED = ("attention_mask", "segment_ids")  # what tells that a batch has padding
+_PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may have padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
 class Making:
-    """A batch that is being made: rows are filled in by several threads, in any order."""
+    """A batch that is being made: several threads fill its rows, in any order."""
 
     def __init__(self, step: Step, arrays: Arrays) -> None:
         self.step = step
@@ -51,7 +48,7 @@ class Making:
 
 
 class Made(NamedTuple):
-    """A batch, and what there is to say of it."""
+    """A batch, and the facts that are counted."""
 
     batch: Batch
     errors: list[ShardkitError]  # of the samples that were replaced
@@ -61,65 +58,64 @@ class Made(NamedTuple):
 class BatchMaker:
     """Makes the batch of a step. `begin`, then `fill` for all rows from any thread, then `finish`.
 
-    A batch has a value per field: an array with a row per sample where the field always has one
-    shape, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and for
-    samples that were replaced.
+    A batch has a value per field: an array with a row per sample where the field has the same shape
+    in all of them, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and
+    for samples that were replaced.
     """
 
     def __init__(
         self,
-        samples: Samples,
-        transforms: Transforms,
-        *,
-        seed: int,
-        collate: Collate | None = None,
-        packing: tuple[Pack, str] | None = None,
-        lengths: Numbers | None = None,
-        max_errors: int | None = None,
-        memory: Take = np.empty,
+        stream: Stream,
+        allocate: Allocate = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> None:
-        """`packing` names the packed field; `dtype` says in which type arrays are delivered.
-
-        lengths: of all samples, where batches are planned by them.
-        max_errors: how many bad samples are passed over for a good one; None: the first is raised.
-        """
-        self._samples, self._transforms, self._seed = samples, transforms, seed
-        self._collate, self._packing = collate, packing
-        self._lengths, self._max_errors = lengths, max_errors
+        """`allocate` makes the arrays of a batch; `dtype` is the type that one is delivered in."""
+        options, batching = stream.options, stream.batching
+        self._samples, self._transforms, self._seed = (
+            stream.samples,
+            stream.transforms,
+            options.seed,
+        )
+        self._allocate = allocate
+        self._pack = batching if isinstance(batching, Pack) else None
+        self._field = stream.field
+        # Lengths that a replacement must not exceed: rows that are packed are not replaced.
+        self._lengths = None if self._pack else stream.lengths
+        self._collate = options.collate
+        if self._collate is None and self._lengths is not None:
+            self._collate = pad_collate(field=self._field)
+        self._max_errors = options.max_errors if options.on_error == "skip" else None
         self._bad: set[tuple[int, int]] = set()  # number and turn of samples that were tried
-        self._take = memory
-        self._shown = {
-            # numpy has no such type: their bits
+        self._transformed = {
+            # NumPy has no bfloat16: its bits
             name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
-            for name, (shape, dtype) in transforms.outputs().items()
+            for name, (shape, dtype) in self._transforms.outputs().items()
         }
-        whole = collate is not None or packing is not None  # they get samples, not rows
-        self._stored = {} if whole else _fixed(samples.schema, transforms.fields, dtype)
-        # One array and nothing else: tokens, whose rows are read in one call, and so a batch is
-        # made sooner than handed to another thread.
-        kinds = [type(kind) for kind in samples.schema.values()]
-        self.light = kinds == [Array] and len(self._stored) == 1
-        self.slow = bool(transforms.fields)  # so that several threads should share a batch
+        schema, fields = self._samples.schema, self._transforms.fields
+        by_sample = self._collate is not None or self._pack is not None
+        self._stored = {} if by_sample else _fixed(schema, fields, dtype)
+        # One array and nothing else, such as tokens: its rows are read in one call, so that a batch
+        # takes less time than handing it to another thread.
+        self.light = [type(kind) for kind in schema.values()] == [Array] and len(self._stored) == 1
+        self.slow = bool(fields)  # so that several threads should share a batch
 
     def begin(self, step: Step) -> Making:
         """The memory of a batch."""
-        rows = len(step.number)
-        shapes = {**self._stored, **self._shown}
+        rows, shapes = len(step.number), {**self._stored, **self._transformed}
         arrays = {
-            name: self._take((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
+            name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
         return Making(step, arrays)
 
     def fill(self, batch: Making, start: int, stop: int) -> None:
-        """Make the rows from `start` to `stop`. What is wrong with one is kept for `finish`."""
+        """Make the rows from `start` to `stop`. Errors of single rows are left to `finish`."""
         enter("read")
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
         if self.light:
             [(field, rows)] = out.items()
-            with suppress(ShardkitError):  # one by one it is known which samples are bad
+            with suppress(ShardkitError):  # reading one by one tells which samples are bad
                 keys = self._samples.read_rows(field, numbers, rows)
                 if keys is not None:
                     batch.keys[start:stop] = keys
@@ -139,13 +135,13 @@ class BatchMaker:
         for row, sample in enumerate(samples):
             if sample is not None and start + row not in batch.errors:
                 try:
-                    self._place(sample, out, row)
+                    self._write(sample, out, row)
                 except ShardkitError as error:
                     batch.errors[start + row] = self._addressed(error, int(numbers[row]))
         batch.samples[start:stop] = samples
         batch.keys[start:stop] = ["" if s is None else s["__key__"] for s in samples]
 
-    def _place(self, sample: Sample, out: Arrays, row: int) -> None:
+    def _write(self, sample: Sample, out: Arrays, row: int) -> None:
         for name in self._stored:
             value = sample.get(name)
             array = out[name]
@@ -171,7 +167,7 @@ class BatchMaker:
                 raise batch.errors[row]
         valid = batch.step.valid
         if bad:
-            if self._packing is None:  # what is repeated as padding is counted where it first came
+            if self._pack is None:  # a bad sample that is repeated as padding counts once
                 bad = [row for row in bad if valid[row]]
             valid = self._replace(batch)
             enter("collate")
@@ -183,18 +179,17 @@ class BatchMaker:
         return Made(made, errors, _tokens(made))
 
     def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
-        if self._packing is not None and batch.step.segments is not None:
-            pack, field = self._packing
-            return packed(batch.step.segments, samples, pack.seq_len, 0, field)
-        if isinstance(self._collate, PadCollate):  # what stands in the batch need not be stacked
-            rest = [{k: v for k, v in s.items() if k not in self._shown} for s in samples]
+        if self._pack is not None and batch.step.segments is not None:
+            return packed(batch.step.segments, samples, self._pack.seq_len, 0, self._field)
+        if isinstance(self._collate, PadCollate):  # which need not stack what is in arrays already
+            rest = [{k: v for k, v in s.items() if k not in self._transformed} for s in samples]
             return {**self._collate(rest), **batch.arrays}
         if self._collate is not None:
-            made_of = [
+            whole = [
                 sample | {name: array[row] for name, array in batch.arrays.items()}
                 for row, sample in enumerate(samples)
             ]
-            return dict(self._collate(made_of))
+            return dict(self._collate(whole))
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:
@@ -205,15 +200,15 @@ class BatchMaker:
         return made
 
     def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:
-        """Put a good sample in the place of each bad one, so that ranks stay equal."""
+        """Replace each bad sample by a good one, so that all ranks have as many; new `valid`."""
         step, valid = batch.step, batch.step.valid.copy()
         for row in sorted(batch.errors):
             good = self._next_good(batch, row)
             sample = good.samples[0]
-            if self._packing is not None and step.segments is not None and sample is not None:
-                field, mine = self._packing[1], step.segments[step.segments[:, 1] == row]
-                nothing = np.zeros(mine[:, 3].max(), sample[field].dtype)  # as long as was planned
-                batch.samples[row] = {"__key__": "", field: nothing}
+            if self._pack is not None and step.segments is not None and sample is not None:
+                mine = step.segments[step.segments[:, 1] == row]
+                zeros = np.zeros(mine[:, 3].max(), sample[self._field].dtype)  # as long as planned
+                batch.samples[row] = {"__key__": "", self._field: zeros}
                 valid[mine[:, 0]] = False
                 continue
             batch.samples[row], batch.keys[row] = sample, good.keys[0]
@@ -223,10 +218,10 @@ class BatchMaker:
         return valid
 
     def _next_good(self, batch: Making, row: int) -> Making:
-        """The next good sample behind a bad one, as they are stored; made alone.
+        """The next good sample after a bad one, in the order in which they are stored.
 
-        It depends on nothing but the bad one, so that it is the same for any ranks and threads.
-        Where batches are planned by lengths, it is none that is longer than what was planned.
+        It depends on the bad one alone, so that it is the same for any ranks and threads. Where
+        batches are planned by lengths, it is not longer than the longest of its batch.
         """
         step, tried = batch.step, 0
         first, turn = int(step.number[row]), int(step.turn[row])
@@ -308,17 +303,17 @@ def _stacked(values: list[Any]) -> Any:
 
 
 class Memory:
-    """Memory of batches that is used again once nobody refers to it: fresh pages cost as much as
+    """Reuses the memory of batches that are no longer referenced: fresh pages cost as much as
     resizing.
 
-    Each array ends at a base of its own, which all its views refer to, whoever holds them. NumPy's
-    arrays are no part of cyclic garbage, so that a base goes when the last view has gone, and not
-    before. Both steps are one operation on a deque: finalizers run in any thread, at any time.
+    Each array has a base of its own, which all of its views refer to. NumPy's arrays are no part of
+    cyclic garbage, so that a base is freed with the last view, and not before. To take a buffer and
+    to give it back is one operation on a deque each: finalizers run in any thread, at any time.
     """
 
-    def __init__(self, kept: int) -> None:
-        """`kept`: how many free buffers of one size are held at most."""
-        self._kept = kept
+    def __init__(self, most: int) -> None:
+        """`most`: how many free buffers of one size are retained."""
+        self._most = most
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -326,11 +321,11 @@ class Memory:
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return np.empty(shape, dtype)
-        free = self._free.setdefault(size, deque(maxlen=self._kept))
+        free = self._free.setdefault(size, deque(maxlen=self._most))
         try:
             buffer = free.pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        base = np.frombuffer(buffer.data, dtype)  # no array is its base: views stop at it
+        base = np.frombuffer(buffer.data, dtype)  # the base of all views: its own is no array
         weakref.finalize(base, free.append, buffer).atexit = False
         return base.reshape(shape)

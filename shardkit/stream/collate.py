@@ -6,7 +6,7 @@ Batches hold numpy arrays and lists; `shardkit.torch` makes tensors of the array
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Values = NDArray[Any]
+
+Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
 
 _ADDED = ("attention_mask", "lengths")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import check_names, is_whole
-from shardkit.stream.batches import Batch, Made, rows_of
+from shardkit.stream.batches import Batch, BatchMaker, Made, rows_of
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
@@ -80,7 +80,7 @@ class StreamingDataset:
         Yields for each batch or sample the number and the progress after it, and itself. Of several
         workers each makes every `workers`-th, so that their number changes nothing.
         """
-        maker, bad = self.stream.maker(), Bad(self.options)
+        maker, bad = BatchMaker(self.stream), Bad(self.options)
         # In a worker of a DataLoader it is none, as the store is its parent's.
         comparison = self._ranks.begin(self, epoch, progress)
         steps = (

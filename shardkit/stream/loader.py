@@ -1,4 +1,4 @@
-"""`Loader`: threads make the batches of an epoch ahead, in order, straight into their memory."""
+"""`Loader`: threads make the batches of an epoch ahead, and deliver them in order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,12 +16,12 @@ from shardkit.errors import UsageError
 from shardkit.extras import extra
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
-from shardkit.stream.batches import Batch, BatchMaker, Made, Making, Memory, Take
+from shardkit.stream.batches import Allocate, Batch, BatchMaker, Made, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
-from shardkit.stream.schedule import START, Progress, Schedule
+from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source
 from shardkit.stream.world import default_threads
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Of a chunk of a batch whose making is slow. A thread waits for the interpreter lock once a chunk:
-# for 5 ms beside a loop in Python, so that small chunks would leave it idle.
+# Rows of a chunk, where samples are transformed. A thread waits for the interpreter lock once a
+# chunk, for 5 ms beside a loop in Python, so that small chunks would leave it idle.
 _ROWS = (8, 64)
-_SLOW = 0.005  # seconds for a batch: then threads are worth what it takes to wake them
-_PATIENCE = 5.0  # seconds for threads to end: one that hangs must not hold up who presses Ctrl-C
+_SLOW = 0.005  # seconds for a batch from which on threads are worth waking
+_PATIENCE = 5.0  # seconds for threads to end: one that hangs must not delay Ctrl-C
 
 
 class Loader:
@@ -41,8 +42,8 @@ class Loader:
     An array has a row per sample: images (batch, height, width, 3), numbers (batch,). `__key__`
     is a list, and `valid` (batch,) bool is False for padding and for replaced samples.
 
-    Each iteration is the next epoch, unless a state was loaded, which is continued. What comes
-    depends neither on `threads` nor on `prefetch`.
+    Each iteration is the next epoch, unless a state was loaded, which is continued. The batches
+    depend neither on `threads` nor on `prefetch`.
     """
 
     threads: int | None
@@ -58,14 +59,14 @@ class Loader:
         profile: bool = False,
         **options: Any,
     ) -> None:
-        """`source` is a StreamingDataset, or what makes one; `options` are `StreamOptions`.
+        """`source` is a StreamingDataset or the source of one; `options` are `StreamOptions`.
 
-        threads: how many make batches; None: the processors of this rank, but the calling thread
-        where that is done sooner than handed over (arrays alone, from memory); 0: that thread.
+        threads: how many make batches. 0: the calling thread does. None: one per processor of this
+        rank, or the calling thread where that is faster (a single array field, read from memory).
         prefetch: batches that are made ahead, at most; fewer where they exceed `prefetch_bytes`.
-        profile: measure where the time of an iteration goes, which `profile` then tells.
+        profile: measure where the time of an iteration goes; see the property `profile`.
 
-        Raises UsageError for options that cannot be, and for a dataset that makes no batch.
+        Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
         """
         if not isinstance(source, StreamingDataset):
             source = StreamingDataset(source, **options)
@@ -90,12 +91,12 @@ class Loader:
         self._tokens = [0, 0]  # real ones and all, of this epoch
         self._ranks = Ranks()
         self._identity = source.stream.identity
-        self._schedule()  # so that what cannot be is said now
+        self._schedule()  # raises for invalid options
 
     def __len__(self) -> int:
         """How many batches a whole epoch has: the one that is iterated, else the next.
 
-        It is the same after a state was loaded: `remaining` says what is left.
+        It is the same after a state was loaded: `remaining` is how many are left.
         """
         epoch, _ = self._position()
         return self._schedule().steps(epoch)
@@ -125,7 +126,7 @@ class Loader:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options that are the loader's own, and not its dataset's."""
+        """The options of the loader itself, without those of its dataset."""
         return {
             "threads": self.threads,
             "prefetch": self.prefetch,
@@ -139,29 +140,30 @@ class Loader:
         return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, after the last batch that it gave: JSON, equal on all ranks."""
+        """The position after the last batch that was delivered: JSON, equal on all ranks."""
         return states.save(self._identity, self.epoch, self._progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a state, with any number of ranks. Reads nothing.
 
-        Raises UsageError for a state of another dataset or of other settings, and for what is none.
+        Raises UsageError for a state of another dataset or of other settings, and for an invalid
+        one.
         """
         self.epoch, self._progress = states.load(state, self._identity, self._schedule())
         self._used, self._loaded = False, True
         self.epoch, self._progress = self._next()
 
     def _skip_to(self, number: int) -> None:
-        """Have the next iteration begin with a batch of its epoch, by number. Reads nothing."""
+        """Begin the next iteration with a batch of its epoch, by number. Reads nothing."""
         self.epoch, _ = self._next()
         self._progress, self._used = self._schedule().progress(self.epoch, number), False
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is.
 
-        It starts at its beginning, unless a state inside that epoch has just been loaded: that is
-        continued. An iteration that has given nothing yet follows. Raises UsageError for a number
-        that is none.
+        It starts at its beginning, unless a state inside that epoch has just been loaded, which is
+        continued. An iteration that has delivered nothing yet is set as well. Raises UsageError for
+        an invalid number.
         """
         epoch = checked_epoch(epoch)
         if self._used or epoch != self.epoch:
@@ -180,7 +182,7 @@ class Loader:
 
     @property
     def profile(self) -> Times:
-        """Where the time of the last iteration went, or goes: printed, it is a table.
+        """Where the time of the last iteration went so far; it prints as a table.
 
         Raises UsageError where the loader was made without `profile=True`.
         """
@@ -189,7 +191,7 @@ class Loader:
         return self._profile.times
 
     def _next(self) -> tuple[int, Progress]:
-        """What the next iteration starts with."""
+        """Epoch and progress at which the next iteration starts."""
         return (self.epoch + 1, START) if self._used else self._position()
 
     def _position(self) -> tuple[int, Progress]:
@@ -199,7 +201,7 @@ class Loader:
         return self.epoch, self._progress
 
     def _begin(self) -> tuple[int, Progress]:
-        """Called for the first batch of an iteration: what it starts with."""
+        """Called for the first batch of an iteration: epoch and progress at which it starts."""
         self.epoch, self._progress = self._next()
         self._used = self._loaded = False
         self._tokens = [0, 0]
@@ -213,18 +215,18 @@ class Loader:
         for number, count in enumerate(tokens):
             self._tokens[number] += count
 
-    # What `shardkit.torch` overrides.
+    # `shardkit.torch` overrides these.
 
-    def _memory(self) -> Take:
-        """Where the memory of an iteration's batches comes from."""
+    def _memory(self) -> Allocate:
+        """Allocates the arrays of an iteration's batches."""
         return Memory(self.prefetch + 2).take
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """What arrays of a type are delivered in."""
+        """The type in which arrays of a type are delivered."""
         return dtype
 
     def _convert(self, batch: Batch) -> Batch:
-        """A batch as it is delivered; called by the thread that has finished it."""
+        """Convert a finished batch, in the thread that has finished it."""
         for name in self.dataset.stream.transforms.halves:
             with extra("bfloat16", "bfloat16 without torch"):
                 import ml_dtypes
@@ -233,7 +235,7 @@ class Loader:
         return batch
 
     def _deliver(self, batch: Batch) -> Batch:
-        """The last thing before a batch is given; called by the thread that iterates."""
+        """The last step before a batch is delivered, in the thread that iterates."""
         return batch
 
 
@@ -243,10 +245,9 @@ class Iteration:
     def __init__(self, loader: Loader, schedule: Schedule, profile: Profile | None) -> None:
         self.bad = Bad(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
-        self._maker = loader.dataset.stream.maker(loader._memory(), loader._dtype)
-        self._reached: tuple[int, Progress] | None = (
-            None  # the progress after the last batch in the queue
-        )
+        self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
+        # Epoch and progress after the last batch in the queue.
+        self._reached: tuple[int, Progress] | None = None
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
         self._bytes = 1  # of the last batch
@@ -257,9 +258,8 @@ class Iteration:
         self._threads = _Threads(profile)
         if not self._alone:
             self._threads.start(loader.threads)
-        self._end = weakref.finalize(
-            self, self._threads.stop
-        )  # also at the exit of the interpreter
+        # Also called when the interpreter exits.
+        self._end = weakref.finalize(self, self._threads.stop)
 
     def __iter__(self) -> Iteration:
         return self
@@ -296,7 +296,7 @@ class Iteration:
                 raise StopIteration
             pending = self._queue.popleft()
             self._prefetch()
-            if self._closed:  # by another thread, and then nobody makes what was asked for last
+            if self._closed:  # by another thread: none is left to make the batch
                 raise _closed()
             made = pending.wait()
             batch = self.bad.counted(made)
@@ -308,7 +308,7 @@ class Iteration:
         return self._loader._deliver(batch)
 
     def close(self) -> None:
-        """Stop the threads; they finish the rows that they are at."""
+        """Stop the threads; they finish the rows that they are working on."""
         self._queue.clear()
         self._closed = True
         self._end()
@@ -326,14 +326,12 @@ class Iteration:
             if step is None:
                 return
             self._reached = epoch, step.after
-            making = self._maker.begin(step)
-            pending = _PendingBatch(
-                self._maker, making, loader._convert, self._reached, self._threads.size
-            )
+            threads = self._threads.size
+            pending = _PendingBatch(self._maker, step, loader._convert, self._reached, threads)
             self._queue.append(pending)
             began = time.perf_counter()
-            self._threads.take(pending)
-            if self._alone and time.perf_counter() - began > _SLOW:  # the disk is waited for
+            self._threads.make(pending)
+            if self._alone and time.perf_counter() - began > _SLOW:  # it waits for the disk
                 self._alone = False
                 self._threads.start(None)
 
@@ -344,14 +342,14 @@ class _PendingBatch:
     def __init__(
         self,
         maker: BatchMaker,
-        making: Making,
-        convert: Any,
+        step: Step,
+        convert: Callable[[Batch], Batch],
         after: tuple[int, Progress],
         threads: int,
     ) -> None:
         self.after = after  # epoch and progress
-        self._maker, self._making, self._convert = maker, making, convert
-        rows = len(making.samples)
+        self._maker, self._making, self._convert = maker, maker.begin(step), convert
+        rows = len(step.number)
         least, most = _ROWS if maker.slow else (rows, rows)
         size = min(max(-(-rows // max(threads, 1)), least), most)
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
@@ -362,7 +360,7 @@ class _PendingBatch:
         self._failure: BaseException | None = None
 
     def work(self, start: int, stop: int) -> None:
-        """Make some rows. Nothing is raised here: the batch's turn may come much later."""
+        """Make some rows. Errors are raised by `wait`, when it is the batch's turn."""
         try:
             if self._failure is None:
                 self._maker.fill(self._making, start, stop)
@@ -386,16 +384,16 @@ class _PendingBatch:
         self._done.set()
 
     def stop(self) -> None:
-        """Make no more of it: the iteration was closed, maybe beside a thread that waits for it."""
+        """Make no more of it: the iteration was closed, maybe while a thread waits for it."""
         self._failure = self._failure or _closed()
 
     def interrupted(self) -> None:
-        """Raise what has interrupted the thread that made it, and concerns no single batch."""
+        """Raise the KeyboardInterrupt that has interrupted the thread that made it, if any."""
         if isinstance(self._failure, KeyboardInterrupt):
             raise self._failure
 
     def wait(self) -> Made:
-        """The batch, once it is made. Raises what went wrong with it."""
+        """The batch, once it is made. Raises the error with which making it failed."""
         self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -411,7 +409,7 @@ def _closed() -> UsageError:
 
 
 class _Threads:
-    """Threads that make chunks of batches, in the order in which these were taken on."""
+    """Threads that make chunks of batches, in the order of the calls of `make`."""
 
     def __init__(self, profile: Profile | None) -> None:
         self._profile = profile
@@ -424,19 +422,17 @@ class _Threads:
         return len(self._threads)
 
     def start(self, threads: int | None) -> None:
-        """Have so many threads; None: as many as this rank has processors."""
-        # Daemons: the interpreter waits for others before it calls what would stop them.
+        """Start so many threads; None: one per processor of this rank."""
+        # Daemons: at exit the interpreter waits for others before it calls `stop`.
         self._threads = [
-            threading.Thread(
-                target=_work, args=(self._tasks, self._stopped, self._profile), daemon=True
-            )
+            threading.Thread(target=self._work, daemon=True)
             for _ in range(default_threads() if threads is None else threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def take(self, pending: _PendingBatch) -> None:
-        """Make a batch: later, or at once where there are no threads."""
+    def make(self, pending: _PendingBatch) -> None:
+        """Make a batch: in the threads, or at once where there are none."""
         for start, stop in pending.chunks:
             if self._threads:
                 self._tasks.put((pending, start, stop))
@@ -455,15 +451,14 @@ class _Threads:
             if thread is not threading.current_thread():  # garbage may be collected in any of them
                 thread.join(max(deadline - time.monotonic(), 0))
 
-
-def _work(tasks: SimpleQueue[Any], stopped: threading.Event, profile: Profile | None) -> None:
-    clock = None if profile is None else profile.work()
-    while (task := tasks.get()) is not None:
-        pending, start, stop = task
-        if stopped.is_set():
-            pending.stop()
-        pending.work(start, stop)
-        enter(IDLE)
-        del task, pending  # they hold a batch, and the next task may be long in coming
-    if clock is not None:
-        clock.stop()
+    def _work(self) -> None:
+        clock = None if self._profile is None else self._profile.work()
+        while (task := self._tasks.get()) is not None:
+            pending, start, stop = task
+            if self._stopped.is_set():
+                pending.stop()
+            pending.work(start, stop)
+            enter(IDLE)
+            del task, pending  # a batch, which would stay in memory until the next task
+        if clock is not None:
+            clock.stop()

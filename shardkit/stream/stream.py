@@ -1,10 +1,10 @@
-"""Datasets, options and a rank, made into steps and batches: the base of all loaders."""
+"""Datasets, options and a rank, made into steps: the base of all loaders."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -14,9 +14,8 @@ from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.opening import open_dataset
 from shardkit.schema import Array, Schema
-from shardkit.stream.batches import BatchMaker, Collate, Take
 from shardkit.stream.batching import Batching, Pack
-from shardkit.stream.collate import PadCollate, pad_collate
+from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
@@ -29,20 +28,21 @@ Source: TypeAlias = "OneSource | Sequence[OneSource]"
 
 
 class Stream:
-    """The samples of some datasets in an order that options decide. Nothing is read to make one."""
+    """The samples of some datasets in an order that options decide. Making one reads no sample."""
 
     def __init__(self, source: Source, options: StreamOptions) -> None:
         self.options = options
         self.datasets = _opened(source)
         self.batching = options.batching
-        self._lengths: Numbers | None = None
+        self.lengths: Numbers | None = None  # of all samples in `field`, for `batching`
+        self.field = ""
         fields = options.fields
         if self.batching is not None:
-            self._field = _counted(common_schema(self.datasets, fields), self.batching)
-            self._lengths = np.concatenate([d.lengths(self._field) for d in self.datasets])
-            self.batching = self.batching.with_lengths(self._lengths)
-            if isinstance(self.batching, Pack):  # of other fields rows have nothing
-                fields = [self._field]
+            self.field = _counted(common_schema(self.datasets, fields), self.batching)
+            self.lengths = np.concatenate([d.lengths(self.field) for d in self.datasets])
+            self.batching = self.batching.with_lengths(self.lengths)
+            if isinstance(self.batching, Pack):  # packed rows have no other fields
+                fields = [self.field]
         self.samples = Samples(self.datasets, fields, cached=options.cache is not None)
         self.transforms = Transforms(options.transforms or {}, self.samples.schema)
         if options.cache == "decoded":
@@ -51,7 +51,7 @@ class Stream:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What decides which sample comes when, as JSON: a state is good for equal ones alone."""
+        """What decides the order of samples, as JSON: a state is valid where this is equal."""
         options = self.options
         weights = None if options.weights is None else list(map(float, options.weights))
         planned = None if self.batching is None else str(self.batching)
@@ -65,48 +65,26 @@ class Stream:
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields of a batch that are images as we lay them out: (..., height, width, 3)."""
+        """The fields of a batch that are images of ours: (..., height, width, 3)."""
         return frozenset() if self.own_collate else self.transforms.images
 
     @property
     def own_collate(self) -> Collate | None:
-        """What makes batches of samples, if that is not one of ours."""
+        """The user's collate function, if it is not one of ours."""
         collate = self.options.collate
         return None if isinstance(collate, PadCollate) else collate
 
     def schedule(self, world: World) -> Schedule:
         """The steps of one rank."""
         options, order = self.options, self.order
-        if self.batching is not None and self._lengths is not None:
+        if self.batching is not None and self.lengths is not None:
             return Planned(
-                order, self.batching, self._lengths, *world, options.last, options.seed,
+                order, self.batching, self.lengths, *world, options.last, options.seed,
                 options.window,
             )  # fmt: skip
         schedule = Fixed(order, options.per_rank(world.size), *world, options.last)
         _check_size(order.samples, schedule.size, options.last)
         return schedule
-
-    def maker(
-        self,
-        memory: Take = np.empty,
-        dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
-    ) -> BatchMaker:
-        """What makes a step's batch."""
-        batching, options = self.batching, self.options
-        collate = options.collate
-        if collate is None and batching is not None and not isinstance(batching, Pack):
-            collate = pad_collate(field=self._field)
-        return BatchMaker(
-            self.samples,
-            self.transforms,
-            seed=options.seed,
-            collate=collate,
-            packing=(batching, self._field) if isinstance(batching, Pack) else None,
-            lengths=None if isinstance(batching, Pack) else self._lengths,
-            max_errors=options.max_errors if options.on_error == "skip" else None,
-            memory=memory,
-            dtype=dtype,
-        )
 
 
 def _opened(source: Source) -> list[Dataset]:
@@ -154,7 +132,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:
 
 
 def _counted(schema: Schema, batching: Batching) -> str:
-    """The field whose lengths a batching goes by."""
+    """The field whose lengths a batching is planned by."""
     arrays = [
         name
         for name, kind in schema.items()

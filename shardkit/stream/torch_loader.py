@@ -19,7 +19,7 @@ from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import state as states
-from shardkit.stream.batches import Batch, Take
+from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.schedule import Progress
 from shardkit.stream.stream import Source, Stream
 
@@ -219,7 +219,7 @@ class Loader(loading.Loader):
         own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
         return {**super().settings, **own}
 
-    def _memory(self) -> Take:
+    def _memory(self) -> Allocate:
         return _page_locked if self._pinned else super()._memory()
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
