@@ -10,7 +10,7 @@ import operator
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,13 +25,8 @@ from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError, Usa
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import File, Manifest
-from shardkit.schema import (
-    Array,
-    Schema,
-    label_of,
-    length_fields,
-    lengths_dtype,
-)
+from shardkit.sample import Sample
+from shardkit.schema import Array, Schema, label_of, length_fields, lengths_dtype, row_fields
 from shardkit.sequence_reader import SampleSequence, SequenceReader
 from shardkit.shared_schema import own_schema, shared_names, shared_schema
 
@@ -79,8 +74,8 @@ class Dataset:
     ) -> None:
         """`shards` has name, samples and bytes of each; None where only opening it can tell.
 
-        `path` is the folder that the names are relative to; `reader` reads the only shard where
-        that is no file (`from_sequence`).
+        `path` is the folder that the names are relative to; `reader` is that of the only shard
+        where that is not a file (`from_sequence`).
         """
         self.path = path
         self.format = format
@@ -99,31 +94,19 @@ class Dataset:
         self._only = reader
         if reader is None:
             self._format = get_format(format)
-        self.transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # of `ds[i]`
+        self.transform: Callable[[Sample], Sample] | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
         self._readers = open_shards.Readers()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
-        layout = manifest and self._layout(manifest)
-        self._layouts: list[Any] = [layout for _ in shards]
+        self._layouts: list[Any] = [manifest and self._layout(manifest)] * len(shards)
         if manifest is None:
-            counts = [self._look_into(shard) for shard in range(len(shards))]
-            names = None if reader is None and self._format.any_as_bytes else self._names
-            self.schema, other_types = shared_schema(self._layouts, counts, names)
-            self._class_names = shared_names(self._layouts, self._names)
-            self.unusable = other_types
-            for shard, layout in enumerate(self._layouts):
-                for field, error in layout.get("unusable", {}).items():
-                    self.unusable[field] = error.located(path=self.shard_path(shard))
-            common = self.schema.to_json()
-            for layout in self._layouts:
-                layout["schema"] = own_schema(layout, common)
-            self.close()  # readers that took a field for more than the others do
+            counts = self._look_into_all()
         else:
             counts = [samples or 0 for _, samples, _ in shards]
-            self.schema = manifest.schema
+            self.schema, self._class_names = manifest.schema, manifest.class_names
         *self._starts, self._length = accumulate(counts, initial=0)
 
     @classmethod
@@ -139,10 +122,10 @@ class Dataset:
     ) -> Self:
         """A dataset of samples that are not in shards, for a Loader: a list of dicts, say.
 
-        samples: any sequence; `samples[i]` is a dict with `__key__` and the fields of the schema,
-        whose values nobody checks. Threads call it side by side.
+        samples: any sequence; `samples[i]` is a dict with `__key__` and the fields of the schema.
+        Values are not checked. Several threads call it at the same time.
         schema: None is the sequence's own, `samples.schema`.
-        path, format, size: what messages call it, and its bytes as far as they are known.
+        path, format, size: its name and format in messages, and its bytes as far as known.
         """
         schema = schema or samples.schema  # type: ignore[attr-defined]
         reader = SequenceReader(samples, schema, class_names or {}, path)
@@ -150,13 +133,13 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Class names in the order of their labels; None where they are not known."""
+        """Class names in the order of their labels; None where unknown."""
         return self.class_names.get(self.label)
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """By field, the names of the classes that its values number, where they are known."""
-        return self._class_names if self.manifest is None else self.manifest.class_names
+        """By field, the names of the classes that its values number, where known."""
+        return self._class_names
 
     @property
     def label(self) -> str:
@@ -165,51 +148,52 @@ class Dataset:
 
     @property
     def guessed(self) -> frozenset[str]:
-        """Fields of which nobody knows whether all samples have them, in shards of others."""
-        names = (name for layout in self._layouts if layout for name in layout.get("guessed", ()))
-        return frozenset(names)
+        """Fields of foreign shards of which only a few samples say that all samples have them."""
+        return frozenset(name for layout in self._layouts for name in layout.get("guessed", ()))
 
     @property
     def ours(self) -> bool:
-        """Whether shardkit wrote the shards, as a manifest or one of them says."""
+        """Whether shardkit wrote the shards, according to a manifest or one of them."""
         return self.manifest is not None or any("ours" in layout for layout in self._layouts)
 
     @property
     def ignored(self) -> dict[str, int]:
-        """What is passed over in shards that others made, and beside them, and how often."""
+        """What is passed over in foreign shards and beside them: how often, by kind."""
         total: Counter[str] = Counter(self.beside)
         for layout in self._layouts:
-            total.update((layout or {}).get("ignored", {}))
+            total.update(layout.get("ignored", {}))
         return dict(total)
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Sample:
         """The sample with the global number `index`; negative ones count from the end."""
-        shard, position = self.locate(index)
-        reader = self._readers.get(shard)
-        if reader is None:
-            reader = self.reader(shard)
-        try:
-            sample = reader[position]
-        except Exception as error:
-            found = storage.unreadable(error, self.sample_path(shard, position), position)
-            raise found from found.__cause__
+        sample = self.read(index)
         if self.transform is None:
             return sample
         try:
             return self.transform(sample)
         except ShardkitError as error:
+            shard, position = self.locate(index)
             where = {"path": self.shard_path(shard), "position": position}
             raise error.located(**where) from error.__cause__
+
+    def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
+        """The sample without the dataset's transform: its key and these fields, all if None."""
+        shard, position = self.locate(index)
+        try:
+            return self.reader(shard).sample(position, fields)
+        except Exception as error:
+            found = storage.unreadable(error, self.sample_path(shard, position), position)
+            raise found from found.__cause__
 
     def locate(self, index: int) -> tuple[int, int]:
         """Number of the shard that holds a sample, and the sample's position in it."""
         try:
             index = operator.index(index)
         except TypeError:
-            raise self._not_one(index) from None
+            raise self._no_index(index) from None
         if index < 0:
             index += len(self)
         shard = bisect_right(self._starts, index) - 1
@@ -217,7 +201,7 @@ class Dataset:
             raise IndexError(f"{self.place} has {len(self)} samples")
         return shard, index - self._starts[shard]
 
-    def _not_one(self, index: object) -> UsageError:
+    def _no_index(self, index: object) -> UsageError:
         asked = slice(3) if not isinstance(index, slice) else index
         start, stop, step = asked.indices(len(self))
         numbers = f"{start}, {stop}" + (f", {step}" if step != 1 else "")
@@ -229,7 +213,7 @@ class Dataset:
         )
 
     def part(self, shards: list[int]) -> Dataset:
-        """A dataset of these shards alone: what a task needs of a large one."""
+        """A dataset of these shards alone, for a task."""
         chosen = [(self._names[s], *self.extent(s)) for s in shards]
         part = copy.copy(self)  # without what is open, like a pickle
         part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
@@ -245,7 +229,7 @@ class Dataset:
         return stop - self._starts[shard], self._bytes[shard] or 0
 
     def original_paths(self) -> dict[str, str]:
-        """The key table: the path that a sample had as a file, for keys that do not tell it."""
+        """The key table: the path that a sample had as a file, where its key does not tell it."""
         table = self.key_table
         return {} if table is None else dict(read_key_table(*table))
 
@@ -256,34 +240,32 @@ class Dataset:
         return None if table is None else (self.path / table.name, table.checksum)
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What made the tokens, as the manifest has it, and its files; nothing where unknown."""
-        kept = self._tokenizer_file
-        if self.manifest is None or kept is None:
+        """The manifest's entry of the tokenizer, and its files; both empty where unknown."""
+        copy = self._tokenizer_file
+        if self.manifest is None or copy is None:
             return {}, {}
-        made = self.manifest.tokenizer
-        data = manifests.read_checked(self.path / kept.name, kept.checksum)
-        return made, {made["file"]: data}
+        entry = self.manifest.tokenizer
+        return entry, {entry["file"]: manifests.read_checked(self.path / copy.name, copy.checksum)}
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """The copy of what made the tokens; None where that is not known."""
-        kept = self._tokenizer_file
-        return None if kept is None else self.path / kept.name
+        """The copy of the tokenizer's file; None where there is none."""
+        copy = self._tokenizer_file
+        return None if copy is None else self.path / copy.name
 
     @property
     def _tokenizer_file(self) -> File | None:
-        made = self.manifest.tokenizer if self.manifest else {}
-        return self.manifest.list_named(made["file"]) if self.manifest and made else None
+        entry = self.manifest.tokenizer if self.manifest else {}
+        return self.manifest.list_named(entry["file"]) if self.manifest and entry else None
 
     def lengths(self, field: str) -> npt.NDArray[np.int64]:
         """How many elements the field's array has in each sample, in order; 0 where it is absent.
 
-        Of what shardkit wrote nothing else is read for it. Raises UsageError for a field that is
-        no array of one dimension.
+        No sample is read for it where shardkit wrote the dataset. Raises UsageError for a field
+        that is no array of one dimension.
         """
-        kind = self.schema.get(field)
-        if not isinstance(kind, Array) or not _in_a_row(kind):
-            fields = [n for n, k in self.schema.items() if isinstance(k, Array) and _in_a_row(k)]
+        kind, fields = self.schema.get(field), row_fields(self.schema)
+        if not isinstance(kind, Array) or field not in fields:
             raise UsageError(
                 "lengths are those of arrays of one dimension",
                 path=self.place,
@@ -293,12 +275,13 @@ class Dataset:
             )
         if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
             return np.full(len(self), kind.shape[0], np.int64)
-        rows = self.kept_lengths()
+        rows = self.length_table()
         if rows is None or field not in (rows.dtype.names or ()):
-            return np.array([len(self[n].get(field, ())) for n in range(len(self))], np.int64)
+            samples = (self.read(n, [field]) for n in range(len(self)))
+            return np.array([len(sample.get(field, ())) for sample in samples], np.int64)
         return rows[field].astype(np.int64)
 
-    def kept_lengths(self) -> npt.NDArray[np.void] | None:
+    def length_table(self) -> npt.NDArray[np.void] | None:
         """The file beside the manifest: a row per sample, a column per array of one dimension."""
         table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
         if table is None or self.manifest is None:
@@ -323,7 +306,7 @@ class Dataset:
 
     @property
     def place(self) -> Path:
-        """The dataset for people: its folder, or its only file."""
+        """The path of the dataset in messages: its folder, or its only file."""
         return self.path if self.manifest_path is None else manifests.dataset_of(self.manifest_path)
 
     def shard_name(self, shard: int) -> str:
@@ -334,11 +317,11 @@ class Dataset:
         return self.path / self._names[shard]
 
     def sample_path(self, shard: int, position: int) -> Path:
-        """The file that holds a sample, for errors."""
+        """The file that holds a sample, for messages."""
         return self.shard_path(shard)
 
     def stat(self, shard: int) -> os.stat_result:
-        """What the file system says of a shard; raises an error if it is missing or cut."""
+        """The shard's `os.stat`. Raises NotFoundError, and DamagedError for another length."""
         path, expected = self.shard_path(shard), self._bytes[shard]
         with storage.explained("open the shard", path):
             found = path.stat()
@@ -354,9 +337,9 @@ class Dataset:
         return found
 
     def reader(self, shard: int) -> ShardReader:
-        """The open reader of one shard. It stays ours: do not close it.
+        """The open reader of one shard, which the dataset closes.
 
-        There is no lock that a fork in another thread could leave held: two threads may open the
+        There is no lock, which a fork in another thread could leave held: two threads may open the
         same shard at once, and one of the two readers is dropped.
         """
         reader = self._readers.get(shard) if self._only is None else self._only
@@ -379,7 +362,7 @@ class Dataset:
         except Exception as error:
             if not storage.shortage(error):
                 raise
-            open_shards.close_all()  # somebody else needs more than we left for them
+            open_shards.close_all()  # other code needs more files or memory than was left to it
             opened = self._format.open(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
@@ -392,7 +375,7 @@ class Dataset:
 
     @contextlib.contextmanager
     def explained(self, shard: int, position: int | None = None) -> Iterator[None]:
-        """Gives errors of a shard's reader their place, and makes ours of those that are not."""
+        """Turn any error of a shard's reader into one of ours, with path and position."""
         try:
             yield
         except Exception as error:
@@ -400,7 +383,7 @@ class Dataset:
             raise found from found.__cause__
 
     def _close_oldest(self) -> None:
-        """Close shards until no more are open than may be."""
+        """Close shards while more are open than allowed."""
         while len(readers := self._readers.copy()) > 1:
             temporary = sum(reader.temporary_bytes for reader in readers.values())
             if len(readers) <= _OPEN_SHARDS and temporary <= _TEMPORARY_BYTES:
@@ -430,7 +413,7 @@ class Dataset:
         return f"<Dataset {self.place} ({self.format}): {len(self)} samples of {fields}>"
 
     def _layout(self, manifest: Manifest) -> dict[str, Any]:
-        """What the readers of a manifest's shards are told: what their format knows, checked."""
+        """The layout that readers get: the schema, and what their format declares, checked."""
         types, layout = self._format.layout_types, manifest.layout
         try:
             with under("layout"):
@@ -439,16 +422,26 @@ class Dataset:
             raise damaged("the manifest", error, path=self.manifest_path) from error
         return {"schema": layout["schema"], **own}
 
+    def _look_into_all(self) -> list[int]:
+        """Find out, of shards without a manifest, what they have in common; samples of each."""
+        counts = [self._look_into(shard) for shard in range(self.shards)]
+        any_as_bytes = self._only is None and self._format.any_as_bytes
+        names = None if any_as_bytes else self._names
+        self.schema, self.unusable = shared_schema(self._layouts, counts, names)
+        self._class_names = shared_names(self._layouts, self._names)
+        common = self.schema.to_json()
+        for shard, layout in enumerate(self._layouts):
+            for field, error in layout.get("unusable", {}).items():
+                self.unusable[field] = error.located(path=self.shard_path(shard))
+            layout["schema"] = own_schema(layout, common)
+        self.close()  # readers whose schema has more than the common fields
+        return counts
+
     def _look_into(self, shard: int) -> int:
-        """Open a foreign shard for the first time, and keep what it took to find its samples."""
+        """Open a foreign shard for the first time, and note how to open it again."""
         reader = self.reader(shard)
         self._layouts[shard] = reader.layout
         self.key_hashes[shard] = reader.key_hashes
         if self._only is None:
             self._bytes[shard] = self.shard_path(shard).stat().st_size
         return len(reader)
-
-
-def _in_a_row(kind: Array) -> bool:
-    """Whether arrays have one dimension, as far as is known."""
-    return kind.shape is None or len(kind.shape) == 1

@@ -142,7 +142,7 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
 
 def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
     """How long arrays of one dimension are, where that is known without reading their values."""
-    rows = dataset.kept_lengths()
+    rows = dataset.length_table()
     if rows is None or not len(rows):
         return {}
     report = {}

@@ -343,8 +343,14 @@ def images_in(kind: FieldType, value: Any) -> Sequence[bytes]:
     return value if isinstance(kind, Images) else ()
 
 
+def row_fields(schema: Schema) -> list[str]:
+    """The fields whose values are one-dimensional arrays, as far as the schema tells."""
+    arrays = ((name, kind) for name, kind in schema.items() if isinstance(kind, Array))
+    return [name for name, kind in arrays if kind.shape is None or len(kind.shape) == 1]
+
+
 def length_fields(schema: Schema) -> list[str]:
-    """The fields whose values are one-dimensional arrays, each as long as it likes."""
+    """The fields whose values are one-dimensional arrays of any length."""
     return [n for n, kind in schema.items() if isinstance(kind, Array) and kind.shape == (None,)]
 
 

@@ -405,5 +405,5 @@ def _has_lengths(dataset: Dataset, field: str) -> bool:
     kind = dataset.schema[field]
     if isinstance(kind, Array) and kind.shape is not None and kind.shape[0] is not None:
         return True
-    table = dataset.kept_lengths()
+    table = dataset.length_table()
     return len(dataset) <= _READ or (table is not None and field in (table.dtype.names or ()))

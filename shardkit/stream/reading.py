@@ -1,4 +1,4 @@
-"""Samples of one or several datasets by number, from their shards, or from memory."""
+"""Reads samples of one or several datasets by number, from their shards or from a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Address(NamedTuple):
-    """Where a sample stands: the file, a shard mostly, and its position in that."""
+    """The location of a sample: a file, mostly a shard, and the position in it."""
 
     path: Path
     position: int
@@ -44,42 +43,38 @@ class Samples:
         *,
         cached: bool = False,
     ) -> None:
-        """`fields` are the ones to read, None is all of them; `cached`: keep what was read."""
-        self._datasets = [copy.copy(dataset) for dataset in datasets]  # with open shards of its own
+        """`fields` are the ones to read, None is all; `cached`: samples stay in memory."""
+        self._datasets = [copy.copy(dataset) for dataset in datasets]  # with their own open shards
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
         every = np.concatenate([sizes(dataset) for dataset in datasets])
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)
         self._fields = None if fields is None else frozenset(self.schema)
-        self._kept: dict[int, Sample] | None = {} if cached else None
-        self.decoded: Collection[str] = ()  # encoded images whose pixels are kept instead
+        self._cache: dict[int, Sample] | None = {} if cached else None
+        self.decoded: Collection[str] = ()  # encoded images whose pixels are cached instead
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, number: int) -> Sample:
-        """One sample with the fields that were asked for; a dict of the caller's own."""
-        if self._kept is None:
+        """One sample with the fields to read; the caller owns it."""
+        if self._cache is None:
             return self._read(number)
-        sample = self._kept.get(number)
+        sample = self._cache.get(number)
         if sample is None:
             sample = self._read(number)
             for name in self.decoded:
                 if name in sample:
                     sample[name] = self._pixels(sample, name, number)
             enter("read")
-            self._kept[number] = sample
-        # What the caller may change is a copy, but for pixels, which transforms only read.
+            self._cache[number] = sample
+        # Copies, as the caller may change values; transforms only read pixels.
         return {n: v if n in self.decoded else copy.deepcopy(v) for n, v in sample.items()}
 
     def _read(self, number: int) -> Sample:
-        dataset, shard, position = self._locate(number)
-        try:
-            return dataset.reader(shard).sample(position, self._fields)
-        except Exception as error:
-            found = storage.unreadable(error, dataset.sample_path(shard, position), position)
-            raise found from found.__cause__
+        dataset, index = self._locate(number)
+        return dataset.read(index, self._fields)
 
     def _pixels(self, sample: Sample, field: str, number: int) -> Any:
         enter("decode")
@@ -92,9 +87,9 @@ class Samples:
     def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
         """Write arrays of one shape to the rows of `out`; returns the samples' keys.
 
-        None where a shard cannot do that for all of them: read one by one then.
+        None where a shard cannot do that for all of them: they must be read one by one.
         """
-        if self._kept is not None:
+        if self._cache is not None:
             return None
         shards = np.searchsorted(self._firsts, numbers, side="right") - 1
         positions = numbers - self._firsts[shards]
@@ -126,8 +121,9 @@ class Samples:
             return reader.read_keys(positions)
 
     def address(self, number: int) -> Address:
-        """Where a sample stands."""
-        dataset, shard, position = self._locate(number)
+        """The location of a sample."""
+        dataset, index = self._locate(number)
+        shard, position = dataset.locate(index)
         return Address(dataset.sample_path(shard, position), position)
 
     def close(self) -> None:
@@ -135,10 +131,10 @@ class Samples:
         for dataset in self._datasets:
             dataset.close()
 
-    def _locate(self, number: int) -> tuple[Dataset, int, int]:
+    def _locate(self, number: int) -> tuple[Dataset, int]:
+        """The dataset that has a sample, and the sample's index in it."""
         which = bisect_right(self._starts, number) - 1 if len(self._starts) > 1 else 0
-        dataset = self._datasets[which]
-        return dataset, *dataset.locate(number - self._starts[which])
+        return self._datasets[which], number - self._starts[which]
 
 
 def sizes(dataset: Dataset) -> Numbers:
@@ -147,7 +143,7 @@ def sizes(dataset: Dataset) -> Numbers:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """What tells a dataset from others: its shards, by checksum where they are known."""
+    """A digest that identifies a dataset: names, sizes and known checksums of its shards."""
     digest = xxhash.xxh3_64()
     sums = {}
     if dataset.manifest is not None:

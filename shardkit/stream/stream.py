@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.opening import open_dataset
-from shardkit.schema import Array, Schema
+from shardkit.schema import Schema, row_fields
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
@@ -133,11 +133,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:
 
 def _counted(schema: Schema, batching: Batching) -> str:
     """The field whose lengths a batching is planned by."""
-    arrays = [
-        name
-        for name, kind in schema.items()
-        if isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
-    ]
+    arrays = row_fields(schema)
     wanted = batching.field or ("tokens" if "tokens" in arrays else arrays[0] if arrays else None)
     if wanted not in arrays:
         raise UsageError(
