@@ -32,6 +32,7 @@ _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
 _BLOCK = 1 << 20  # bytes per read while hashing
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
+_BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the processor's cache still
 _WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
 
 
@@ -198,6 +199,35 @@ def write(file: NewFile, chunks: Sequence[Chunk]) -> None:
     """Append all chunks to a file made by `create`."""
     with explained("write", file.path):
         file.write(chunks)
+
+
+class BufferedFile:
+    """A new file whose chunks are gathered until there are enough for a write."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = create(path)
+        self.size = 0  # in bytes, with those in the buffer
+        self._flushed = 0
+        self._chunks: list[Chunk] = []
+
+    def write(self, *chunks: Chunk) -> None:
+        """Append chunks, whose memory must not change until `flush`."""
+        self._chunks += chunks
+        self.size += sum(map(len, chunks))
+        if self.size - self._flushed >= _BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        chunks, self._chunks, self._flushed = self._chunks, [], self.size
+        write(self.file, chunks)
+
+    def __enter__(self) -> BufferedFile:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self.file:
+            if kind is None:
+                self.flush()
 
 
 def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:

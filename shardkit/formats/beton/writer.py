@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 ROOM = 1 << 15  # bytes left free for the table
-# Bytes gathered before a write: few enough to be in the processor's cache still.
-_BUFFER = 1 << 18
 _BLOCK = 1 << 20  # bytes copied at a time
 _ZEROS = memoryview(bytes(_BLOCK))
 
@@ -64,9 +62,8 @@ class BetonWriter(ShardWriter):
         self._end = self._start  # of the data, with what is still in the buffer
         self._encoded: Counter[str] = Counter()
         self.encoded = self._encoded
-        self._buffer: list[bytes | memoryview] = [bytes(self._start)]
-        self._buffered = self._start
-        self._file = storage.create(path)
+        self._file = storage.BufferedFile(path)
+        self._file.write(bytes(self._start))
 
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
@@ -87,26 +84,23 @@ class BetonWriter(ShardWriter):
         self._keys_size += len(key)
         self._samples += 1
         self._encoded.update(prepared.encoded)
-        self._buffer += prepared.chunks
-        self._buffered += prepared.end - self._end
+        self._file.write(*prepared.chunks)
         self._end = prepared.end
-        if self._buffered >= _BUFFER:
-            self._flush()
         return True
 
     def finish(self) -> None:
         with self._file:
-            self._flush()
+            self._file.flush()
             rows = np.frombuffer(self._rows, self._row.dtype)
             allocations = np.frombuffer(self._allocations, ALLOCATION)
             end = self._make_room(rows, allocations)
             section = self._section()
             size = sum(map(len, section))
-            storage.write(self._file, [*section, bytes(self._allocations)])
+            storage.write(self._file.file, [*section, bytes(self._allocations)])
             front = layout.pack_front(
                 self._fields, layout.page_for(self._largest), self._samples, end + size, (end, size)
             )
-            storage.rewrite(self._file, 0, front + self._rows)
+            storage.rewrite(self._file.file, 0, front + self._rows)
 
     # --- samples ---------------------------------------------------------------------------------
 
@@ -175,10 +169,6 @@ class BetonWriter(ShardWriter):
             self._in_the_way += 1
         return 0
 
-    def _flush(self) -> None:
-        chunks, self._buffer, self._buffered = self._buffer, [], 0
-        storage.write(self._file, chunks)
-
     # --- the end ---------------------------------------------------------------------------------
 
     def _make_room(self, rows: npt.NDArray[np.void], allocations: npt.NDArray[np.void]) -> int:
@@ -192,7 +182,7 @@ class BetonWriter(ShardWriter):
         end = _end_of_data(self._start, stop, self._end, table_end, page)
         shift = end - stop
         self._pad(self._start + shift)
-        storage.append(self._file, self.path, stop - self._start, self._start)
+        storage.append(self._file.file, self.path, stop - self._start, self._start)
         allocations["ptr"][:moving] += np.uint64(shift)
         for number, field in enumerate(self._fields):
             if field.has_data:
@@ -201,7 +191,7 @@ class BetonWriter(ShardWriter):
         return end
 
     def _pad(self, end: int) -> int:
-        storage.write(self._file, zeros(end - self._end))
+        storage.write(self._file.file, zeros(end - self._end))
         return end
 
     def _section(self) -> list[bytes]:

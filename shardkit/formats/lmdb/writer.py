@@ -40,9 +40,7 @@ from shardkit.formats.lmdb.layout import (
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Json, images_in
-from shardkit.storage import Chunk
 
-_BUFFER = 1 << 18  # bytes gathered before a write
 _LARGEST = 2**32 - 1  # bytes of a value
 
 
@@ -51,10 +49,8 @@ class LmdbWriter(ShardWriter):
         super().__init__(path, spec)
         self._samples = 0
         storage.make_folder(path.parent)
-        self._file = storage.create(path)
-        self._buffer: list[Chunk] = [bytes(2 * PAGE)]  # the meta pages, which are written last
-        self._buffered = 2 * PAGE
-        self._next = 2  # page
+        self._file = storage.BufferedFile(path)
+        self._file.write(bytes(2 * PAGE))  # the meta pages, which are written last
         self._overflows = 0
         self._leaf: list[bytes] = []
         self._room = PAGE - HEADER
@@ -79,8 +75,6 @@ class LmdbWriter(ShardWriter):
             return False
         self._add(b"%012d" % self._samples, value)
         self._samples += 1
-        if self._buffered >= _BUFFER:
-            self._flush()
         return True
 
     def finish(self) -> None:
@@ -96,10 +90,14 @@ class LmdbWriter(ShardWriter):
             self._add(ABOUT, about)
             self._close_leaf()
             database = self._branches()
-            self._flush()
-            last = self._next - 1
-            metas = meta_page(0, None, 1) + meta_page(1, database, last)
-            storage.rewrite(self._file, 0, metas)
+            self._file.flush()
+            metas = meta_page(0, None, 1) + meta_page(1, database, self._next - 1)
+            storage.rewrite(self._file.file, 0, metas)
+
+    @property
+    def _next(self) -> int:
+        """The number of the page that is written next."""
+        return self._file.size // PAGE
 
     def _pack(self, sample: Sample) -> bytes:
         """The sample as a msgpack map."""
@@ -136,11 +134,9 @@ class LmdbWriter(ShardWriter):
         size = len(value)
         if NODE + len(key) + size > NODE_MAX:
             first, pages = self._next, overflow_pages(size)
-            self._next += pages
             self._overflows += pages
             header = overflow_header.pack(first, 0, OVERFLOW, pages)
-            self._buffer += (header, value, bytes(pages * PAGE - HEADER - size))
-            self._buffered += pages * PAGE
+            self._file.write(header, value, bytes(pages * PAGE - HEADER - size))
             flags, value = BIG, first.to_bytes(8, "little")
         else:
             flags = 0
@@ -162,9 +158,7 @@ class LmdbWriter(ShardWriter):
         self._room = PAGE - HEADER
 
     def _add_page(self, kind: int, nodes: list[bytes]) -> None:
-        self._buffer.append(page(self._next, kind, nodes))
-        self._buffered += PAGE
-        self._next += 1
+        self._file.write(page(self._next, kind, nodes))
 
     def _branches(self) -> Database:
         """Write the levels above the leaves; returns the tree."""
@@ -188,10 +182,6 @@ class LmdbWriter(ShardWriter):
         entries = self._samples + 1
         leaves = len(self._leaves)
         return Database(0, 0, depth, branches, leaves, self._overflows, entries, level[0][1])
-
-    def _flush(self) -> None:
-        chunks, self._buffer, self._buffered = self._buffer, [], 0
-        storage.write(self._file, chunks)
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:

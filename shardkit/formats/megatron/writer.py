@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     _Chunks = Iterator[npt.NDArray[Any]]
 
-# Bytes gathered before a write: few enough to be in the processor's cache still.
-_BUFFER = 1 << 18
-
 
 class MegatronWriter(ShardWriter):
     """Memory grows by eight bytes with every sample: their lengths are written last."""
@@ -49,29 +46,19 @@ class MegatronWriter(ShardWriter):
         self._dtype = stored_dtype(kind)
         self._lengths = array("i")  # tokens of each sample
         self._key_sizes = array("I")
-        self._size = self._keys_size = 0  # of the two files, with what is still in the buffers
-        self._buffer: list[bytes] = []
-        self._keys_buffer: list[bytes] = []
-        self._buffered = 0
-        self._file = storage.create(path)
-        self._keys_file = storage.create(keys_path(path))
+        self._file = storage.BufferedFile(path)
+        self._keys = storage.BufferedFile(keys_path(path))
 
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
         tokens = self._checked(sample)
-        size = self._size + tokens.nbytes
-        total = size + index_size(len(self._lengths) + 1)
+        total = self._file.size + tokens.nbytes + index_size(len(self._lengths) + 1)
         if self.spec.max_bytes and self._lengths and total > self.spec.max_bytes:
             return False
         self._lengths.append(len(tokens))
         self._key_sizes.append(len(key))
-        self._buffer.append(tokens.tobytes())
-        self._keys_buffer.append(key)
-        self._buffered += tokens.nbytes + len(key)
-        self._size = size
-        self._keys_size += len(key)
-        if self._buffered >= _BUFFER:
-            self._flush()
+        self._file.write(tokens.tobytes())
+        self._keys.write(key)
         return True
 
     def _checked(self, sample: Sample) -> npt.NDArray[Any]:
@@ -93,21 +80,13 @@ class MegatronWriter(ShardWriter):
         return tokens.astype(self._dtype, copy=False)
 
     def finish(self) -> None:
-        with self._file, self._keys_file:
-            self._flush()
+        with self._file, self._keys as keys:
+            end = np.array([keys.size, len(self._key_sizes)], NUMBER)
             for starts in sums_before(_cut(np.asarray(self._key_sizes))):
-                storage.write(self._keys_file, [starts.astype(NUMBER).tobytes()])
-            end = np.array([self._keys_size, len(self._key_sizes)], NUMBER)
-            storage.write(self._keys_file, [end.tobytes()])
+                keys.write(starts.astype(NUMBER).tobytes())
+            keys.write(end.tobytes())
         lengths = np.asarray(self._lengths)
         _write_index(self.path, self._dtype, len(lengths), lambda: _cut(lengths))
-
-    def _flush(self) -> None:
-        tokens, self._buffer = self._buffer, []
-        keys, self._keys_buffer = self._keys_buffer, []
-        self._buffered = 0
-        storage.write(self._file, tokens)
-        storage.write(self._keys_file, keys)
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 # What keys must not have for the tool wds2idx of DALI: it writes ASCII names between blanks.
 ODD = re.compile(r"[\s\x80-\U0010ffff]")
 _BLANK = re.compile(r"\s")
-# Bytes gathered before a write: few enough to be in the processor's cache still.
-_BUFFER = 1 << 18
 
 
 class WdsWriter(ShardWriter):
@@ -45,16 +43,13 @@ class WdsWriter(ShardWriter):
         self._pack = index_struct(spec.schema).pack
         self._fields = _fields(spec.schema)
         self._rows = bytearray()
-        self._size = 0  # of the file, with what is still in the buffer
-        self._buffer: list[bytes] = []
-        self._buffered = 0
         self.keys: Counter[str] = Counter()
-        self._file = storage.create(path)
+        self._file = storage.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
         key = sample[KEY]
         name = _member_name(key)
-        start = at = self._size
+        start = at = self._file.size
         chunks: list[bytes] = []
         row: list[int] = []
         pixels: tuple[int, ...]
@@ -93,22 +88,13 @@ class WdsWriter(ShardWriter):
         # A name over 100 bytes is whole in the member before, one block in.
         name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
         self._rows += self._pack(name_at, len(name), *row)
-        self._buffer += chunks
-        self._buffered += at - start
-        self._size = at
-        if self._buffered >= _BUFFER:
-            self._flush()
+        self._file.write(*chunks)
         return True
 
     def finish(self) -> None:
         with self._file:
-            self._buffer.append(END)
-            self._flush()
+            self._file.write(END)
         _write_index(self.path, np.frombuffer(self._rows, index_dtype(self.spec.schema)))
-
-    def _flush(self) -> None:
-        chunks, self._buffer, self._buffered = self._buffer, [], 0
-        storage.write(self._file, chunks)
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
