@@ -12,7 +12,7 @@ from typing import Any
 
 from shardkit.checked import checked
 from shardkit.codecs.tokenizers import bytelevel, engines, patterns
-from shardkit.codecs.tokenizers.ranks import FACTS, are_ranks, read_ranks
+from shardkit.codecs.tokenizers.ranks import FACTS, Facts, are_ranks, read_ranks
 from shardkit.codecs.tokenizers.tokenizer import (
     Tokenizer,
     digest,
@@ -178,17 +178,17 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
     added = {token["content"]: token["id"] for token in document["added_tokens"]}
     vocab = {**vocab, **added}
     ids, notes = _ids(vocab, added, _named_beside(path), eos_token)
-    fast = bytelevel.Settings("", False, {})
-    unsafe: tuple[tuple[int, int], ...] = ()
+    fast: dict[str, Any] = {}
     try:
         found = bytelevel.settings(document, special_tokens)
         with ThreadPoolExecutor(1) as thread:  # both libraries let others run meanwhile
             measured = thread.submit(patterns.unsafe, found.pattern)
             bytelevel.prove(model, bytelevel.ranks(model, found.pattern))
-        fast, unsafe = found, measured.result()
+        fast = {"pattern": found.pattern, "nfc": found.nfc, "unsafe": measured.result()}
+        fast["added"] = tuple(found.added.items())
     except bytelevel.UnprovenError as why:
         notes.append(f"tokenizers is used, and not tiktoken, which is several times as fast: {why}")
-    libraries = ("tokenizers", "tiktoken") if fast.pattern else ("tokenizers",)
+    libraries = ("tokenizers", "tiktoken") if fast else ("tokenizers",)
     return Tokenizer(
         kind="huggingface",
         engine=libraries[-1],
@@ -197,14 +197,9 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
         digest=digest(data),
         special_tokens=special_tokens,
         vocab_size=max(vocab.values(), default=-1) + 1,
-        eos_id=ids["eos"],
-        bos_id=ids["bos"],
-        pad_id=ids["pad"],
+        **ids,
         notes=tuple(notes),
-        pattern=fast.pattern,
-        nfc=fast.nfc,
-        added=tuple(fast.added.items()),
-        unsafe=unsafe,
+        **fast,
         libraries=versions(*libraries),
     )
 
@@ -219,17 +214,7 @@ def _ranks(path: Path, data: bytes, special_tokens: str, eos_token: str | None) 
             expected="a name such as " + ", ".join(f"{name}.tiktoken" for name in FACTS),
             fix="name it after its encoding, or use the tokenizer.json of the same model",
         )
-    ranks = read_ranks(data, str(path))
-    return _tiktoken(
-        str(path.absolute()),
-        f"{path.stem}.tiktoken",
-        data,
-        ranks,
-        facts.pattern,
-        facts.special,
-        special_tokens,
-        eos_token,
-    )
+    return _tiktoken(path.stem, str(path.absolute()), data, facts, special_tokens, eos_token)
 
 
 def _of_encoding(name: str, special_tokens: str, eos_token: str | None) -> Tokenizer:
@@ -238,28 +223,20 @@ def _of_encoding(name: str, special_tokens: str, eos_token: str | None) -> Token
     data = encoding_data(name)
     encoding = tiktoken.get_encoding(name)
     pattern = FACTS[name].pattern if name in FACTS else encoding._pat_str
-    return _tiktoken(
-        None,
-        f"{name}.tiktoken",
-        data,
-        encoding._mergeable_ranks,
-        pattern,
-        encoding._special_tokens,
-        special_tokens,
-        eos_token,
-    )
+    facts = Facts(pattern, encoding._special_tokens)
+    return _tiktoken(name, None, data, facts, special_tokens, eos_token)
 
 
 def _tiktoken(
+    name: str,
     path: str | None,
-    file: str,
     data: bytes,
-    ranks: dict[bytes, int],
-    pattern: str,
-    special: dict[str, int],
+    facts: Facts,
     special_tokens: str,
     eos_token: str | None,
 ) -> Tokenizer:
+    file = f"{name}.tiktoken"
+    ranks, special = read_ranks(data, path or file), facts.special
     taken = set(ranks.values())
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(taken) < len(ranks):
         raise UsageError(
@@ -271,7 +248,7 @@ def _tiktoken(
         raise UsageError(
             "a file of tiktoken's ranks uses numbers that its encoding has for special tokens",
             path=path or file,
-            expected=f"{Path(file).stem}, as the name of the file says",
+            expected=f"{name}, as the name of the file says",
         )
     ids, notes = _ids(special, special, {}, eos_token)
     return Tokenizer(
@@ -282,11 +259,9 @@ def _tiktoken(
         digest=digest(data),
         special_tokens=special_tokens,
         vocab_size=max(taken | set(special.values())) + 1,
-        eos_id=ids["eos"],
-        bos_id=ids["bos"],
-        pad_id=ids["pad"],
+        **ids,
         notes=tuple(notes),
-        pattern=pattern,
+        pattern=facts.pattern,
         added=tuple(special.items()),
         libraries=versions("tiktoken"),
     )
@@ -311,9 +286,7 @@ def _sentencepiece(
         digest=digest(data),
         special_tokens=special_tokens,
         vocab_size=size,
-        eos_id=ids["eos"],
-        bos_id=ids["bos"],
-        pad_id=ids["pad"],
+        **ids,
         notes=tuple(notes),
         libraries=versions("sentencepiece"),
     )
@@ -324,15 +297,15 @@ def _ids(
     added: Iterable[str],
     named: Mapping[str, str],
     eos_token: str | None,
-) -> tuple[dict[str, int | None], list[str]]:
-    """The numbers of the eos, bos and pad tokens: asked for, named by a file, or guessed."""
+) -> tuple[dict[str, Any], list[str]]:
+    """`eos_id`, `bos_id` and `pad_id`: asked for, named by a file, or guessed; and what to say."""
     if eos_token is not None and eos_token not in vocab:
         raise UsageError(
             f"eos_token is {eos_token!r}, which is not in the vocabulary",
             fix="name one of its tokens, such as " + ", ".join(list(added)[:5]) if added else None,
         )
     tokens = dict(named) if eos_token is None else {**named, "eos": eos_token}
-    ids: dict[str, int | None] = {}
+    ids: dict[str, Any] = {}
     notes = []
     for name, usual in _USUAL.items():
         token = tokens.get(name)
@@ -340,8 +313,8 @@ def _ids(
             token = next((guess for guess in usual if guess in added), None)
             if name == "eos" and token is not None:
                 notes.append(f"documents end with {token} ({vocab[token]}), going by its name")
-        ids[name] = None if token is None else vocab[token]
-    if ids["eos"] is None:
+        ids[f"{name}_id"] = None if token is None else vocab[token]
+    if ids["eos_id"] is None:
         notes.append("no token that ends documents is known; eos_token names one")
     return ids, notes
 
