@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +66,7 @@ class ImageSteps:
             shaped.sample[name] = self._stored(shaped, name, image)
         for name in drawn:
             image = found[self.masks[name]]
-            with _About(sample, name):
+            with _errors_of(sample, name):
                 if self._mask_changes(image):
                     mask = self._mask(sample, name, image)
                     shaped.sample[name] = self._mask_stored(mask)
@@ -88,7 +90,7 @@ class ImageSteps:
         return codec_versions()
 
     def _look_at(self, sample: Sample, name: str) -> Image:
-        with _About(sample, name):
+        with _errors_of(sample, name):
             image = self._steps.look_at(sample[name])
         unwanted = _unwanted(image.header, self.options)
         if unwanted is not None:
@@ -97,7 +99,7 @@ class ImageSteps:
 
     def _stored(self, shaped: Shaped, name: str, image: Image, pixels: Pixels | None = None) -> Any:
         """An image as it is to be stored, and counted."""
-        with _About(shaped.sample, name):
+        with _errors_of(shaped.sample, name):
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
         counts = {done: 1, "bytes in": len(image.data), "bytes out": size}
@@ -126,11 +128,11 @@ class ImageSteps:
         assert self.transform is not None
         given = dict(sample)
         for name, image in found.items():
-            with _About(sample, name):
+            with _errors_of(sample, name):
                 given[name] = _read_only(self._steps.made(image))
         on_image = {}
         for name in drawn:
-            with _About(sample, name):
+            with _errors_of(sample, name):
                 on_image[name] = self._mask(sample, name, found[self.masks[name]])
         for name, mask in on_image.items():
             given[name] = _read_only(masks.values_of(mask))
@@ -148,7 +150,7 @@ class ImageSteps:
                 made[name] = self._stored(shaped, name, image, pixels)
         for name, mask in on_image.items():
             values, image = made.get(name), found[self.masks[name]]
-            with _About(sample, name):
+            with _errors_of(sample, name):
                 if values is given[name]:
                     changes = self._mask_changes(image)
                     made[name] = self._mask_stored(mask) if changes else sample[name]
@@ -170,24 +172,21 @@ def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
     return None
 
 
-class _About:
-    """Errors of an image become those of its sample."""
-
-    def __init__(self, sample: Sample, field: str) -> None:
-        self._where = {"key": sample["__key__"], "field": field}
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, NotAnImageError):
-            raise unusable(error, **self._where) from error
-        if isinstance(error, ValueError):
-            raise SampleError(
-                "the image cannot be stored",
-                **self._where,
-                found=str(error),
-                fix="resize it, choose another --image-format, or drop it with --on-error skip",
-            ) from error
+@contextlib.contextmanager
+def _errors_of(sample: Sample, field: str) -> Iterator[None]:
+    """Errors of an image become errors of its sample."""
+    try:
+        yield
+    except NotAnImageError as error:
+        raise unusable(error, sample["__key__"], field) from error
+    except ValueError as error:
+        raise SampleError(
+            "the image cannot be stored",
+            key=sample["__key__"],
+            field=field,
+            found=str(error),
+            fix="resize it, choose another --image-format, or drop it with --on-error skip",
+        ) from error
 
 
 def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -7,8 +7,7 @@ then windows of that and flips, which one call does for all samples.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
     Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's index in its group
     Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
-
-_thread = threading.local()
 
 
 class Failed(NamedTuple):
@@ -176,31 +173,28 @@ class Chain:
 
     def apply(
         self,
-        samples: Sequence[Sample | None],
-        rows: Sequence[int],
+        samples: Mapping[int, Sample],
         draws: Draws,
         out: Mapping[str, npt.NDArray[Any]],
     ) -> dict[int, ShardkitError]:
-        """Do it to some samples; returns the errors of those that fail."""
+        """Transform samples, by their row; returns the errors of those that fail."""
         errors: dict[int, ShardkitError] = {}
-        rows = self._complete(samples, rows, errors)
+        rows = self._complete(samples, errors)
         # Images as large as they were are not held in memory for all samples between stages.
         together = self.sizes[0] is not None or len(self.stages) == 1
         for some in [rows] if together else [[row] for row in rows]:
-            columns = [[_given(samples, row)[name] for row in some] for name in self.fields]
+            columns = [[samples[row][name] for row in some] for name in self.fields]
             self._run(Group(some, columns, draws.of(some)), samples, out, errors)
         return errors
 
     def _complete(
         self,
-        samples: Sequence[Sample | None],
-        rows: Sequence[int],
+        samples: Mapping[int, Sample],
         errors: dict[int, ShardkitError],
     ) -> list[int]:
         """The samples that have the fields. To those that have none of them, nothing is done."""
         complete = []
-        for row in rows:
-            sample = _given(samples, row)
+        for row, sample in samples.items():
             absent = [name for name in self.fields if name not in sample]
             if not absent:
                 complete.append(row)
@@ -216,7 +210,7 @@ class Chain:
     def _run(
         self,
         group: Group,
-        samples: Sequence[Sample | None],
+        samples: Mapping[int, Sample],
         out: Mapping[str, npt.NDArray[Any]],
         errors: dict[int, ShardkitError],
     ) -> None:
@@ -232,7 +226,7 @@ class Chain:
                 _normalize(stage, group, self._maker(number, group, out, stage.stored))
             for index, failure in failed.items():
                 row = group.rows[index]
-                errors[row] = _of_sample(failure, _given(samples, row)["__key__"], self.fields)
+                errors[row] = _of_sample(failure, samples[row]["__key__"], self.fields)
             if failed:
                 group = group.without(failed)
         self._hand_out(group, samples, out)
@@ -251,7 +245,7 @@ class Chain:
             batch = out[name]
             return lambda index, _: batch[group.rows[index]]
         if size is not None and following and isinstance(following[0], Normalize):
-            between = _between(len(group.rows), size)
+            between = np.empty((len(group.rows), *size, 3), np.uint8)
             return lambda index, _: between[index]
         return lambda _, some_size: np.empty((*some_size, 3), dtype)
 
@@ -272,7 +266,7 @@ class Chain:
     def _hand_out(
         self,
         group: Group,
-        samples: Sequence[Sample | None],
+        samples: Mapping[int, Sample],
         out: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         """Put what was made into the batch, where it is not there yet, or into the samples."""
@@ -281,7 +275,7 @@ class Chain:
             in_batch = name in self.outputs and name in out
             for row, value in zip(group.rows, column, strict=True):
                 if not in_batch:
-                    _given(samples, row)[name] = _as_mask(value) if name in masks else value
+                    samples[row][name] = _as_mask(value) if name in masks else value
                 elif name in masks:
                     out[name][row] = value
 
@@ -290,16 +284,6 @@ def _normalize(step: Normalize, group: Group, make: Make) -> None:
     for index, pixels in enumerate(group.columns[0]):
         group.columns[0][index] = made = make(index, pixels.shape[:2])
         step(pixels, made)
-
-
-def _between(count: int, size: Size) -> npt.NDArray[np.uint8]:
-    """An array of this thread for pixels that the next stage uses up: new ones cost page faults."""
-    pixels = count * size[0] * size[1] * 3
-    buffer = getattr(_thread, "buffer", None)
-    if buffer is None or len(buffer) < pixels:
-        buffer = _thread.buffer = np.empty(pixels, np.uint8)
-    made: npt.NDArray[np.uint8] = buffer[:pixels].reshape(count, *size, 3)
-    return made
 
 
 def _as_mask(value: Any) -> Any:
@@ -313,9 +297,3 @@ def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitEr
     if isinstance(error, NotAnImageError):
         return unusable(error, **where, otherwise='leave such samples out with on_error="skip"')
     return error.located(**where)
-
-
-def _given(samples: Sequence[Sample | None], row: int) -> Sample:
-    sample = samples[row]
-    assert sample is not None
-    return sample

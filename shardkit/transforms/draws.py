@@ -45,7 +45,8 @@ class Draws:
 
     def uniform(self, stream: int, count: int) -> npt.NDArray[np.float64]:
         """(samples, count) numbers from 0 up to 1, without 1."""
-        states = (self._rows ^ _hash(stream))[:, None] + _steps(count)
+        steps = np.arange(count, dtype=np.uint64) * _STEP
+        states = (self._rows ^ _hash(stream))[:, None] + steps
         return (splitmix(states) >> _UNUSED).astype(np.float64) * _FRACTION
 
     def generator(self, row: int, stream: int) -> np.random.Generator:
@@ -61,9 +62,3 @@ class Draws:
 def _hash(number: int) -> np.uint64:
     hashed: np.uint64 = splitmix(np.array([number % 2**64], np.uint64))[0]
     return hashed
-
-
-@functools.lru_cache(maxsize=64)
-def _steps(count: int) -> npt.NDArray[np.uint64]:
-    """From the first state of a sequence to the others."""
-    return np.arange(count, dtype=np.uint64) * _STEP

@@ -112,8 +112,8 @@ class Transforms:
         """
         errors: dict[int, ShardkitError] = {}
         for chain in self.chains:
-            rows = [n for n, s in enumerate(samples) if s is not None and n not in errors]
-            errors.update(chain.apply(samples, rows, draws, out))
+            left = {n: s for n, s in enumerate(samples) if s is not None and n not in errors}
+            errors.update(chain.apply(left, draws, out))
         return errors
 
 

@@ -6,6 +6,7 @@ in the way of a longer one move behind the others, which costs as many bytes as 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
@@ -57,7 +58,6 @@ class BetonWriter(ShardWriter):
         self._keys: list[bytes] = []
         self._keys_size = 0
         self._largest = 0  # of the values in the data
-        self._in_the_way = 0  # allocations that the table would cover
         self._start = front_size(len(self._fields), 0, 0) + ROOM
         self._end = self._start  # of the data, with what is still in the buffer
         self._encoded: Counter[str] = Counter()
@@ -160,14 +160,14 @@ class BetonWriter(ShardWriter):
     def _first_pointer_from(self, end: int) -> int:
         """The first pointer of the data that the front up to `end` does not cover; 0 if none."""
         size = ALLOCATION.itemsize
-        while self._in_the_way * size < len(self._allocations):
-            _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(
-                self._allocations, self._in_the_way * size
-            )
-            if ptr >= end:
-                return int(ptr)
-            self._in_the_way += 1
-        return 0
+
+        def pointer(row: int) -> int:
+            _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(self._allocations, row * size)
+            return int(ptr)
+
+        rows = range(len(self._allocations) // size)
+        covered = bisect_left(rows, end, key=pointer)
+        return pointer(covered) if covered < len(rows) else 0
 
     # --- the end ---------------------------------------------------------------------------------
 
