@@ -8,7 +8,7 @@ plan. It has no paths, times or numbers of workers: the same source and options 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -23,7 +23,7 @@ from shardkit.options import (
     TextOptions,
 )
 
-# A dataset is the same whichever of these made it: class names are in the hashes of `sources`.
+# These make no other dataset: class names are in the hashes of `sources`.
 _NO_PART = ("on_error", "classes")
 
 # An entry of options that is missing stands for these.
@@ -135,7 +135,12 @@ class Recipe:
         Raises DamagedError for what no conversion can have had, and FormatError where a later
         version has used an option that this one does not know.
         """
-        known, unknown = _known(data)
+        used = _used(data, cls.__dataclass_fields__)
+        unknown = [name for name in used if name not in cls.__dataclass_fields__]
+        for name, usual in OPTION_DEFAULTS.items():
+            if isinstance(options := used.get(name), dict):
+                used[name] = _used(options, usual)
+                unknown += [f"{name}.{option}" for option in used[name] if option not in usual]
         if unknown:
             raise FormatError(
                 "the dataset was made with options that this version does not know",
@@ -145,37 +150,29 @@ class Recipe:
             )
         try:
             with under("recipe"):
-                found = checked(cls, known)
+                found = checked(cls, {n: value for n, value in used.items() if value is not None})
                 if (found.text.tokenizer is None) != (found.tokenizer is None):
-                    raise MismatchError("the tokenizer of `text`", known.get("tokenizer"))
+                    raise MismatchError("the tokenizer of `text`", used.get("tokenizer"))
         except ValueError as error:
             raise damaged("the manifest", error, path=path) from error
         return found
 
 
 def identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a recipe as JSON that decide what is made.
+    """The entries of a recipe as JSON that decide what is made, in a form that can be compared.
 
-    An option that asks for nothing is the same as one that the recipe's version did not have.
+    An option that the recipe's version did not have is the same as one that asks for nothing; of
+    images and text also as one with its default. Each of `sources` counts: None is a source that
+    nothing tells from others.
     """
-    used = {n: _used(n, value) for n, value in recipe.items() if n not in _NO_PART}
-    return {n: value for n, value in used.items() if not _unused(value)}
-
-
-def _used(name: str, value: Any) -> Any:
-    """An entry without the options in it that are not used.
-
-    An option of images and text is used where it is not the default: False may differ from None.
-    Each of `sources` counts: None is a source that nothing tells from others.
-    """
-    if name == "sources" or not isinstance(value, dict):
-        return value
-    usual = OPTION_DEFAULTS.get(name, {})
-    return {
-        n: entry
-        for n, entry in value.items()
-        if (entry != usual[n] if n in usual else not _unused(entry))
-    }
+    found = {name: value for name, value in recipe.items() if name not in _NO_PART}
+    for name, value in found.items():
+        if isinstance(value, dict) and name != "sources":
+            found[name] = _used(value, OPTION_DEFAULTS.get(name, ()))
+    for name, usual in OPTION_DEFAULTS.items():
+        if isinstance(value := found.get(name), dict | None):
+            found[name] = usual | (value or {})
+    return _used(found, ())
 
 
 def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -189,23 +186,9 @@ def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> di
     return found
 
 
-def _known(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The entries that this version knows, and the names of others that were used."""
-    known, unknown = {}, []
-    for name, value in data.items():
-        if name not in _names(Recipe):
-            unknown += [name] * (not _unused(value))
-        elif name in OPTION_DEFAULTS and isinstance(value, dict):
-            names = OPTION_DEFAULTS[name]
-            unknown += [f"{name}.{n}" for n in value if n not in names and not _unused(value[n])]
-            known[name] = {n: entry for n, entry in value.items() if n in names}
-        elif value is not None:
-            known[name] = value
-    return known, unknown
-
-
-def _names(kind: type[Any]) -> set[str]:
-    return {f.name for f in dataclasses.fields(kind)}
+def _used(entries: dict[str, Any], known: Container[str]) -> dict[str, Any]:
+    """The entries less those of other versions, not `known` here, that ask for nothing."""
+    return {n: value for n, value in entries.items() if n in known or not _unused(value)}
 
 
 def _unused(value: Any) -> bool:

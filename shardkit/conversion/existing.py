@@ -10,7 +10,7 @@ from shardkit import manifest as manifests
 from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.errors import OutputError, ShardkitError
-from shardkit.recipe import OPTION_DEFAULTS, identity
+from shardkit.recipe import identity
 
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
@@ -24,18 +24,19 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
             partial.discard()
         return True
     if job is not None and not ours and not overwrite and partial.has_work():
-        if "recipe" not in job:
+        found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
+        if found is None or _is_of_another_version(job, plan):
             raise OutputError(
-                "an earlier version of shardkit left an unfinished conversion to this output,"
-                " which this version cannot continue",
+                "there is an unfinished conversion to this output, begun by another version of"
+                " shardkit or of its libraries, which this version cannot continue",
                 path=partial.path,
+                found=found,
                 fix="start again with --overwrite",
             )
         raise OutputError(
-            "there is an unfinished conversion to this output, of other options or another source,"
-            " or with other versions",
+            "there is an unfinished conversion to this output, of other options or another source",
             path=partial.path,
-            found=differences(comparable(job), comparable(plan.job)),
+            found=found,
             fix="repeat it with its own options to finish it, or start again with --overwrite",
         )
     if not plan.target.is_empty() and not overwrite:
@@ -46,6 +47,17 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
             fix="give another folder with -o, or replace this one with --overwrite",
         )
     return False
+
+
+def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
+    """Whether a run cannot be continued with its own options either.
+
+    Of libraries, each run names those that its options need: only what both name is compared.
+    """
+    begun = job.get("versions")
+    if not isinstance(begun, dict) or "tasks" not in begun:
+        return True
+    return any(plan.versions[n] != begun[n] for n in begun.keys() & plan.versions.keys())
 
 
 def _is_complete(plan: Plan) -> bool:
@@ -91,7 +103,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """What two runs do not have in common, in words."""
     words = []
     for name in sorted(old.keys() | new.keys()):
-        before, now = (_entry(run, name) for run in (old, new))
+        before, now = old.get(name), new.get(name)
         if before == now:
             continue
         if name in ("sources", "times"):
@@ -108,11 +120,3 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         else:
             words.append(f"{name} was {before}, is {now}")
     return "; ".join(dict.fromkeys(words))
-
-
-def _entry(run: dict[str, Any], name: str) -> Any:
-    """An entry of a run; of images and text with the options that `identity` left out."""
-    value = run.get(name)
-    if name in OPTION_DEFAULTS and isinstance(value, dict | None):
-        return OPTION_DEFAULTS[name] | (value or {})
-    return value

@@ -431,9 +431,26 @@ def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
         patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shardkit.convert(many, "wds", tmp_path / "out", workers=0)
-    with pytest.raises(OutputError, match="other versions") as error:
+    with pytest.raises(OutputError, match="another version") as error:
         shardkit.convert(many, "wds", tmp_path / "out", workers=0)
     assert error.value.found == "tasks was None, is 2"
+    assert error.value.fix == "start again with --overwrite"
+
+
+def test_unfinished_work_of_another_version_begins_again_with_overwrite(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    monkeypatch.setattr("shardkit.conversion.plan.__version__", "99.0")
+    with pytest.raises(OutputError, match=r"unfinished conversion .* another version") as error:
+        shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    assert error.value.found == f"shardkit was {shardkit.__version__}, is 99.0"
+    assert error.value.fix == "start again with --overwrite"
+    shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, workers=0)
+    assert len(keys(tmp_path / "out")) == 60
 
 
 def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrite(
@@ -448,7 +465,7 @@ def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrit
     recipe = job.pop("recipe")
     job |= {"format": recipe["format"], "source": recipe["sources"], "options": recipe}
     path.write_text(json.dumps(job))
-    with pytest.raises(OutputError, match=r"earlier version .* unfinished conversion") as error:
+    with pytest.raises(OutputError, match=r"unfinished conversion .* another version") as error:
         shardkit.convert(many, "wds", tmp_path / "out", workers=0)
     assert error.value.found is None
     assert error.value.fix == "start again with --overwrite"
