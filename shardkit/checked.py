@@ -15,6 +15,7 @@ import math
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, TypeVar, cast
@@ -172,9 +173,10 @@ def _checker(hint: Any) -> _Check:
         return lambda value: None if value is None else inner(value)
     if origin in (list, tuple):
         return functools.partial(_listed, origin, _checker(args[0]))
-    assert origin is dict
-    entries = functools.partial(_entries, {}, _checker(args[1]), ())
-    return entries if args[0] is str else functools.partial(_numbered, entries)
+    assert origin in (dict, Counter)
+    entries = functools.partial(_entries, {}, _checker(Count if origin is Counter else args[1]), ())
+    check = entries if args[0] is str else functools.partial(_numbered, entries)
+    return (lambda value: Counter(check(value))) if origin is Counter else check
 
 
 def _plain_checker(hint: Any) -> _Check:

@@ -9,6 +9,8 @@ import numpy as np
 from shardkit.checked import Count
 from shardkit.manifest import FieldStats
 
+_PENDING = 1 << 14  # sizes in memory before they are counted
+
 
 @dataclass
 class FieldSizes:
@@ -19,6 +21,20 @@ class FieldSizes:
     min: Count = 0
     max: Count = 0
     buckets: dict[int, Count] = field(default_factory=dict)  # smallest size in it -> values
+
+    def __post_init__(self) -> None:
+        self._pending: list[int] = []
+
+    def append(self, size: int) -> None:
+        """Add one size; it is counted by `flush` at the latest."""
+        self._pending.append(size)
+        if len(self._pending) >= _PENDING:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            sizes, self._pending = self._pending, []
+            self.add(sizes)
 
     def add(self, sizes: list[int]) -> None:
         values = np.array(sizes, np.int64)
@@ -31,6 +47,8 @@ class FieldSizes:
         )
 
     def merge(self, other: FieldSizes) -> None:
+        if not other.count:
+            return
         self.min = min(self.min, other.min) if self.count else other.min
         self.max = max(self.max, other.max)
         self.count += other.count

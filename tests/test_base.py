@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import errors, storage
+from shardkit.checked import checked as checked_json
+from shardkit.checked import plain
 from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import NotAnImageError, checked
-from shardkit.conversion.shards import FieldSizes, Stats
+from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.options import ConvertOptions, parse_size, parse_split
@@ -27,6 +29,7 @@ from shardkit.order import permutation
 from shardkit.recipe import Recipe, identity
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
+from shardkit.sizes import FieldSizes
 from shardkit.stream import Loader
 from shardkit.testing import EVERYTHING, everything
 
@@ -207,11 +210,11 @@ def test_a_field_may_be_absent_only_where_it_is_optional() -> None:
 
 
 def test_stats_survive_json() -> None:
-    stats = Stats(EVERYTHING)
+    stats = Stats.of(EVERYTHING)
     for n in range(20):
         stats.add(everything(n))
     stats.flush()
-    copy = Stats.from_json(json.loads(json.dumps(stats.to_json())))
+    copy = checked_json(Stats, json.loads(json.dumps(plain(stats))))
     assert copy.fields == stats.fields
     assert copy.labels == stats.labels
 

@@ -10,7 +10,7 @@ lock.py       only one run at a time works there
 work.py       one task: read, check, write shards, count
 read_ahead.py samples in their order after their steps, read ahead where that waits
 shards.py     samples -> shards in a folder, used by tasks and by `create`
-lengths.py    how long arrays are
+stats.py      what is counted meanwhile
 pool.py       worker processes
 publish.py    finished tasks -> a dataset in OUT.partial
 commit.py     that dataset -> the output, in one rename

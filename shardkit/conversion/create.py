@@ -8,9 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from shardkit import storage
-from shardkit.conversion.lengths import lengths_header
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.publish import Content, Made, described, publish_shards
+from shardkit.conversion.publish import Content, Made, described, publish_shards, write_lengths
 from shardkit.conversion.shards import ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError
@@ -18,7 +17,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
-from shardkit.schema import ClassNames, FieldType, Schema, label_of, length_fields, named_classes
+from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
 
 _JOB = {"create": True}
 
@@ -104,20 +103,16 @@ class DatasetWriter:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder / FOLDER)
-        files = []
-        if self._shards.lengths:
-            path = self._target.list_path(folder, LENGTHS)
-            rows = self._shards.lengths.rows()
-            header = lengths_header(length_fields(self._schema), len(rows))
-            storage.write_file(path, header + rows)
-            files.append(path)
+        lengths = write_lengths(
+            self._target.list_path(folder, LENGTHS), self._schema, [self._folder]
+        )
         publish_shards(
             Content(self._format, self._schema, self._class_names, label_of(self._class_names)),
             [[Made(self._folder, shard)] for shard in self._shards.shards],
             self._shards.stats,
             folder,
             self._target,
-            files=described(folder, files),
+            files=described(folder, lengths),
         )
         self._partial.publish()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardkit.codecs.image import NotAnImageError
-from shardkit.conversion.shards import Stats
+from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.formats.base import Format, Joins
 from shardkit.preprocess.filtered import Filtered
@@ -128,7 +128,7 @@ def _bounds(part: Part, sizes: Sizes, format: Format, recipe: Recipe) -> Sizes:
 
 def _tried(part: Part, rename: dict[str, str]) -> tuple[int, Stats, int]:
     """Bytes of a few samples in the source, and what they are after their steps."""
-    stats, samples, read = Stats(part.schema), 0, 0
+    stats, samples, read = Stats.of(part.schema), 0, 0
     few = some_of(part.source, part.slice.order)
     steps = _without_padding(part.steps)
     shaped = (Item(d.name, steps.shaped(d.sample, stats.ignored), d.size) for d in few)

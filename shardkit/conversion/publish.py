@@ -5,6 +5,7 @@ Every step can be repeated: a run that was killed in here does it all again with
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from shardkit import storage
-from shardkit.conversion.lengths import lengths_header
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
-from shardkit.conversion.shards import KEYS_REPEAT, Stats, finished_shard
+from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, finished_shard
+from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
-from shardkit.conversion.work import HASHES, LENGTH_ROWS, error_line, read_result
+from shardkit.conversion.work import error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins, ShardSpec
@@ -35,7 +36,7 @@ from shardkit.manifest import (
     Shard,
     Splits,
 )
-from shardkit.schema import Schema, length_fields
+from shardkit.schema import Schema, length_fields, lengths_dtype
 
 
 def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
@@ -76,9 +77,11 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         FILTERED: _lines(folders, FILTERED),
         KEYS: _lines(folders, KEYS),
     }
-    written = [_write_list(target.list_path(folder, n), lines) for n, lines in lists.items()]
-    written.append(_write_lengths(target.list_path(folder, LENGTHS), part.schema, folders))
-    written += [_write_list(target.list_path(folder, n), [d]) for n, d in tokenizer_files.items()]
+    written = [
+        *_write_lists(target, folder, lists),
+        *write_lengths(target.list_path(folder, LENGTHS), part.schema, folders),
+        *_write_lists(target, folder, {name: [data] for name, data in tokenizer_files.items()}),
+    ]
     return publish_shards(
         content,
         groups,
@@ -86,7 +89,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         folder,
         target,
         errors=len(part.problems) + sum(result.errors for result in results),
-        files=described(folder, filter(None, written)),
+        files=described(folder, written),
         tokenizer=tokenizer,
         recipe=recipe.to_json(),
         versions=plan.versions,
@@ -311,27 +314,35 @@ def _move_shard(made: Made, folder: Path, stem: str, format: str) -> Shard:
     return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 
-def _write_list(path: Path, parts: list[bytes]) -> Path | None:
-    """A file beside the manifest, if there is anything to write."""
-    data = b"".join(parts)
-    if data:
-        storage.write_file(path, data)
-    return path if data else None
+def _write_lists(target: Target, folder: Path, lists: dict[str, list[bytes]]) -> Iterator[Path]:
+    """Files beside the manifest, of what has any lines."""
+    for name, lines in lists.items():
+        if data := b"".join(lines):
+            path = target.list_path(folder, name)
+            storage.write_file(path, data)
+            yield path
 
 
-def _write_lengths(path: Path, schema: Schema, tasks: list[Path]) -> Path | None:
-    """One array of the lengths that tasks have written, as `numpy.load` reads it."""
+def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]:
+    """How long arrays are, from the folders of tasks, as one array that `numpy.load` reads.
+
+    It has a row per sample and a column of uint32 per field with one-dimensional arrays, if any.
+    """
     names = length_fields(schema)
     if not names:
-        return None
-    parts = [task / LENGTH_ROWS for task in tasks]
+        return []
+    parts = [folder / LENGTH_ROWS for folder in folders]
     sizes = [part.stat().st_size for part in parts]
+    dtype = lengths_dtype(names)
+    about = {"descr": dtype.descr, "fortran_order": False, "shape": (sum(sizes) // dtype.itemsize,)}
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, about)
     with storage.create(path) as file:
-        storage.write(file, [lengths_header(names, sum(sizes))])
+        storage.write(file, [header.getvalue()])
         for part, size in zip(parts, sizes, strict=True):
             storage.append(file, part, size)
     storage.sync(path)
-    return path
+    return [path]
 
 
 def _lines(tasks: list[Path], name: str) -> list[bytes]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from shardkit.conversion.shards import Stats
+from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Read, Steps, count_values, sample_of

@@ -10,14 +10,15 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shards import ShardSequence, Stats
+from shardkit.conversion.shards import ShardSequence
+from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
@@ -30,8 +31,6 @@ from shardkit.sample import Sample, renamed, safe_key
 from shardkit.schema import Schema
 
 RESULT = "result.json"
-LENGTH_ROWS = "lengths.u32"  # rows of `shards.Lengths`
-HASHES = "keys.u64"  # xxh3-64 of every key, in the order of the samples
 UNFINISHED = ".tmp"
 
 _REPORT_SECONDS = 0.1
@@ -101,13 +100,10 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     except BaseException:
         shards.abandon()
         raise
-    storage.write_file(folder / HASHES, shards.key_hashes.tobytes())
-    if shards.lengths:
-        storage.write_file(folder / LENGTH_ROWS, shards.lengths.rows())
     for name, lines in lists.items():
         if lines:
             storage.write_file(folder / name, b"".join(lines))
-    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats.to_json())
+    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats)
     storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
 
 
@@ -193,7 +189,7 @@ class TaskResult:
 
     shards: list[Shard]
     errors: Count  # samples that were dropped
-    stats: Any  # Stats, and as JSON in the file
+    stats: Stats
 
 
 def read_result(folder: Path) -> TaskResult:
@@ -201,7 +197,6 @@ def read_result(folder: Path) -> TaskResult:
     path = folder / RESULT
     try:
         found = checked(TaskResult, parse(storage.read(path, MOST_BYTES)))
-        found = replace(found, stats=Stats.from_json(found.stats))
     except ValueError as error:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.checked import Count, checked
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
@@ -34,14 +33,6 @@ DOC_ENDS = "doc_ends"
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 19
 _COUNTS = ("padding", "dropped", "cut")
-_FLUSH = 1 << 14  # lengths kept before they are counted
-
-
-class _TallyEntry(TypedDict):
-    """What `TextTally.to_json` gives."""
-
-    counts: dict[str, Count]
-    lengths: FieldSizes
 
 
 @dataclass
@@ -54,32 +45,14 @@ class TextTally:
 
     counts: Counter[str] = field(default_factory=Counter)
     lengths: FieldSizes = field(default_factory=FieldSizes)
-    _pending: list[int] = field(default_factory=list)
 
     def add(self, size: int, tokens: int) -> None:
         self.counts["bytes"] += size
-        self._pending.append(tokens)
-        if len(self._pending) >= _FLUSH:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._pending:
-            self.lengths.add(self._pending)
-            self._pending = []
+        self.lengths.append(tokens)
 
     def merge(self, other: TextTally) -> None:
         self.counts.update(other.counts)
-        if other.lengths.count:
-            self.lengths.merge(other.lengths)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"counts": dict(sorted(self.counts.items())), "lengths": asdict(self.lengths)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> TextTally:
-        """Raises ValueError for what `to_json` does not give."""
-        found = checked(_TallyEntry, data)
-        return cls(Counter(found["counts"]), found["lengths"])
+        self.lengths.merge(other.lengths)
 
     def summary(self) -> dict[str, Any]:
         """For the manifest; nothing where no text was tokenized."""

@@ -28,7 +28,7 @@ import zstandard
 import shardkit
 from shardkit import cli
 from shardkit.conversion import run as engine
-from shardkit.conversion.shards import Stats
+from shardkit.conversion.stats import Stats
 from shardkit.errors import (
     FormatError,
     OutputError,

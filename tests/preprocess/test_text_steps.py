@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.checked import checked, plain
 from shardkit.codecs.tokenizers import load_tokenizer
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import TextOptions
@@ -72,7 +74,7 @@ def test_documents_come_out_in_order_with_their_tokens(
         patch.setattr(text_module, "_BATCH_DOCUMENTS", 3)
         tally = TextTally()
         made = list(steps(words, keep_fields=True)(items_of(documents), "t", threads, tally))
-        tally.flush()
+        tally.lengths.flush()
     assert [one.name for one in made] == [f"line {n}" for n in range(len(documents))]
     for n, (one, document) in enumerate(zip(made, documents, strict=True)):
         if isinstance(document, list):
@@ -173,8 +175,8 @@ def test_counts_of_parts_merge_to_those_of_the_whole(
         for size, tokens in pairs:
             tally.add(size, tokens)
         tally.counts["padding"] += len(pairs)
-        tally.flush()
-        return TextTally.from_json(tally.to_json())
+        tally.lengths.flush()
+        return checked(TextTally, json.loads(json.dumps(plain(tally))))
 
     whole, merged = counted(lengths), TextTally()
     for part in (lengths[cut:], lengths[:cut]):

@@ -1,0 +1,92 @@
+"""What is counted while samples are written: a task's own, then summed for the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardkit.preprocess.text import TextTally
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+from shardkit.sizes import FieldSizes
+
+_COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
+_MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
+
+
+@dataclass
+class Stats:
+    """Counts over samples; those of several tasks merge in any order to the same."""
+
+    fields: dict[str, FieldSizes] = field(default_factory=dict)  # of those that have values
+    labels: Counter[int] = field(default_factory=Counter)  # samples of each class
+    text: TextTally = field(default_factory=TextTally)
+    encoded: Counter[str] = field(default_factory=Counter)  # images re-encoded by the format: why
+    filtered: Counter[str] = field(default_factory=Counter)  # samples dropped by an option: why
+    ignored: Counter[str] = field(default_factory=Counter)  # passed over: `sources.base.Described`
+    keys: Counter[str] = field(default_factory=Counter)  # that other readers stumble over: why
+    images: Counter[str] = field(default_factory=Counter)  # what became of them, and their bytes
+    reasons: Counter[str] = field(default_factory=Counter)  # why images were changed
+
+    def __post_init__(self) -> None:
+        self._label = "label"
+        self._size_of: dict[str, Callable[[Any], int]] = {}
+
+    @classmethod
+    def of(cls, schema: Mapping[str, FieldType], label: str = "label") -> Stats:
+        """To `add` samples with these fields to; `label` is the field with the class."""
+        stats = cls()
+        stats._label = label
+        stats._size_of = {name: _SIZES[type(kind)] for name, kind in schema.items()}
+        return stats
+
+    def add(self, sample: Sample) -> None:
+        """Count one sample; the counts are whole only after `flush`."""
+        for name, size_of in self._size_of.items():
+            if name in sample:
+                sizes = self.fields.get(name)
+                if sizes is None:
+                    sizes = self.fields[name] = FieldSizes()
+                sizes.append(size_of(sample[name]))
+        label = sample.get(self._label)
+        if type(label) is int:
+            self.labels[label] += 1
+
+    def flush(self) -> None:
+        for sizes in (*self.fields.values(), self.text.lengths):
+            sizes.flush()
+
+    def merge(self, other: Stats) -> None:
+        for name, sizes in other.fields.items():
+            self.fields.setdefault(name, FieldSizes()).merge(sizes)
+        for name in ("labels", *_COUNTS):
+            getattr(self, name).update(getattr(other, name))
+        self.text.merge(other.text)
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """The counts for the manifest: of what was passed over, the most frequent."""
+        often = sorted(self.ignored.items(), key=lambda entry: (-entry[1], entry[0]))
+        ignored = dict(sorted(often[:_MOST_IGNORED]))
+        if rest := often[_MOST_IGNORED:]:
+            ignored[f"of {len(rest):,} other kinds"] = sum(count for _, count in rest)
+        counts = {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
+        return {**counts, "ignored": ignored}
+
+    def label_counts(self, classes: int) -> tuple[int, ...]:
+        return tuple(self.labels[label] for label in range(classes))
+
+
+# Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes.
+_SIZES: dict[type[FieldType], Callable[[Any], int]] = {
+    Int: lambda value: 8,
+    Float: lambda value: 8,
+    Bool: lambda value: 1,
+    Bytes: len,
+    Image: len,
+    Images: lambda value: sum(map(len, value)),
+    Text: lambda value: len(value.encode()),
+    Json: lambda value: len(JsonText.of(value).encode()),
+    Array: lambda value: int(value.nbytes),
+}
