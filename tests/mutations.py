@@ -163,13 +163,13 @@ MUTATIONS = [
     ),
     Mutation(
         "conversion/pool.py",
-        "elif is_finished(event.work.folder):",
-        "elif False:",
+        "if self._killed or is_finished(work.folder):",
+        "if self._killed:",
         "conversion/test_crash.py conversion/test_kill.py",
     ),
     Mutation(
         "conversion/pool.py",
-        "if number in died:",
+        "if again:",
         "if False:",
         "conversion/test_kill.py",
     ),

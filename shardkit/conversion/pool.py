@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import pickle
 import queue
@@ -23,8 +24,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from shardkit.errors import (
     ShardkitError,
@@ -71,6 +71,7 @@ class Pool:
         """`preload` names the modules that workers import before they have a task."""
         self.workers = workers
         self._preload = preload
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._started: list[_Worker] = []
         if early:
@@ -83,20 +84,39 @@ class Pool:
         no process is left running then.
         """
         self._start(min(self.workers, tasks))
+        busy = 0
         try:
-            _distribute(works, self._started, self._events, report)
+            for work in itertools.islice(works, len(self._started)):
+                self._inbox.put(work)
+                busy += 1
+            while busy:
+                kind, content = self._events.get()
+                if kind == "progress":
+                    report(content)
+                elif kind == "failed":
+                    raise content
+                elif (following := next(works, None)) is not None:
+                    self._inbox.put(following)
+                else:
+                    busy -= 1
         except BaseException:
             self.kill()
             raise
 
     def _start(self, workers: int) -> None:
         while len(self._started) < workers:
-            self._started.append(_Worker(self._events, self._preload))
+            self._started.append(_Worker(self._inbox, self._events, self._preload))
 
     def kill(self) -> None:
-        """End all processes at once; a second call does nothing."""
+        """End all processes at once; a second call does nothing.
+
+        A task that is cut short leaves nothing that looks done.
+        """
         for worker in self._started:
             worker.kill()
+            self._inbox.put(None)
+        for worker in self._started:
+            worker.thread.join(0.5)  # a process that hangs in the disk must not hang us
         self._started.clear()
 
     def __enter__(self) -> Pool:
@@ -106,124 +126,90 @@ class Pool:
         self.kill()
 
 
-@dataclass(frozen=True)
-class _Event:
-    """What a worker says of the task it has. `content`: Progress, an error, or the exit code."""
-
-    worker: _Worker
-    work: Work
-    kind: str  # "progress", "done", "failed", "died"
-    content: Any = None
-
-
-def _distribute(
-    works: Iterator[Work],
-    pool: list[_Worker],
-    events: queue.SimpleQueue[_Event],
-    report: Report,
-) -> None:
-    from shardkit.conversion.work import Progress, is_finished
-
-    done_of: dict[int, list[Progress]] = {}
-    died: set[int] = set()
-    busy = sum(worker.give(next(works, None)) for worker in pool)
-    while busy:
-        event = events.get()
-        number = event.work.number
-        if event.kind == "progress":
-            done_of.setdefault(number, []).append(event.content)
-            report(event.content)
-        elif event.kind == "done":
-            done_of.pop(number, None)
-            busy += event.worker.give(next(works, None)) - 1
-        elif event.kind == "failed":
-            raise event.content
-        elif is_finished(event.work.folder):  # it died with its work done
-            busy += event.worker.give(next(works, None)) - 1
-        else:
-            if number in died:
-                raise _died_twice(event)
-            died.add(number)
-            for progress in done_of.pop(number, []):
-                report(Progress(-progress.samples, -progress.bytes, -progress.errors))
-            remove_unfinished(event.work)
-            event.worker.give(event.work)
-
-
-def remove_unfinished(work: Work) -> None:
-    """Remove what a dead worker left of a task."""
-    from shardkit import storage
-    from shardkit.conversion.work import UNFINISHED
-
-    for path in work.folder.parent.glob(f"{work.folder.name}.*{UNFINISHED}"):
-        storage.remove(path)
-
-
-def _died_twice(event: _Event) -> WorkerError:
-    code = event.content
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return WorkerError(
-        f"two workers died on the same task; the last {how}",
-        found=f"task {event.work.number}: {event.work.reading}",
-        fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
-        " it continues where it was",
-    )
+# What a worker says of its task: "progress" with a Progress, "failed" with an error, or "done".
+_Event: TypeAlias = tuple[str, Any]
 
 
 class _Worker:
     """One process, and the thread of ours that starts it and talks to it."""
 
-    def __init__(self, events: queue.SimpleQueue[_Event], preload: Sequence[str]) -> None:
+    def __init__(
+        self,
+        inbox: queue.SimpleQueue[Work | None],
+        events: queue.SimpleQueue[_Event],
+        preload: Sequence[str],
+    ) -> None:
+        self._inbox = inbox
         self._events = events
         self._preload = preload
-        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = False
-        self._thread = threading.Thread(target=self._drive, daemon=True)
-        self._thread.start()
-
-    def give(self, work: Work | None) -> bool:
-        """Hand over a task; False if there is none left."""
-        if work is not None:
-            self._inbox.put(work)
-        return work is not None
+        self._killed = False
+        self.thread = threading.Thread(target=self._drive, daemon=True)
+        self.thread.start()
 
     def kill(self) -> None:
-        """End the process at once: a task that is cut short leaves nothing that looks done."""
-        self._stopped = True
-        self._inbox.put(None)
+        self._killed = True
         process = self._process
         if process is not None:
             process.kill()
-        self._thread.join(0.5)  # a process that hangs in the disk must not hang us
 
     def _drive(self) -> None:
         if hasattr(signal, "pthread_sigmask"):
             # A child inherits the mask: Ctrl-C reaches the whole group, but is for the parent.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with contextlib.suppress(OSError):  # it is tried again, and told, when there is a task
+        with contextlib.suppress(WorkerError):  # it is tried again, and told, when there is a task
             self._start()
-        while (work := self._inbox.get()) is not None:
+        while (work := self._inbox.get()) is not None and not self._killed:
             try:
-                if self._process is None:
-                    self._start()
-            except OSError as error:
-                self._events.put(_Event(self, work, "failed", _not_started(error)))
-                continue
-            try:
-                self._talk(work)
-            except (EOFError, OSError, pickle.UnpicklingError):
-                self._events.put(_Event(self, work, "died", self._end()))
+                self._events.put(self._do(work))
+            except ShardkitError as error:
+                self._events.put(("failed", error))
             except Exception as error:  # the task cannot be pickled: the user's own source
-                self._events.put(_Event(self, work, "failed", _not_picklable(error)))
+                self._events.put(("failed", _not_picklable(error)))
         self._end()
 
+    def _do(self, work: Work) -> _Event:
+        """Have a task done, by a second process if the first one dies; "done" or "failed"."""
+        from shardkit.conversion.work import Progress, is_finished
+
+        for again in (False, True):
+            if self._process is None:
+                self._start()
+            reported: list[Progress] = []
+            try:
+                return self._talk(work, reported)
+            except (EOFError, OSError, pickle.UnpicklingError):
+                code = self._end()
+            if self._killed or is_finished(work.folder):  # it died with its work done
+                break
+            if again:
+                raise _died_twice(work, code)
+            for progress in reported:
+                undone = Progress(-progress.samples, -progress.bytes, -progress.errors)
+                self._events.put(("progress", undone))
+            remove_unfinished(work)
+        return "done", None
+
+    def _talk(self, work: Work, reported: list[Progress]) -> _Event:
+        """Send a task, and pass on what the process says of it to the last, which is returned."""
+        assert self._process is not None
+        _send(self._process.stdin, pickle.dumps(work))
+        while True:
+            event: _Event = pickle.load(self._process.stdout)  # type: ignore[arg-type]
+            if event[0] != "progress":
+                return event
+            reported.append(event[1])
+            self._events.put(event)
+
     def _start(self) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        except OSError as error:
+            raise _not_started(error) from error
         self._process = process
-        if self._stopped:
+        if self._killed:
             process.kill()
         with contextlib.suppress(OSError):  # one that dies now is noticed with its first task
             _send(process.stdin, sys.path)
@@ -240,14 +226,24 @@ class _Worker:
                     pipe.close()
         return process.wait()
 
-    def _talk(self, work: Work) -> None:
-        assert self._process is not None
-        _send(self._process.stdin, pickle.dumps(work))
-        while True:
-            kind, content = pickle.load(self._process.stdout)  # type: ignore[arg-type]
-            self._events.put(_Event(self, work, kind, content))
-            if kind != "progress":
-                return
+
+def remove_unfinished(work: Work) -> None:
+    """Remove what a dead worker left of a task."""
+    from shardkit import storage
+    from shardkit.conversion.work import UNFINISHED
+
+    for path in work.folder.parent.glob(f"{work.folder.name}.*{UNFINISHED}"):
+        storage.remove(path)
+
+
+def _died_twice(work: Work, code: int) -> WorkerError:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return WorkerError(
+        f"two workers died on the same task; the last {how}",
+        found=f"task {work.number}: {work.reading}",
+        fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
+        " it continues where it was",
+    )
 
 
 def _send(pipe: Any, message: Any) -> None:
