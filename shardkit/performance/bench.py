@@ -24,20 +24,20 @@ from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 from shardkit.verification.work import Monitor
 
-_STAYED = 0.05  # of the bytes, in memory: with more, a run is not called cold
+_STAYED = 0.05  # share of bytes in the page cache with which a run still counts as cold
 _ROW = 0.3  # inches, of a plot
 
 
 class Progress(Monitor, Protocol):
-    """What hears how far the measuring is."""
+    """Shows how many runs are done."""
 
     def note(self, words: str) -> None:
-        """What is done before."""
+        """Tell what is done before the runs."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is measured of each dataset: every combination of these. The fields are bench's."""
+    """The options of `bench`: every combination of settings is measured for each dataset."""
 
     measures: Sequence[str] = MEASURES
     threads: Sequence[int] | None = None
@@ -62,25 +62,25 @@ class Sweep:
                 raise UsageError(f"{name.replace('_', ' ')} must be {least} or more")
 
     def powers(self) -> Sequence[int]:
-        """The numbers of threads to try: 1, 2, 4, ... up to the processors, unless asked."""
+        """The numbers of threads to try: by default 1, 2, 4, ... up to the processors."""
         most = default_threads()
         return self.threads or sorted({*(1 << n for n in range(most.bit_length())), most})
 
 
 @dataclass
 class Measured:
-    """The runs of a contender with a setting. The first that fails is the last."""
+    """The runs of a contender with a setting. After a failed run there are no more."""
 
     contender: Contender
     setting: Setting
     cold: bool
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    stayed: float | None = None  # the share of bytes in memory at most, though the runs are cold
+    stayed: float | None = None  # of cold runs: the largest share of bytes left in the page cache
     error: str | None = None
 
     def ask(self, process: Process, *, counts: bool = True) -> None:
-        """Have a process do a run."""
+        """Do a run in a process."""
         given = {name: value for name, value in vars(self.setting).items() if value is not None}
         answer = process.ask(given)
         self.error = answer.get("error")
@@ -125,7 +125,7 @@ def bench(
     decoded whole), and "load" (batches, as in training). `threads`, `workers` (of torch's
     DataLoader), `batch_sizes` and `transforms` are what to try, `size` is the pixels that
     transforms make; a run is an epoch, but at most `limit` samples of it. Each of `rounds` has one
-    run of everything, in an order of its own; a run before them is not counted.
+    run of everything, each in another order; a first run is not counted.
 
     cold: measure a second time with files that are not in memory.
     peers: measure other libraries too, with the samples of the first path; those installed here,
@@ -177,7 +177,7 @@ def _has_torch() -> bool:
 
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
-    """The datasets by the shortest names that tell them apart."""
+    """The datasets, by their folder's name where that is unique, else by their path."""
     every = list(dict.fromkeys(map(storage.local, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
@@ -211,7 +211,7 @@ def _ours(
 
 
 def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
-    """What is measured of one of our datasets."""
+    """The settings to measure a dataset with."""
     images, threads = image_field(dataset), asked.powers()
     encoded = images is not None and isinstance(dataset.schema[images], Image)
     for measure in ("read", "decode") if encoded else ("read",):
@@ -220,16 +220,16 @@ def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
     if "load" not in asked.measures:
         return
     transforms = asked.transforms
-    if images is None:  # the known transforms are one and the same
+    if images is None:  # the built-in transforms are for images
         transforms = [name for name in asked.transforms if ":" in name] or ["none"]
         if asked.threads is None:
-            threads = [0, *threads]  # there is little that threads could take over
+            threads = [0, *threads]  # threads may not help
     for batch_size in asked.batch_sizes:
         for transform in transforms:
             recipe: dict[str, Any] = {
                 "batch_size": batch_size, "transform": transform, "size": asked.size,
             }  # fmt: skip
-            usual_options(dataset, **recipe)  # so that what cannot be is said now
+            usual_options(dataset, **recipe)  # raises for options that do not fit
             yield from (Setting("load", number, **recipe) for number in threads)
             for number in asked.workers if _has_torch() else ():
                 yield Setting("load", workers=number, **recipe)
@@ -275,7 +275,7 @@ def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
 def _in_turn(
     measured: Sequence[Measured], rounds: int, progress: Progress | None
 ) -> Iterator[tuple[int, Measured]]:
-    """All that has not failed, in each round, which has an order of its own; and its number."""
+    """The number of the round, and what to run: all that has not failed, in random order."""
     for number in range(rounds):
         for each in random.Random(number).sample(measured, len(measured)):
             if each.error is None:
@@ -285,7 +285,7 @@ def _in_turn(
 
 
 def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Each contender has a process that stays; the first run of everything is not counted."""
+    """Each contender has one process for all its runs; the first round is not counted."""
     processes: dict[int, Process] = {}
     try:
         for number, each in _in_turn(measured, rounds + 1, progress):
@@ -298,7 +298,7 @@ def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 
 def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Each run has a process of its own, which has opened its dataset before the files go."""
+    """Each run has a new process, which opens its dataset before the page cache is dropped."""
     for _, each in _in_turn(measured, rounds, progress):
         process = Process(each.contender.command)
         try:
@@ -318,7 +318,7 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 
 def check_plot(path: Path) -> None:
-    """Raise now what would be in the way of `draw` at the end: a UsageError."""
+    """Raise UsageError or OutputError where `draw` could not write the plot."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "matplotlib, which draws the plot, is not installed",
@@ -379,7 +379,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def words_of(run: dict[str, Any]) -> str:
-    """The setting of a run of a report, for people."""
+    """The setting of a run in a report, in words."""
     parts = []
     for name in ("threads", "workers"):
         if run[name] is not None:

@@ -1,4 +1,4 @@
-"""Findings on the data: slow formats, shards that fit no cluster, sorted classes, much padding."""
+"""Findings on the data: slow formats, unsuitable shards, sorted classes, much padding."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ _SLOW = {
 }
 _TRIED = 256  # samples that are stored in another format
 _TRIED_BYTES = 64_000_000  # of them at most
-_TRIED_SECONDS = 2.0  # for one pass over them
+_TRIED_SECONDS = 2.0  # for writing them
 _ROUNDS = 5
-_WORTH = 0.7  # of the time: what is above is not worth a conversion
+_WORTH = 0.7  # of the time: a smaller saving is not worth a conversion
 _MANY = 100  # shards
 _TINY = 8_000_000  # bytes
 _UNLIKE = 4  # times as large as the median
 _SHARD_SIZES = (256, 128, 64, 32, 16, 8)  # MB
-_CHANCE = 1e-6  # that a full shuffle begins with samples of one class alone
+_CHANCE = 1e-6  # probability that a full shuffle begins with samples of one class alone
 
-_PLANNED = 100_000  # samples of an epoch that are looked at
-_READ = 20_000  # samples that are read at most where no file has their lengths
+_PLANNED = 100_000  # samples of an epoch whose padding is computed
+_READ = 20_000  # most samples that are read where no file has their lengths
 _BUCKETS = (4, 8, 16)
-_FILLED = 2  # batches of a bucket at least, as its last one is mostly smaller
+_FILLED = 2  # least batches of a bucket, as its last one is usually smaller
 _NEAR = 0.01  # of the tokens: more buckets that save less are not worth it
 
 
 def convert_command(stream: Stream, *flags: str) -> str:
-    """What to type to convert each of the datasets, in its own format where that is fast."""
+    """The command that converts each of the datasets, in its own format if that is fast."""
     commands = []
     for dataset in stream.datasets:
         path = shlex.quote(str(_source(dataset)))
@@ -69,7 +69,7 @@ def convert_command(stream: Stream, *flags: str) -> str:
 
 
 def _source(dataset: Dataset) -> Path:
-    """Where a dataset is; a single foreign shard itself, as anything may be beside it."""
+    """The path to convert: of a single foreign shard the file, as its folder may have others."""
     alone = dataset.manifest is None and dataset.shards == 1
     is_file = alone and dataset.format not in ("folder", "hf")
     return dataset.shard_path(0) if is_file else dataset.place
@@ -81,8 +81,8 @@ def _source(dataset: Dataset) -> Path:
 def other_format(stream: Stream) -> Finding | None:
     """Loose files or Parquet, where TAR shards are read much faster: tried with 256 samples.
 
-    They are the ones that an epoch begins with, as the order decides how much a format is at a
-    disadvantage. Both are read from the page cache.
+    They are the first ones of an epoch, as the order decides how slow a format is. Both are read
+    from the page cache.
     """
     slow = [dataset.format for dataset in stream.datasets if dataset.format in _SLOW]
     if not slow or stream.options.cache is not None:
@@ -114,7 +114,7 @@ def other_format(stream: Stream) -> Finding | None:
 
 
 def _write(samples: Samples, numbers: list[int], out: Path) -> int:
-    """Store samples in TAR; returns how many were stored before there was enough of them."""
+    """Store samples in TAR until they are enough bytes or seconds; returns how many."""
     began, stored, count = time.perf_counter(), 0, 0
     with DatasetWriter(out, "wds", samples.schema) as writer:
         for count, number in enumerate(numbers, 1):
@@ -141,9 +141,9 @@ def _seconds(samples: Samples, numbers: Sequence[int]) -> float:
 
 
 def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
-    """Shards that are many and tiny, too few for those who read them, or of very unlike sizes.
+    """Shards that are many and tiny, fewer than their readers, or of very different sizes.
 
-    Formats that people expect as one file are left alone: their readers split samples.
+    Formats that are usually one file are left out: their readers split samples.
     """
     datasets = [
         d for d in stream.datasets if d.format in FORMATS and not FORMATS[d.format].one_shard
@@ -165,7 +165,7 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
 def _few(
     stream: Stream, stored: npt.NDArray[np.int64], readers: int, world_size: int
 ) -> Finding | None:
-    """Where no size of shards gives everyone one, the dataset is too small for it to matter."""
+    """Fewer shards than readers, unless the dataset is too small to give each reader one."""
     fits = [size for size in _SHARD_SIZES if stored.sum() >= readers * size * 1_000_000]
     if len(stored) >= readers or not fits:
         return None
@@ -203,7 +203,7 @@ def _reshard(stream: Stream, seen: str, megabytes: int, do: str) -> Finding:
 
 
 def sorted_order(stream: Stream) -> Finding | None:
-    """A dataset that lies sorted by class, in a window that is too small, or not shuffled."""
+    """A dataset that is sorted by class, and not shuffled, or in too small a window."""
     if not stream.options.shuffle:
         return _unshuffled(stream)
     found = sorted_by_class(stream)
@@ -284,20 +284,20 @@ def padding(stream: Stream, world_size: int) -> Finding | None:
 
 @dataclass(frozen=True)
 class _Padded:
-    """Batches that are padded, and the lengths of all samples that decide how much."""
+    """Batches that are padded, and the lengths of all samples."""
 
     stream: Stream
     world_size: int
     collate: PadCollate
-    field: str | None  # whose lengths a batching goes by, as far as it was said
+    field: str | None  # whose lengths the batching uses, if it was given
     size: int  # samples of a batch
     by: Numbers  # those lengths
     real: Numbers  # those of the field whose tokens are counted
     longest: Numbers  # the longest of the arrays that are padded together
-    alone: bool  # whether there is one field and nothing else, as Pack needs it
+    alone: bool  # whether there is only one field, as Pack needs
 
     def settings(self, bucket: Bucket) -> dict[str, Any]:
-        """Of a loader with such batches; None is for what says their size otherwise."""
+        """Settings of a loader with such batches; None unsets other options for their size."""
         options = self.stream.options
         settings: dict[str, Any] = {"batching": bucket}
         if options.collate is not None:
@@ -326,7 +326,7 @@ class _Padded:
         return f"; with other numbers of samples in a batch, {' and '.join(words)}"
 
     def share_with(self, batching: Batching) -> float:
-        """The share of padding with other batches, padded no further than they must be."""
+        """The share of padding with other batches, each padded as little as possible."""
         options = self.stream.options
         last = "pad" if options.last == "short" else options.last
         schedule = Planned(
@@ -367,7 +367,7 @@ def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> flo
 
 
 def _padded(stream: Stream, world_size: int) -> _Padded | None:
-    """What is padded; None where nothing is, or where stored lengths do not tell how far."""
+    """What is padded; None where nothing is, or where lengths are not known."""
     options, schema = stream.options, stream.samples.schema
     batching, collate = options.batching, options.collate
     if not isinstance(batching, Bucket | None) or not options.batched:

@@ -49,7 +49,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run does, as its process is told. None: does not apply."""
+    """What one run does. None: does not apply."""
 
     measure: str
     threads: int | None = None
@@ -66,28 +66,28 @@ class Contender:
     name: str
     format: str  # or PEER
     command: list[str]
-    path: Path  # what it reads
+    path: Path  # of the dataset, or of the peer's store
     about: dict[str, Any]  # for the report
-    measures: Sequence[str] = MEASURES  # that it can do
+    measures: Sequence[str] = MEASURES  # that it supports
     settings: Sequence[Setting] = ()  # to measure
-    sample_bytes: float | None = None  # stored of a sample, on average
+    sample_bytes: float | None = None  # mean stored size
 
 
 def command(path: str | os.PathLike[str], limit: int) -> list[str]:
-    """What starts the process of a dataset; it finds a user's functions where this one does."""
+    """The command that starts the process of a dataset, with this process's `sys.path`."""
     search = json.dumps([folder for folder in sys.path if folder])
     return [sys.executable, "-c", _START, search, os.fspath(path), str(limit)]
 
 
 class Process:
-    """Answers lines of JSON. Started when it is first asked; started again where it has ended."""
+    """A process that answers requests; started at the first one, and again after it has ended."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._process: JsonProcess | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer; `{"error": ...}` where there is none."""
+        """The answer, or `{"error": ...}`."""
         try:
             process = self._process = self._process or JsonProcess(self._command, _RUN)
             process.send(request)
@@ -122,9 +122,9 @@ class Runner:
         return first_numbers(Stream(self.dataset, StreamOptions(shuffle=True)), self._limit)
 
     def run(self, request: dict[str, Any]) -> dict[str, float]:
-        """What a run took. Raises whatever is wrong."""
+        """Do a run; returns its seconds and samples."""
         measure = request.pop("measure")
-        if measure == "open":  # what must be read to find samples, and the order they come in
+        if measure == "open":  # reads tables of the shards, and computes the order
             began = time.perf_counter()
             return _result(began, len(self._numbers))
         if measure == "load":
@@ -132,7 +132,7 @@ class Runner:
         return self._go_through(self._hash if measure == "read" else self._decode, **request)
 
     def _go_through(self, work: Callable[[int], None], threads: int) -> dict[str, float]:
-        """Do something with each sample, in so many threads; 0: in this one."""
+        """Call `work` with each sample's number in `threads` threads; 0: in this one."""
         numbers = self._numbers
         ready = threading.Barrier(threads + 1)  # so that starting threads is not measured
 
@@ -154,7 +154,7 @@ class Runner:
             return _result(began, len(numbers))
 
     def _hash(self, number: int) -> None:
-        """Use every byte of a sample, as `shardkit.open` gives it."""
+        """Read a sample as `shardkit.open` does, and hash every byte."""
         for value in self.dataset[number].values():
             if isinstance(value, np.ndarray):
                 xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
@@ -164,7 +164,7 @@ class Runner:
                 )
 
     def _decode(self, number: int) -> None:
-        """The whole of a sample's image as pixels."""
+        """Decode the whole image of a sample."""
         samples, field = self._images
         sample = samples.read(number)
         if field not in sample:
@@ -179,16 +179,16 @@ class Runner:
     def _images(self) -> tuple[Samples, str]:
         """The images alone, and their field."""
         field = image_field(self.dataset)
-        assert field is not None  # or it would not be asked for
+        assert field is not None  # bench asks for no "decode" otherwise
         return Samples([self.dataset], [field]), field
 
     def _load(
         self, *, threads: int | None = None, workers: int | None = None, **recipe: Any
     ) -> dict[str, float]:
-        """Batches as a training loop takes them.
+        """Iterate over batches.
 
-        Open shards, the order and a DataLoader's workers stay from run to run, as from epoch to
-        epoch in training; threads and memory are new.
+        Open shards, the order and a DataLoader's workers are reused from run to run, as in
+        training from epoch to epoch; threads and memory are new.
         """
         setting = (workers, *recipe.values())
         if setting not in self._loaders:
@@ -228,7 +228,7 @@ def _result(began: float, samples: int) -> dict[str, float]:
 
 
 def _message(error: Exception) -> str:
-    """What went wrong, for people."""
+    """The text of an error, without a worker's traceback."""
     text = str(error)
     if text.startswith("Caught "):  # by a worker of a DataLoader, which adds its traceback
         name = f"{type(error).__module__}.{type(error).__qualname__}: "
@@ -237,9 +237,9 @@ def _message(error: Exception) -> str:
 
 
 def main(path: str, limit: int) -> None:
-    """Do the runs that arrive on stdin, until it ends."""
+    """Do the runs that stdin asks for, until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library or a user's transform prints must not run into them
+    os.dup2(2, 1)  # what libraries and transforms print must not mix with answers
     warnings.simplefilter("ignore", ShardkitWarning)
     runner = Runner(path, limit)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What `bench` and `doctor` load: any dataset or folder of images, with usual options."""
+"""How `bench` and `doctor` open any dataset or folder of images, and usual options for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Res
 
 FOLDER = "folder"  # the format of loose images
 TRANSFORMS = ("crop", "resize", "center", "decode", "none")
-_ADDED = ("attention_mask", "lengths")  # by padding, which stored fields of these names prevent
+_ADDED = ("attention_mask", "lengths")  # by padding, unless stored fields have these names
 
 
 def open_any(path: str | os.PathLike[str]) -> Dataset:
-    """Open what `shardkit.open` opens, or a folder of images as `shardkit convert` reads it.
+    """Open a dataset like `shardkit.open`, or a folder of images like `shardkit convert`.
 
-    Raises what those raise, UsageError for a folder of splits, and FormatError for text.
+    Raises the same errors, UsageError for a folder of splits, and FormatError for text.
     """
     try:
         return open_dataset(path)
@@ -42,7 +42,7 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
             path=path,
             fix="convert it first: shardkit convert",
         )
-    if not isinstance(first, ImageFolder):  # a dataset, of which something is wrong
+    if not isinstance(first, ImageFolder):  # a damaged dataset
         raise refused
     if len(found) > 1:
         raise UsageError(
@@ -103,7 +103,7 @@ def usual_options(
 
 
 def image_field(dataset: Dataset) -> str | None:
-    """The first field of encoded images, else of pixels; a mask only if there is nothing else."""
+    """The first field of encoded images, else of pixels; a mask only if there is no other."""
     for kinds in (_encoded, _pixels):
         found = [name for name, kind in dataset.schema.items() if kinds(kind)]
         if found:
@@ -143,7 +143,7 @@ def _steps(transform: str, size: int) -> list[Any]:
 def _padding(dataset: Dataset) -> dict[str, Any]:
     """Options that pad arrays of one dimension and different lengths, if there are any.
 
-    None where a batch cannot be padded as a whole: its arrays then come in lists.
+    None where not all of a batch can be padded; its arrays then come in lists.
     """
     schema = {name: kind for name, kind in dataset.schema.items() if name not in _ADDED}
     arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
@@ -161,7 +161,7 @@ def _padding(dataset: Dataset) -> dict[str, Any]:
 
 
 def _length_varies(dataset: Dataset, name: str, kind: Array) -> bool:
-    if kind.shape is None:  # foreign data may tell only where a value is read
+    if kind.shape is None:  # foreign data: read a value
         first = dataset[0].get(name)
         return isinstance(first, np.ndarray) and first.ndim == 1
     return kind.shape == (None,)

@@ -1,4 +1,4 @@
-"""`doctor`: what holds loading back, found by short runs of it, and what each change would give."""
+"""`doctor`: finds by short runs what slows loading down, and the gain of each change."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 
 BATCH = 64
 _IN_MEMORY = 256  # samples, for a run that reads nothing
-_ENOUGH = 1.2  # times what the model takes: then loading does not hold it back
-_TUNED = 3  # settings at most that are tried beside the present ones
-_SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that leave batches as they are
+_ENOUGH = 1.2  # times the model's rate: then loading does not limit training
+_TUNED = 3  # most settings that are tried besides the present ones
+_SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that do not change batches
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found. Printed, it is for people; `to_dict` is for programs.
+    """What `doctor` found: text when printed, JSON by `to_dict`.
 
     rate: samples a second that the loader gives to a loop that does nothing else.
     need: samples a second that the model takes, where that is known.
     times: where the time of loading went.
-    findings: what gives most first.
+    findings: the largest gain first.
     tuned: samples a second by line of code, the present settings first, if that was asked for.
     """
 
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """In a sentence, whether loading holds training back."""
+        """Whether loading limits training, in a sentence."""
         name = max(STAGES, key=self.times.share)
         most = f"{name} is {self.times.share(name):.0%} of making batches"
         if self.need is None:
@@ -121,14 +121,14 @@ def doctor(
     tune: bool = False,
     **options: Any,
 ) -> Diagnosis:
-    """Find out what holds loading back, by short runs that change one thing each.
+    """Find what slows loading down, by short runs with one change each.
 
     source: a Loader as it is trained with, a torch DataLoader of a StreamingDataset, or anything
-    that a Loader takes, or a folder of images, with the Loader's `options`. What was measured of
-    a loader with `profile=True` while it was trained with is used; its own position stays.
-    step: what the training loop does with a batch. It is called with one batch again and again, so
-    that it never waits: what it could take. It must wait for a GPU itself.
-    need: that number, samples a second, if it is known.
+    that a Loader takes, or a folder of images, with the Loader's `options`. The profile of a
+    loader with `profile=True` that was used in training is used; its position does not change.
+    step: what the training loop does with a batch. It is called with the same batch again and
+    again, to measure the samples a second that it could take. It must wait for a GPU itself.
+    need: that rate, samples a second, if it is known.
     ranks: how many processes train together; None: as many as now.
     seconds: how long each run takes, about; there are three to eight.
     tune: try the best settings side by side, and say which line of code to use.
@@ -153,26 +153,30 @@ def doctor(
         workers = dataloader.num_workers
         rate, found = _of_workers(dataloader, loader, processors, seconds)
     ranks = ranks or loader.dataset.world().size
-    found += _of_data(case, rate, ranks, workers, seconds)
+    of_data = checks(loader.dataset.stream, world_size=ranks, workers=workers)
+    found += [finding for one in of_data if (finding := case.rated(one))]
     findings = ranked(found, rate, need)
     slow = looks.extension(case)
-    if slow is not None:  # it changes all that is measured: first, however little it gives
-        slow = replace(slow, rate=slow.gain * rate)
+    if slow is not None:  # it affects all measurements: first, whatever its gain
         findings = (ranked([slow], rate, need) or [replace(slow, rate=None, gain=1.0)]) + findings
     tuned = _tuned(loader, findings, seconds) if tune else None
     return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
 
 
 def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list[Finding]:
-    """By what they give to training: no more than the model takes. Then those not about speed."""
+    """Findings by their gain for training, which the model's rate `need` limits.
+
+    Findings that are not about speed come last.
+    """
     most = need or float("inf")
     useful = []
     for finding in findings:
-        gain = finding.gain
+        gain, after = finding.gain, None
         if finding.rate is not None:
-            gain = min(finding.rate, most) / min(rate, most)
+            after = gain * rate  # a DataLoader's rate is not that of the runs
+            gain = min(after, most) / min(rate, most)
         if gain >= LEAST or (finding.rate is None and finding.gain == 1):
-            useful.append(replace(finding, gain=gain))
+            useful.append(replace(finding, rate=after, gain=gain))
     return sorted(useful, key=lambda finding: -finding.gain)
 
 
@@ -213,14 +217,14 @@ def _name(loader: Loader) -> str:
 
 
 def _trained(source: Any) -> Times | None:
-    """What a loader measured of itself while it was trained with."""
+    """The profile of a loader that was used in training."""
     if isinstance(source, Loader) and source.measured and source.profile.batches > 1:
         return source.profile
     return None
 
 
 def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: float) -> float | None:
-    """Samples a second of the training loop's step with a batch that is there already."""
+    """Samples a second of the training loop's step, without loading."""
     if step is None:
         return None
     iteration = iter(loader)
@@ -236,11 +240,11 @@ def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: flo
 
 
 def _case(loader: Loader, processors: int, seconds: float) -> Case:
-    """Run the loader as it is, with one thread, and with the numbers that may be better."""
+    """Run the loader as it is, without threads, and with numbers of threads that may be better."""
     runs = compare({"now": loader, "alone": loader.with_options(threads=0, prefetch=1)}, seconds)
     case = Case(loader, processors, runs["now"], runs["alone"], memory=memory() or 0)
     used = case.now.times.threads
-    numbers = {processors} if used else set()  # none: what is that quick needs no threads
+    numbers = {processors} if used else set()  # without threads: too quick to need any
     others = {}
     if case.waits >= SHARE:
         numbers |= {4 * processors, 16 * processors}
@@ -257,9 +261,9 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
 
 
 def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
-    """All findings on the data, as so many ranks with so many workers each load them.
+    """All findings on the data, for a number of ranks, each with a number of workers.
 
-    Some tens of samples are read, and what is advised is tried on them: nothing is guessed.
+    Advised conversions are tried on some tens of samples.
     """
     found = [
         stored_size(stream) or png(stream),  # making images smaller makes JPEGs of them, too
@@ -269,22 +273,6 @@ def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
         padding(stream, world_size),
     ]
     return [finding for finding in found if finding is not None]
-
-
-def _of_data(case: Case, rate: float, ranks: int, workers: int, seconds: float) -> list[Finding]:
-    """Findings on the data, with what they give at this rate."""
-    findings = []
-    for one in checks(case.loader.dataset.stream, world_size=ranks, workers=workers):
-        if one.samples is None:
-            finding = looks.of_data(case, one)
-        else:
-            before, after = (in_memory(case.loader, some) for some in one.samples)
-            tried = compare({"before": before, "after": after}, seconds)
-            finding = looks.tried_on_samples(case, one, tried["before"], tried["after"])
-        if finding is not None:
-            rated = None if finding.rate is None else finding.gain * rate
-            findings.append(replace(finding, rate=rated))
-    return findings
 
 
 def _of_workers(
@@ -328,7 +316,7 @@ def _of_workers(
 
 
 def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
-    """Workers that are started for each epoch."""
+    """The finding on workers that are started for each epoch."""
     epoch = len(loader.dataset.stream.samples) / loader.dataset.world().size / now.rate
     lost = max(now.start - persistent.start, 0.0)
     return Finding(
@@ -343,7 +331,7 @@ def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
 
 
 def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[str, float]:
-    """Samples a second by line of code: as the loader is, and with the settings that were found."""
+    """Samples a second by line of code: of the loader as it is, and with settings of findings."""
     useful = [one.settings for one in findings if one.settings and one.settings.keys() <= _SPEED]
     made: dict[str, Loader | DataLoader[Any]] = {}
     for settings in [{}, *useful[:_TUNED]]:
@@ -352,13 +340,13 @@ def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[
             made[line] = dataloader_like(loader, settings["workers"])
         else:
             made[line] = other = loader.with_options(profile=True, **settings)
-            for _ in other if settings.get("cache") else ():  # it is measured once it is full
+            for _ in other if settings.get("cache") else ():  # fill the cache before the run
                 pass
     return {line: run.rate for line, run in compare(made, seconds).items()}
 
 
 def code_line(loader: Loader, settings: Mapping[str, Any]) -> str:
-    """How to make such a loader."""
+    """The Python code that makes the loader with these settings."""
     source = getattr(loader.dataset.source, "place", loader.dataset.source)  # of an open dataset
     paths = repr([str(one) for one in source] if isinstance(source, list) else str(source))
     options = {
@@ -379,7 +367,7 @@ def _typed_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed, as far as it has a name."""
+    """A value as Python code, as far as possible."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_typed(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""`Finding`: what holds loading back, and what to do; and those that follow from short runs.
+"""`Finding`: what slows loading down, and what to do; and the findings from short runs.
 
-Each function looks for one cause in a `Case`: runs of a loader as it is and with one thing changed.
+Each function looks for one cause in a `Case`: runs of a loader as it is and with one change.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from shardkit.codecs.extension import FIX, MISSING, SLOWER
 from shardkit.codecs.image import format_of
 from shardkit.errors import printable
 from shardkit.performance.runs import Run
-from shardkit.sample import Sample
 from shardkit.stream.loader import Loader
 from shardkit.stream.profile import Times
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Job
 
-LEAST = 1.1  # times as fast: less is not worth a change, and may be chance
-SHARE = 0.25  # of the time that a batch takes: smaller stages are not looked at
+LEAST = 1.1  # times as fast: a smaller gain is not worth a change, and may be noise
+SHARE = 0.25  # of the time of a batch: smaller stages are ignored
 _WAITS = 0.05  # of the training loop's time, for batches
-_ENOUGH = 20  # batches, of which the first ones are always waited for
-_SCALES = 1.25  # times as fast as one thread: with less, threads do not help
+_ENOUGH = 20  # batches, as the loop always waits for the first ones
+_SCALES = 1.25  # times as fast as one thread: less means that threads do not help
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen, what to do, and what that gives.
+    """What was measured, what to do, and the gain.
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
     "prefetch", "workers", "padding", "format", "shards", "order". `stage` is the stage of loading
@@ -46,14 +45,12 @@ class Finding:
     gain: float = 1.0  # how many times as fast; for padding in tokens/s
     stage: str | None = None
     share: float = 1.0
-    command: str | None = None  # to type
+    command: str | None = None  # for the shell
     # Options of a Loader; "workers" are a DataLoader's.
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    # Some samples as they are stored, and as they would be: to see what a loader makes of both.
-    samples: tuple[list[Sample], list[Sample]] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """For people: what was seen, what to do, what that gives."""
+        """As text: what was measured, what to do, the gain."""
         lines = [f"{self.cause}: {self.seen}.", f"   Do: {self.do}."]
         if self.command is not None:
             lines.append(f"   Type: {self.command}")
@@ -64,19 +61,18 @@ class Finding:
         return "\n".join(map(printable, lines))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; settings as they would be typed."""
+        """For JSON, with settings as Python code."""
         settings = {name: repr(value) for name, value in self.settings.items()}
-        shown = {name: value for name, value in vars(self).items() if name != "samples"}
-        return {**shown, "settings": settings}
+        return {**vars(self), "settings": settings}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What runs say about a loader.
+    """The runs of a loader.
 
-    `now` is the loader as it is, `alone` with the calling thread for everything, so that no thread
-    waits for another; `tried` has runs with other numbers of threads. `in_memory` is the loader
-    with samples in memory; `memory` is the machine's, in bytes.
+    `now` is the loader as it is, `alone` without threads, so that none waits for another; `tried`
+    has runs with other numbers of threads. `in_memory` is the loader with samples in memory;
+    `memory` is the machine's, in bytes.
     """
 
     loader: Loader
@@ -95,19 +91,14 @@ class Case:
 
     @property
     def scales(self) -> bool:
-        """Whether several threads are faster than one; True where no run tells."""
+        """Whether several threads are faster than one; True where no run says."""
         several = {**self.tried, self.now.times.threads: self.now}
         rates = [run.rate for number, run in several.items() if number > 1]
         return not rates or self.processors == 1 or max(rates) > _SCALES * self.alone.rate
 
     def share(self, *stages: str) -> float:
-        """The stages' part of what it takes to make a batch."""
+        """The stages' share of the time to make a batch."""
         return sum(map(self.alone.times.share, stages))
-
-    def without(self, *stages: str) -> dict[str, Any]:
-        """What a finding says that makes these stages take no time."""
-        rate = self.now.rate / max(1 - self.share(*stages), 1e-9)
-        return {"rate": rate, "stage": stages[0], "share": 0.0}
 
     def calls(self) -> list[str]:
         """The user's own functions among the transforms."""
@@ -115,22 +106,31 @@ class Case:
         return [str(stage) for chain in chains for stage in chain.stages if isinstance(stage, Call)]
 
     def finding(self, cause: str, seen: str, do: str, **more: Any) -> Finding | None:
-        """A finding with its gain, if that is worth the change."""
+        """A finding with its rate and gain, if it is worth the change."""
         return self.rated(Finding(cause, seen, do, **more))
 
     def rated(self, finding: Finding) -> Finding | None:
+        """The finding with what it gives this loader; None for less than `LEAST`.
+
+        Where it has no rate, that follows from its stage and what remains of the stage's time.
+        """
+        if finding.rate is None and finding.stage is None and finding.gain == 1:
+            return finding  # it is not about speed
+        if finding.rate is None and finding.stage is not None:
+            saved = self.share(finding.stage) * (1 - finding.share)
+            finding = replace(finding, rate=self.now.rate / max(1 - saved, 1e-9))
         if finding.rate is not None:
             finding = replace(finding, gain=finding.rate / max(self.now.rate, 1e-9))
         return finding if finding.gain >= LEAST else None
 
 
 def with_threads(loader: Loader, number: int) -> dict[str, int]:
-    """Settings for so many threads: each needs a batch to work on."""
+    """Settings for a number of threads, each of which needs a batch to work on."""
     return {"threads": number, **({"prefetch": number} if number > loader.prefetch else {})}
 
 
 def threads(case: Case) -> Finding | None:
-    """Too few threads for the processors or for storage that answers late; or too many."""
+    """Too few threads for the processors or for slow storage; or too many."""
     used, best = (
         case.now.times.threads,
         max(case.tried, key=lambda n: case.tried[n].rate, default=0),
@@ -156,7 +156,7 @@ def threads(case: Case) -> Finding | None:
 
 
 def storage(case: Case) -> Finding | None:
-    """Storage that is slow, and a dataset that fits into memory."""
+    """Slow storage, where the dataset fits into memory."""
     stored, cached = stored_bytes(case.loader), case.loader.dataset.options.cache
     if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
         return None
@@ -176,13 +176,13 @@ def _waits(case: Case) -> str:
 
 
 def stored_bytes(loader: Loader) -> int:
-    """Of all shards."""
+    """The bytes of all shards."""
     datasets = loader.dataset.stream.datasets
     return sum(d.extent(shard)[1] for d in datasets for shard in range(d.shards))
 
 
 def transform(case: Case) -> Finding | None:
-    """Slow functions of a user, or else `Normalize`, which makes floats of images.
+    """Slow functions of the user, or else `Normalize`, which makes floats of images.
 
     Functions that hold the interpreter lock need processes.
     """
@@ -194,7 +194,8 @@ def transform(case: Case) -> Finding | None:
             "copy",
             f"Normalize takes {share:.0%} of a thread's time and makes batches four times as large",
             "leave it out, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
-            **case.without("transform"),
+            stage="transform",
+            share=0.0,
         )
     cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
     seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms a sample"
@@ -204,7 +205,8 @@ def transform(case: Case) -> Finding | None:
             seen,
             "make it cheaper, or do it once: `shardkit convert --transform` (without it loading "
             "would be as fast as said)",
-            **case.without("transform"),
+            stage="transform",
+            share=0.0,
         )
     return case.finding(
         "transform",
@@ -219,7 +221,7 @@ def transform(case: Case) -> Finding | None:
 
 
 def collating(case: Case) -> Finding | None:
-    """A `collate` of a user, which copies what is in the batch already."""
+    """A user's `collate`, which copies what is in the batch already."""
     collate, share = case.loader.dataset.stream.own_collate, case.share("collate", "copy")
     if collate is None or share < SHARE:
         return None
@@ -227,13 +229,15 @@ def collating(case: Case) -> Finding | None:
         "copy",
         f"{name_of(collate)} and what follows it take {share:.0%} of a thread's time",
         "leave collate= out: rows are written where the batch is, without a copy",
-        **case.without("collate", "copy"),
+        rate=case.now.rate / max(1 - share, 1e-9),
+        stage="collate",
+        share=0.0,
         settings={"collate": None},
     )
 
 
 def pinned(case: Case) -> Finding | None:
-    """A GPU, and batches in memory from which copies to it are slow."""
+    """A GPU, and batches in pageable memory, which are slow to copy to it."""
     torch, given = sys.modules.get("torch"), case.loader.settings
     if torch is None or given.get("to") != "torch" or not torch.cuda.is_available():
         return None
@@ -252,7 +256,7 @@ OF_RUNS = (threads, storage, transform, collating, pinned)
 
 
 def prefetch(case: Case, trained: Times) -> Finding | None:
-    """Steps of different length: the loop waits at times, and threads wait for it at others."""
+    """Steps of varying length: sometimes the loop waits for threads, sometimes they for it."""
     threads_time = max(trained.threads, 1) * trained.seconds
     idle = trained.spent[IDLE].wall / threads_time if threads_time else 0.0
     if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
@@ -269,7 +273,7 @@ def prefetch(case: Case, trained: Times) -> Finding | None:
 
 
 def extension(case: Case) -> Finding | None:
-    """Crops of JPEGs without the extension that makes them fast; however little that gives."""
+    """Crops of JPEGs without the extension that makes them fast, whatever the gain."""
     stream = case.loader.dataset.stream
     cropped = {
         chain.fields[0]
@@ -292,20 +296,3 @@ def extension(case: Case) -> Finding | None:
         stage="decode",
         share=1 / SLOWER,
     )
-
-
-def tried_on_samples(case: Case, finding: Finding, before: Run, after: Run) -> Finding | None:
-    """A finding on stored samples, with runs of these as they are, and as they would be.
-
-    The runs read nothing, so that what reading takes now is added.
-    """
-    reading = max(1 / case.now.rate - 1 / before.rate, 0.0)
-    return case.rated(replace(finding, rate=1 / (1 / after.rate + reading)))
-
-
-def of_data(case: Case, finding: Finding) -> Finding | None:
-    """A finding on the data, with the rate that follows for this loader."""
-    if finding.stage is None:
-        return finding if finding.rate is None and finding.gain == 1 else case.rated(finding)
-    saved = case.share(finding.stage) * (1 - finding.share)
-    return case.rated(replace(finding, rate=case.now.rate / max(1 - saved, 1e-9)))

@@ -1,4 +1,4 @@
-"""Findings on stored images: far larger than they are used, or in a format slow to decode.
+"""Findings on stored images: far larger than needed, or in a format that is slow to decode.
 
 A few are converted in memory, as `convert` would do it, and decoded both ways.
 """
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 Decoding: TypeAlias = "dict[str | tuple[str, ...], list[Transform]]"
 
-_WORTH = 0.8  # of the time: what is above is not worth a conversion
-_LARGER = 1.25  # times the size that is needed: below that, little can be gained
+_WORTH = 0.8  # of the time: a smaller saving is not worth a conversion
+_LARGER = 1.25  # times the needed size: below that, little can be gained
 _QUALITIES = (90, 95)
 _LOOK = 48  # samples, spread over the dataset
 _LOOK_BYTES = 64_000_000  # of their images at most
-_TOGETHER = 8  # samples that are transformed by one call, as by a loader's threads
+_TOGETHER = 8  # samples that one call transforms, as in a loader's threads
 _ROUNDS = 5
-# What a JPEG must keep of an image, as PSNR: of its brightness, which the eye goes by, and of all
-# channels. The worst of 320 photos has 36.6 and 26.6 dB at quality 90, coloured text 32 and 23.
+# The least PSNR of a JPEG: of brightness, to which the eye is most sensitive, and of all channels.
+# The worst of 320 photos has 36.6 and 26.6 dB at quality 90, coloured text 32 and 23.
 _LUMA_DB, _ALL_DB = 36, 25
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-# A drawing, text, or a mask: half of its pixels have so few colours, and the others have so few for
-# each of them. Photos with a white background have 0.26 and more.
+# A drawing, text, or a mask: half of its pixels have so few colours, and the other pixels have so
+# few colours each. Photos with a white background have 0.26 and more.
 _FLAT, _OTHERS = 16, 0.2
 _COUNTED = 1 << 16  # pixels whose colours are counted
 
@@ -121,9 +121,8 @@ def png(stream: Stream) -> Finding | None:
 
 
 class Tried(NamedTuple):
-    """What a conversion of some images gave."""
+    """The result of converting some images."""
 
-    samples: tuple[list[Sample], list[Sample]]  # as they are, and as they would be
     share: float  # of the time that decoding took
     before: float  # bytes of an image, on average
     after: float
@@ -135,8 +134,7 @@ class Tried(NamedTuple):
         )
 
     def finding(self, seen: str, do: str, command: str) -> Finding:
-        given: dict[str, Any] = {"share": self.share, "samples": self.samples, "command": command}
-        return Finding("decode", seen, do, stage="decode", **given)
+        return Finding("decode", seen, do, stage="decode", share=self.share, command=command)
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class StoredImages:
 
     @classmethod
     def of(cls, stream: Stream) -> StoredImages | None:
-        """None where a conversion could harm images, or masks on them, that are not looked at."""
+        """None where a conversion could harm images, or their masks, that are not checked."""
         decoding = _decoding(stream)
         schema = Schema({n: kind for d in stream.datasets for n, kind in d.schema.items()})
         if not decoding or stream.options.cache == "decoded":
@@ -164,7 +162,7 @@ class StoredImages:
 
     @property
     def needed(self) -> int | None:
-        """Pixels on the shorter side that the transforms can do with, if they tell."""
+        """Pixels on the shorter side that the transforms need, if that is known."""
         sides = [_needed(_sizing(steps)) for steps in self.decoding.values()]
         known = [side for side in sides if side is not None]
         return max(known) if len(known) == len(sides) else None
@@ -174,9 +172,9 @@ class StoredImages:
         return [s[name] for s in samples for name in self.steps.images if name in s]
 
     def loss(self, options: ImageOptions) -> float | None:
-        """The worst PSNR in brightness of what becomes a JPEG; None where one would be harmed.
+        """The least PSNR in brightness of images as JPEG; None where one would be harmed.
 
-        What is a JPEG already does not count.
+        Images that are JPEGs already do not count.
         """
         worst = math.inf
         for sample in self.samples:
@@ -215,7 +213,7 @@ class StoredImages:
         ]
         now, then = (statistics.median(column) for column in zip(*seconds, strict=True))
         sizes = (statistics.mean(map(len, self.values(some))) for some in (before, after))
-        return Tried((before, after), then / now if now else 1.0, *sizes)
+        return Tried(then / now if now else 1.0, *sizes)
 
     def _converted(self, sample: Sample, options: ImageOptions) -> Sample | None:
         try:
@@ -225,7 +223,7 @@ class StoredImages:
 
 
 def _decoding(stream: Stream) -> Decoding:
-    """Of the transforms of each image those that decode it and say where its pixels go."""
+    """The transforms of each image that decode, crop and resize it."""
     found: Decoding = {}
     for given, steps in (stream.options.transforms or {}).items():
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
@@ -237,7 +235,7 @@ def _decoding(stream: Stream) -> Decoding:
 
 
 def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -> bool:
-    """Whether all images of samples are decoded, and what lies on them is known to convert."""
+    """Whether all images of samples are decoded, and `convert` knows all masks on them."""
     fields = [(given if isinstance(given, tuple) else (given,)) for given in decoding]
     masks = {mask: image for image, *others in fields for mask in others}
     return {image for image, *_ in fields} == set(steps.images) and all(
@@ -246,7 +244,7 @@ def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -
 
 
 def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
-    """Samples and their numbers, without bad ones: the loader raises their errors."""
+    """Some samples and their numbers, without damaged ones, for which the loader raises."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     samples, numbers, size = [], [], 0
     for number in spread[permutation(len(spread), 0)].tolist():
@@ -266,15 +264,15 @@ def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDAr
 
 
 def _sizing(steps: Sequence[Transform]) -> Transform | None:
-    """The transform that says which size is needed."""
+    """The transform that sets the size."""
     kinds = (RandomResizedCrop, Resize, CenterCrop)
     return next((step for step in steps if isinstance(step, kinds)), None)
 
 
 def _needed(step: Transform | None) -> int | None:
-    """Pixels on the shorter side: of random crops a little more than their size, 256 for 224.
+    """Pixels on the shorter side: for random crops a little more than their size, 256 for 224.
 
-    What cuts its part out of an image of any size would see another part of a smaller one.
+    None for a center crop without a resize, which would see another part of a smaller image.
     """
     if not isinstance(step, RandomResizedCrop | Resize):
         return None
@@ -285,7 +283,7 @@ def _needed(step: Transform | None) -> int | None:
 def _seconds(
     transforms: Transforms, samples: list[Sample], numbers: npt.NDArray[np.int64], turn: int
 ) -> float:
-    """What decoding takes of the processor: not of the clock, as others may be at work."""
+    """Seconds of processor time for decoding, which other processes do not affect."""
     out: dict[str, npt.NDArray[Any]] = {
         name: np.empty((_TOGETHER, *shape), dtype)
         for name, (shape, dtype) in transforms.outputs().items()
@@ -299,7 +297,7 @@ def _seconds(
 
 
 def _may_be_jpeg(data: bytes, header: Header) -> bool:
-    """Whether an image has no more than a JPEG can hold, and enough colours to hide its noise."""
+    """Whether a JPEG can hold the image, and it has enough colours to hide a JPEG's noise."""
     if not header.lossless or header.oddity:
         return False
     with opened(data) as image:

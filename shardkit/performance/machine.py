@@ -1,4 +1,4 @@
-"""The machine: what it is, what of its memory is page cache, and what processes use of it."""
+"""The machine: a description of it, the page cache, and what processes use."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LIBRARIES = (
     "xxhash",
     "torch",
 )
-# So many times as long as a reading takes lies between two of them: they are not to be felt, and
-# some walk through all processes of the machine, or all pages of this one.
+# The time between two readings, in times of how long one takes: some walk through all processes of
+# the machine, or all pages of this one.
 _SPARE = 500
 
 
 def about_machine() -> dict[str, Any]:
-    """The machine; None for what it does not tell."""
+    """The machine; None for what is not known."""
     named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "system": platform.platform(),
@@ -51,7 +51,7 @@ def about_machine() -> dict[str, Any]:
 
 
 def memory() -> int | None:
-    """Bytes of memory; None where the system does not tell."""
+    """Bytes of memory; None where the system does not say."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
 
 
 def file_system(path: Path) -> str | None:
-    """The type of file system that a path is on; None where the system does not tell."""
+    """The type of file system of a path; None where the system does not say."""
     types: dict[str, str] = {}
     for line in _text("/proc/self/mounts").splitlines():
         _, folder, kind, *_ = line.split(" ")
@@ -87,10 +87,10 @@ def _text(path: str) -> str:
 
 
 def drop_from_cache(paths: Iterable[Path]) -> float:
-    """Drop files, and all files in folders, from the page cache, so that reading waits for storage.
+    """Drop files, and all files in folders, from the page cache, so that reads go to storage.
 
-    Returns the share of their bytes that stayed, 0 to 1: those in memory (tmpfs), and those that
-    others have mapped. It is 1 where the system cannot do this, or cannot tell.
+    Returns the share of their bytes that stayed, 0 to 1: files in memory (tmpfs), and pages that
+    other processes have mapped. It is 1 where the system cannot drop files, or cannot say.
     """
     if not hasattr(os, "posix_fadvise"):
         return 1.0
@@ -113,7 +113,7 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
             for folder, _, names in os.walk(path, followlinks=True):
                 yield from (file for name in names if (file := Path(folder, name)).is_file())
         else:
-            # A dataset that is one file has others beside it: x.idx, and its manifest.
+            # A dataset of one file has others beside it: x.idx, and its manifest.
             name = f"{glob.escape(path.stem)}.*"
             beside = (*path.parent.glob(name), *path.parent.glob(f"{FOLDER}/{name}"))
             yield from sorted({path, *(file for file in beside if file.is_file())})
@@ -124,24 +124,24 @@ def _dropped(handle: int, size: int) -> int:
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     if not _cached(handle, size):
         return 0
-    with contextlib.suppress(OSError):  # then it stays, and that is said
-        os.fsync(handle)  # what is not yet on the disk cannot be dropped
+    with contextlib.suppress(OSError):  # then it is counted as cached
+        os.fsync(handle)  # dirty pages cannot be dropped
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     return _cached(handle, size)
 
 
 def _cached(handle: int, size: int) -> int:
-    """How many bytes of an open file are in memory; all of them where that cannot be found out."""
+    """How many bytes of an open file are in memory; all of them where that is not known."""
     pages = -(-size // mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * pages)()
-    # A copy on write, as only what may be written has an address that ctypes tells.
+    # Copy on write, as ctypes gives the address of writable memory only.
     with mmap.mmap(handle, size, access=mmap.ACCESS_COPY) as mapped:
         first = ctypes.c_char.from_buffer(mapped)
         mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
         failed = mincore is None or mincore(
             ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), resident
         )
-        del first  # the mapping cannot be closed while anything refers to it
+        del first  # as a mapping with references cannot be closed
     if failed:
         return size
     return min(sum(page & 1 for page in bytes(resident)) * mmap.PAGESIZE, size)
@@ -152,12 +152,12 @@ def _cached(handle: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used in some time. Those of several times can be added. None: unknown.
+    """What was used in an interval. Those of several intervals can be added. None: unknown.
 
-    `seconds` is how long that time was, as far as processes were watched in it, `cpu` how many
-    seconds of processors they took, `disk` how many bytes they read from disks rather than from
-    the page cache. `memory` and `gpu_memory` are the most that was seen, in bytes; `gpu` sums up
-    how busy the GPU was, from 0 to 1, over `gpu_seen` looks.
+    `seconds` is the length of the interval, as far as processes were watched in it, `cpu` their
+    processor seconds, `disk` the bytes they read from disks rather than from the page cache.
+    `memory` and `gpu_memory` are maxima, in bytes; `gpu` is the sum of the GPU's utilization, from
+    0 to 1, over `gpu_seen` readings.
     """
 
     seconds: float = 0.0
@@ -177,7 +177,7 @@ class Usage:
         return Usage(**joined)
 
     def to_dict(self) -> dict[str, float | None]:
-        """As JSON: processors that were busy and their share of all, bytes, bytes a second."""
+        """As JSON: busy processors and their share of all, bytes, bytes a second."""
         cpu, disk = (
             value / self.seconds if value is not None and self.seconds else None
             for value in (self.cpu, self.disk)
@@ -193,7 +193,7 @@ class Usage:
 
 
 class _Sums(NamedTuple):
-    """What processes have used since they began, and their memory now."""
+    """What processes have used since their start, and their memory now."""
 
     when: float
     cpu: float | None = None
@@ -202,10 +202,10 @@ class _Sums(NamedTuple):
 
 
 class System:
-    """Reads what is used, seldom enough not to be felt. Without libraries it knows nothing."""
+    """Reads what is used, at intervals that keep its cost small; unknown without libraries."""
 
     def __init__(self, gpu: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`gpu` is the number of the GPU in use, among those that this process may see."""
+        """`gpu` is the number of the GPU in use, among those visible to this process."""
         self._clock = clock
         self._tree = _Tree.found()
         self._gpu = None if gpu is None else _Gpu.found(gpu)
@@ -213,15 +213,15 @@ class System:
         self._next = clock()  # when to read again
 
     def begin(self) -> None:
-        """What is used from now on counts; unless it was read a moment ago: then nothing does."""
+        """Count what is used from now on; nothing if the last reading is too recent."""
         self._before = None
         if self._clock() >= self._next:
             self._read()
 
     def used(self, *, last: bool = False) -> Usage:
-        """What was used since the last call, or nothing where that was a moment ago.
+        """What was used since the last call, or nothing if that is too recent.
 
-        The `last` call before the next `begin` always says what was used.
+        The `last` call before the next `begin` always reads.
         """
         before = self._before
         if (before is None and last) or (not last and self._clock() < self._next):
@@ -229,13 +229,13 @@ class System:
         now, usage = self._read()
         if before is None:
             return Usage()
-        # Less than nothing where a process has ended without being waited for.
+        # Negative where a process has ended without being waited for.
         cpu = None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0)
         disk = None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0)
         return usage + Usage(now.when - before.when, cpu, disk, now.memory)
 
     def _read(self) -> tuple[_Sums, Usage]:
-        """What processes have used, and the GPU."""
+        """Read processes and the GPU."""
         began = self._clock()
         now = self._before = _Sums(began, *(self._tree.read() if self._tree else ()))
         usage = self._gpu.read() if self._gpu else Usage()
@@ -245,7 +245,7 @@ class System:
 
 
 class _Tree:
-    """This process and those that it has started, such as a DataLoader's workers."""
+    """This process and its children, such as a DataLoader's workers."""
 
     def __init__(self, library: Any) -> None:
         self._error: type[Exception] = library.Error
@@ -261,11 +261,11 @@ class _Tree:
         return cls(psutil)
 
     def read(self) -> tuple[float, int | None, int]:
-        """Seconds of processors and bytes from disks since they began, and bytes of memory."""
+        """Processor seconds and bytes from disks since the start, and bytes of memory."""
         cpu, disk, memory = 0.0, None, 0
         for process in [self._process, *self._process.children(recursive=True)]:
             try:
-                # A process that has ended goes on counting in the one that waited for it.
+                # The time of a process that has ended counts for the one that waited for it.
                 times = process.cpu_times()
                 cpu += times.user + times.system + times.children_user + times.children_system
                 if hasattr(process, "io_counters"):  # not on every system
@@ -276,7 +276,7 @@ class _Tree:
         return cpu, disk, memory
 
     def _memory(self, process: psutil.Process) -> int:
-        """With a part of what it shares with others, where the system divides that up."""
+        """Bytes, with a part of the memory shared with others where the system divides that."""
         try:
             found = process.memory_full_info()
         except self._error:
@@ -298,7 +298,7 @@ class _Gpu:
             import pynvml
         except ImportError:
             return None
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # which the driver itself does not heed
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # which the driver ignores
         names = [str(number)] * (number + 1) if visible is None else visible.split(",")
         name = names[number].strip() if number < len(names) else ""
         try:
@@ -310,7 +310,7 @@ class _Gpu:
             return None
 
     def read(self) -> Usage:
-        """How busy it has been in the last moments, and its memory; without what is unknown."""
+        """Its recent utilization and its memory, as far as known."""
         busy = memory = None
         try:
             memory = int(self._library.nvmlDeviceGetMemoryInfo(self._handle).used)
@@ -321,5 +321,5 @@ class _Gpu:
 
 
 def has_psutil() -> bool:
-    """Whether the library is installed that reads what processes use."""
+    """Whether psutil, which reads what processes use, is installed."""
     return importlib.util.find_spec("psutil") is not None

@@ -1,4 +1,4 @@
-"""`Monitor`: watches a training loop from between it and its loader."""
+"""`Monitor`: measures a training loop, between the loop and its loader."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = Mapping[str, float | None]
 
-# Data hold the model back where it waits for such a share of the time, in so many batches at least,
-# after some in which caches, threads and compilers warm up;
+# Loading limits training where the loop waits for this share of its time, in this many batches at
+# least, after some in which caches, threads and compilers warm up;
 _HELD_BACK = 0.1
 _ENOUGH = 20
 _WARM_UP = 10
-# unless its GPU is in use for such a share of the time: then it has work queued.
+# unless the GPU is in use for this share of the time: then it has work queued.
 _BUSY = 0.9
 
 
 class Log(Protocol):
-    """Where the values of windows go."""
+    """Where the values of windows are written."""
 
     def write(self, row: Row) -> None:
-        """Values by their names, always the same; None where one is not known."""
+        """Write values by name, always the same names; None where a value is not known."""
 
     def flush(self) -> None:
-        """Make all of it readable."""
+        """Make all rows visible to readers."""
 
     def close(self) -> None:
         """End it."""
 
 
 class Monitor(Generic[T]):
-    """Iterate it instead of the loader, whatever that is: batches come as they are.
+    """Iterate over it instead of the loader, of any kind: batches are passed on unchanged.
 
     `report()` says what the loop did so far, over all epochs, and how much of that was waiting for
     data; where it is much, a ShardkitWarning says so once. A batch counts when the loop asks for
-    the next one. Where several ranks train together, rank 0 alone logs, warns and looks at its
-    machine. `loader` is what it was made of.
+    the next one. Where several ranks train together, only rank 0 logs, warns and measures its
+    machine. `loader` is the wrapped loader.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Monitor(Generic[T]):
         log: str | os.PathLike[str] | None = None,
         every: int = 50,
     ) -> None:
-        """Watch the loop over a loader.
+        """Measure the loop over a loader.
 
         log: a .csv file, to which each window adds a line; with torch also a folder, for
         TensorBoard.
@@ -79,7 +79,7 @@ class Monitor(Generic[T]):
         self._system: System | None = None
         self._window = _Window()
         self._whole = Report()  # without that window
-        self._judged = Report()  # of that, what came after warming up
+        self._judged = Report()  # without the batches that warm up
         self._warned = False
 
     def __len__(self) -> int:
@@ -101,19 +101,19 @@ class Monitor(Generic[T]):
                     batch = [next(batches)]
                 got = clock()
                 made = counted(batch[0])
-                yield batch.pop()  # its memory is free as soon as the loop has no use for it
+                yield batch.pop()  # the loop has the only reference
                 over = clock()
                 window.add(made, got - asked, over - got, first=first)
                 first = False
                 if window.batches == self.every:
-                    window.settle()  # which is work of the loop, if a GPU has to end it
+                    window.settle()  # waiting for the GPU is time of the step
                     window.step += clock() - over
                     self._finish(window)
                     window = self._window
                 self._stepped()
                 asked = clock()
         except StopIteration:
-            window.data += clock() - asked  # the loader's end takes time, too
+            window.data += clock() - asked  # the end of the loader takes time, too
         finally:
             self._finish(window, last=True)
 
@@ -133,7 +133,7 @@ class Monitor(Generic[T]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What shardkit.torch.Monitor does otherwise.
+    # Overridden by shardkit.torch.Monitor.
 
     def _open(self, path: Path) -> Log:
         if path.suffix.lower() != ".csv":
@@ -145,7 +145,7 @@ class Monitor(Generic[T]):
         return _Csv(path)
 
     def _gpu(self) -> int | None:
-        """The number of the GPU in use, among those that this process may see."""
+        """The number of the GPU in use, among those visible to this process."""
         local = os.environ.get("LOCAL_RANK", "")
         return int(local) if local.isdigit() else 0
 
@@ -159,7 +159,7 @@ class Monitor(Generic[T]):
     # The end of a window.
 
     def _finish(self, window: _Window, *, last: bool = False) -> None:
-        """Count a window, log it, and judge."""
+        """Add a window to the report, log it, and warn if data limit training."""
         usage = self._system.used(last=last) if self._system else Usage()
         report = window.report() + Report(usage=usage)
         self._window = _Window()
@@ -178,7 +178,7 @@ class Monitor(Generic[T]):
             self._judge()
 
     def _judge(self) -> None:
-        """Warn if data hold the model back."""
+        """Warn if data limit training."""
         judged = self._judged
         waiting, in_use = judged.waiting or 0, judged.to_dict()["gpu"]
         if judged.batches < _ENOUGH or waiting <= _HELD_BACK or (in_use or 0) >= _BUSY:
@@ -196,16 +196,16 @@ class Monitor(Generic[T]):
 
 
 class _Window:
-    """Some batches, before they are reported."""
+    """Batches that are not yet in a report."""
 
     def __init__(self) -> None:
         self.batches = self.epochs = 0
         self.start = self.data = self.step = 0.0
         self._sums = Counted(0, 0, 0)
-        self._counts: list[Counted] = []  # that may be on a GPU, where reading them takes time
+        self._counts: list[Counted] = []  # may be on a GPU, which reading them waits for
 
     def add(self, made: Counted, waited: float, step: float, *, first: bool) -> None:
-        """A batch, that may be the first of an epoch."""
+        """Add a batch, which may be the first of an epoch."""
         self._counts.append(made)
         self.batches += 1
         self.step += step
@@ -216,7 +216,7 @@ class _Window:
             self.data += waited
 
     def settle(self) -> None:
-        """Read what was counted; waits for a GPU."""
+        """Sum up the counts; waits for a GPU."""
         columns = zip(self._sums, *self._counts, strict=True)
         self._sums = Counted(*(sum(map(int, column)) for column in columns))
         self._counts = []
@@ -228,7 +228,7 @@ class _Window:
 
 
 class _Csv:
-    """Adds lines to a file. It is open while one is written, so that it need not be closed."""
+    """A log that appends lines to a file, which is open only while a line is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -263,13 +263,13 @@ class _Csv:
 
 
 def _row(window: Report, whole: Report) -> Row:
-    """What is logged of a window: where the loop is, and the window's values."""
+    """The logged values of a window, with the loop's step and epoch."""
     at = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
     return at | {n: v for n, v in window.to_dict().items() if n != "epochs"}
 
 
 def _advice(loader: object) -> str:
-    """The command that finds out why, if the dataset's path is known."""
+    """The command that finds the cause, if the dataset's path is known."""
     source = getattr(getattr(loader, "dataset", None), "source", None)
     path = getattr(source, "path", source)  # of an open dataset
     if not isinstance(path, str | os.PathLike):

@@ -5,7 +5,8 @@
     python peer_loops.py run NAME STORE           for each line of JSON a run, and a line of JSON
 
 A run is an epoch of all samples in the store. `read` hands every value to its consumer, which
-hashes it; `load` makes batches for training. Nothing of shardkit is imported: it need not be there.
+hashes it; `load` makes batches for training. The script imports nothing of shardkit, which need not
+be installed there.
 """
 
 from __future__ import annotations
@@ -23,12 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
-if TYPE_CHECKING:
-    pass
-
-# The modules beside this script are not for everybody who imports one of their names.
+# The modules beside this script must not hide installed ones of the same names.
 sys.path[:] = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
 
 # Modules whose packages have another name.
@@ -39,7 +37,7 @@ _CHUNK = 1000  # blocks of tokens in a chunk of litdata
 
 
 class Setting(NamedTuple):
-    """What a run is asked to do; the loader that does it stays for the next such run."""
+    """What a run does. Its loader is reused by the next run with the same setting."""
 
     measure: str
     workers: int
@@ -48,7 +46,7 @@ class Setting(NamedTuple):
     size: int = 224
 
     def options(self, collate: Callable[[list[Any]], Any] | None = None) -> dict[str, Any]:
-        """Arguments of torch's DataLoader, and of those that are like it; by default for images."""
+        """Arguments of torch's DataLoader and of similar loaders; by default for images."""
         if collate is None:
             collate = encoded if self.measure == "read" else Crops(self.crop())
         return {
@@ -59,7 +57,7 @@ class Setting(NamedTuple):
         }
 
     def crop(self) -> int:
-        """Pixels a side of what becomes of an image."""
+        """The width and height of the crops, in pixels."""
         if self.transform != "crop":
             raise ValueError("peers are measured with the transform 'crop' alone")
         return self.size
@@ -99,7 +97,7 @@ class Crops:
 
 @functools.cache
 def opencv() -> ModuleType:
-    """OpenCV with one thread a worker, as its own would only be in the way of other workers."""
+    """OpenCV with one thread, as the workers are parallel already."""
     cv2 = import_module("cv2")
     cv2.setNumThreads(1)
     return cv2
@@ -181,7 +179,7 @@ def write_litdata(source: Path, store: Path) -> None:
 
 
 def mosaicml() -> ModuleType:
-    """The module `streaming` without its datasets of images, which would want torchvision."""
+    """The module `streaming` without its image datasets, which would import torchvision."""
     sys.modules.setdefault("streaming.vision", ModuleType("streaming.vision"))
     return import_module("streaming")
 
@@ -203,9 +201,9 @@ def write_streaming(source: Path, store: Path) -> None:
 
 
 class MappedBlocks:
-    """The loop of nanoGPT and others: no order to resume, no epoch, no keys, no workers.
+    """The loop of nanoGPT: random blocks of a mapped file, without workers.
 
-    `read` gives every block once; `load` as many tokens, in blocks that begin anywhere.
+    `read` gives every block once; `load` as many tokens, in blocks with random starts.
     """
 
     def __init__(self, store: Path, setting: Setting) -> None:
@@ -271,7 +269,7 @@ def some_tokens(chunk: tuple[str, int]) -> Iterable[Any]:
 
     path, start = chunk
     blocks = np.load(path, mmap_mode="r")[start : start + _CHUNK]
-    if blocks.dtype == np.uint32:  # which litdata does not have; no vocabulary goes beyond
+    if blocks.dtype == np.uint32:  # litdata lacks uint32; token ids fit into int32
         blocks = blocks.view(np.int32)
     yield torch.from_numpy(blocks.reshape(-1).copy())
 
@@ -280,14 +278,14 @@ def some_tokens(chunk: tuple[str, int]) -> Iterable[Any]:
 
 
 class Peer(NamedTuple):
-    """A loop, the modules that it imports, of which the first has the version, and its writer."""
+    """A loop, the modules that it needs (the first has the version), and its store's writer."""
 
     load: Callable[[Path, Setting], Iterable[Any]]
     needs: tuple[str, ...]
     write: Callable[[Path, Path], None] | None = None
 
 
-_IMAGES = ("torch", "cv2", "xxhash")  # decoding is left to the user by all but ffcv
+_IMAGES = ("torch", "cv2", "xxhash")  # all but ffcv leave decoding to the user
 PEERS = {
     "imagefolder": Peer(imagefolder, _IMAGES),
     "webdataset": Peer(webdataset, ("webdataset", *_IMAGES)),
@@ -301,7 +299,7 @@ PEERS = {
 
 
 def found() -> dict[str, dict[str, Any]]:
-    """Of each peer its version, or the packages that are missing; nothing is imported for it."""
+    """The version of each peer, or its missing packages, without importing any."""
     answer: dict[str, dict[str, Any]] = {}
     for name, (_, needs, _) in PEERS.items():
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
@@ -325,14 +323,14 @@ def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
             began = time.perf_counter()
             samples = consume(setting.measure, loaders[setting])
             answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "samples": samples}
-        except Exception as error:  # it is the peer's code: whatever it raises is the answer
+        except Exception as error:  # the peer's code may raise anything
             answer = {"error": last_line(error)}
             loaders.clear()  # their state is unknown
         print(json.dumps(answer), file=answers, flush=True)
 
 
 def consume(measure: str, batches: Iterable[Any]) -> int:
-    """Take an epoch as its measure says; returns how many samples there were."""
+    """Iterate over an epoch; returns how many samples there were."""
     if measure == "load":
         return sum(len(batch[0]) for batch in batches)
     digest = import_module("xxhash").xxh3_64_intdigest
@@ -345,14 +343,14 @@ def consume(measure: str, batches: Iterable[Any]) -> int:
 
 
 def last_line(error: Exception) -> str:
-    """What went wrong, in one line; errors out of workers have their traceback in the text."""
+    """An error in one line; errors of workers have their traceback in the text."""
     lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
     kind, text = type(error).__name__, lines[-1].strip() if lines else ""
     return text if text.startswith(kind) else f"{kind}: {text}"
 
 
 def main(action: str, *words: str) -> None:
-    # Libraries print as they like: what fd 1 gets goes to stderr, and answers to a copy of it.
+    # What libraries print goes to stderr; answers go to a copy of stdout.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     answer: dict[str, Any] = {}
@@ -375,7 +373,7 @@ def main(action: str, *words: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    finally:  # some peers leave threads behind that would keep the process
+    finally:  # some peers leave threads that would keep the process alive
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(0)

@@ -1,6 +1,6 @@
-"""The other libraries that `shardkit bench` measures beside us, each on a store of the same bytes.
+"""The other libraries that `shardkit bench` compares with, each with a store of the same samples.
 
-They run in processes and environments of their own (`peer_loops.py`): their pins clash.
+They run in their own processes and environments (`peer_loops.py`), as their requirements conflict.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardkit.schema import Array, Bytes, FieldType, Image, Int
 
 SCRIPT = Path(__file__).with_name("peer_loops.py")
 _IMAGES, _PIXELS, _TOKENS = "images", "raw pixels", "tokens"
-# Name -> the data that it is measured with.
+# Name -> kinds of data that it is measured with.
 PEERS = {
     "imagefolder": (_IMAGES,),
     "webdataset": (_IMAGES,),
@@ -43,8 +43,12 @@ PEERS = {
     "streaming": (_IMAGES,),
     "mmap": (_TOKENS,),
 }
-_FORMATS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton"}  # that we write for them
-_TAR = 16_000_000  # bytes of a TAR, of which every worker must get about as many as the others
+_FORMATS = {
+    "webdataset": "wds",
+    "datasets": "hf",
+    "ffcv": "beton",
+}  # the stores that shardkit writes
+_TAR = 16_000_000  # bytes of a TAR: small, so that all workers get about as many
 
 
 def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -77,15 +81,15 @@ def contenders(
 ) -> tuple[list[Contender], dict[str, str]]:
     """The peers that can be measured with the first `limit` samples; why the others cannot.
 
-    Each runs in the first interpreter that has it, our own before others. Stores are written into
-    `work`, in a folder of these very samples, and are used again where they are there.
+    Each runs in the first interpreter that has it, beginning with this one. Stores are written into
+    `work`, in a folder named after the samples, and reused.
     """
     try:
         data = _data_of(dataset, min(limit, len(dataset)))
         stores = _Stores(data, work / data.name)
     except ShardkitError as error:
         return [], dict.fromkeys(PEERS, error.what)
-    # Nothing is imported for it, as that takes seconds each: what is broken says so when it is run.
+    # Nothing is imported, which takes seconds each: a broken library fails when it is run.
     installed = [(python, _ask(python, "found")) for python in (sys.executable, *interpreters)]
     found = {name: _peer(name, stores, installed) for name in PEERS}
     ready = [peer for peer in found.values() if isinstance(peer, Contender)]
@@ -128,7 +132,7 @@ def _ask(python: str, *words: str) -> dict[str, Any]:
 
 
 def _note(name: str, store: Path) -> str | None:
-    """Images that FFCV got in another form, as it reads JPEG and pixels alone."""
+    """The images that were re-encoded for FFCV, which reads only JPEG and pixels."""
     manifest = open_dataset(store).manifest if name == "ffcv" else None
     if manifest is None or not manifest.encoded:
         return None
@@ -141,7 +145,7 @@ def _note(name: str, store: Path) -> str | None:
 
 @dataclass(frozen=True)
 class _Data:
-    """The first samples of a dataset, as a sequence of what every peer gets of them."""
+    """The first samples of a dataset, with the fields that all peers get."""
 
     dataset: Dataset
     kind: str
@@ -164,7 +168,7 @@ class _Data:
 
     @cached_property
     def name(self) -> str:
-        """A name that no other data have: their number, and a hash of all their values."""
+        """A unique name: the number of samples, and a hash of all values."""
         digest = xxhash.xxh3_128()
         for number in range(self.count):
             value, label = self[number].values()
@@ -188,7 +192,7 @@ def _data_of(dataset: Dataset, count: int) -> _Data:
 
 
 def _are_blocks(kind: FieldType | None) -> bool:
-    """Whether a field has whole numbers, in all samples as many."""
+    """Whether a field has integer arrays of one length."""
     if not isinstance(kind, Array) or kind.optional or np.dtype(kind.dtype).kind not in "iu":
         return False
     return kind.shape is not None and len(kind.shape) == 1 and bool(kind.shape[0])
@@ -198,13 +202,13 @@ def _are_blocks(kind: FieldType | None) -> bool:
 
 
 class _Stores:
-    """The stores of the same samples in one folder, by the names that the script has for peers."""
+    """The stores of the same samples in one folder, by the peers' names in the script."""
 
     def __init__(self, data: _Data, folder: Path) -> None:
         self.data, self.folder = data, folder
 
     def get(self, name: str, python: str) -> Path:
-        """The peer's store, written now if it is not there: wholly, or not at all."""
+        """The peer's store, which is written if missing, and renamed once complete."""
         store = self.folder / name
         if store.exists():
             return store
@@ -231,7 +235,7 @@ class _Stores:
             some = [len(self.data[number]["image"]) for number in range(min(len(self.data), 100))]
             size = sum(some) * len(self.data) // len(some)
             samples = max(len(self.data) // max(size // _TAR, 2 * processors()), 1)
-        # `datasets` would decode images by itself, and not by what the others are given for it.
+        # As images `datasets` would decode them itself, not by the decoder that others use.
         schema = {"image": Bytes() if name == "datasets" else Image(), "label": Int()}
         source = cast("Sequence[Sample]", self.data)
         convert(source, _FORMATS[name], out, schema=schema, shard_samples=samples)
@@ -247,7 +251,7 @@ class _Stores:
                 path.write_bytes(value)
 
     def _write_blocks(self, out: Path) -> None:
-        """All blocks in one array, as a file that can be mapped."""
+        """All blocks in one array in a file that can be mapped."""
         storage.make_folder(out)
         first, path = self.data[0]["image"], out / "tokens.npy"
         with storage.explained("write", path):

@@ -1,4 +1,4 @@
-"""`Report`: what a training loop did, and what of it was waiting for data."""
+"""`Report`: what a training loop did, and how long it waited for data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardkit.performance.machine import Usage, has_psutil
 
 @dataclass(frozen=True)
 class Report:
-    """A training loop's time and batches, in a window or as a whole. Windows can be added.
+    """A training loop's time and batches, in a window or in total. Windows can be added.
 
     `start` is seconds until the first batches of `epochs` came. Apart from those, `data` is seconds
     of waiting for batches, and `step` of using them. `samples` and `tokens` are without padding;
@@ -34,7 +34,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total seconds."""
         return self.start + self.data + self.step
 
     @property
@@ -69,7 +69,7 @@ class Report:
         return self.start / self.epochs if self.epochs else None
 
     def to_dict(self) -> dict[str, float | None]:
-        """All of it as JSON: seconds, shares from 0 to 1, bytes; null where it is not known."""
+        """As JSON: seconds, shares from 0 to 1, bytes; null where a value is not known."""
         return {
             "epochs": self.epochs,
             "batches": self.batches,
@@ -86,7 +86,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        """A table for people."""
+        """A table as text."""
         known = {
             name: shown(value) if name in _RATES else value / 1e6 if name in _BYTES else value
             for name, value in self.to_dict().items()
@@ -104,7 +104,7 @@ class Report:
 _RATES = ("rate", "stepping", "token_rate")
 _BYTES = ("memory", "disk", "gpu_memory")
 
-# A line for people: its label, the values that it needs, and how they are written.
+# A line of the table: its label, the values that it needs, and their format.
 _LINES = (
     ("waiting for data", "waiting", "{waiting:.1%} of the time"),
     ("first batch", "first_batch", "{first_batch:,.2f} s after an epoch begins"),
@@ -121,7 +121,7 @@ _LINES = (
 
 
 def shown(rate: float) -> str:
-    """A number for people, with three digits at least."""
+    """A rate as text, with at least three digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -135,7 +135,7 @@ def _rate(count: int, seconds: float) -> float | None:
 class Counted(NamedTuple):
     """Samples, tokens without padding, and with it; 0 where that is not known.
 
-    Numbers, or arrays of one element: of a GPU, whose work would have to be waited for to read it.
+    Numbers, or arrays of one element, which may be on a GPU and are then slow to read.
     """
 
     samples: Any
@@ -144,7 +144,7 @@ class Counted(NamedTuple):
 
 
 def counted(batch: object) -> Counted:
-    """What a batch of any kind holds, as far as it tells; waits for nothing."""
+    """What a batch of any kind holds, as far as it shows, without waiting for a GPU."""
     if not isinstance(batch, Mapping):
         return Counted(_samples(batch), 0, 0)
     valid = batch.get("valid")
@@ -159,7 +159,7 @@ def _samples(batch: object) -> int:
         columns = batch.values()
     elif isinstance(batch, list | tuple):
         if batch and all(isinstance(sample, Mapping) for sample in batch):
-            return len(batch)  # samples that are not put together
+            return len(batch)  # samples that are not collated
         columns = batch
     columns = list(columns)
     arrays = (_samples(c) if isinstance(c, Mapping) else _rows(c) for c in columns)
@@ -186,6 +186,6 @@ def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
 
 
 def _is_array(value: Any, dimensions: int, *kinds: str) -> TypeGuard[Any]:
-    """Whether it is an array, of any library, of values of such kinds."""
+    """Whether it is an array, of any library, of these kinds of values."""
     dtype = str(getattr(value, "dtype", ""))
     return len(getattr(value, "shape", ())) == dimensions and any(kind in dtype for kind in kinds)

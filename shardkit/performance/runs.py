@@ -1,4 +1,4 @@
-"""Short runs of loaders, in turn, so that what is compared was measured side by side."""
+"""Short runs of loaders, in turn, so that they are compared under the same conditions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 _BATCHES = 4  # at least, in a run: fewer say little about a rate
-_PATIENCE = 4  # times the seconds that a run should take, where batches take that long
-_BATCH, _EPOCH = 64, 8  # samples and batches at least of an epoch in memory, to keep threads busy
+_PATIENCE = 4  # times the seconds of a run, if batches are that slow
+_BATCH, _EPOCH = 64, 8  # least samples of a batch, and batches of an epoch, in memory
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a loader gave.
+    """What a run of a loader measured.
 
-    rate: samples a second once loading is under way.
-    times: where the time went, of a Loader that measures itself.
-    start: seconds until the first batch of an epoch, at best.
-    delayed: seconds in which the calling thread could have run, but had no processor.
+    rate: samples a second, after the first batches.
+    times: where the time went, for a Loader with `profile=True`.
+    start: seconds until the first batch of an epoch, the least of all epochs.
+    delayed: seconds in which the calling thread was ready to run, but had no processor.
     """
 
     rate: float
@@ -47,16 +47,16 @@ class Run:
 
 
 def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> dict[str, Run]:
-    """The median run of each loader, of ROUNDS that together take about `seconds` for each."""
+    """The median of ROUNDS runs of each loader, which together take about `seconds` each."""
     found: dict[str, list[Run]] = {name: [] for name in loaders}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShardkitWarning)  # the doctor reports it as a finding
+        warnings.simplefilter("ignore", ShardkitWarning)  # they are findings
         for _ in range(ROUNDS):
             for name, loader in loaders.items():
                 found[name].append(run(loader, seconds / ROUNDS))
     medians = {name: sorted(runs, key=lambda one: one.rate) for name, runs in found.items()}
     return {
-        # The first start is left out where it is slow: it starts workers that may stay.
+        # The least: the first start may start workers that persist.
         name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
         for name, runs in medians.items()
     }
@@ -65,8 +65,8 @@ def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> 
 def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
     """Load for some seconds, epoch after epoch; longer if batches are slow.
 
-    Samples count from when as many batches have come as are made ahead, so that as many are in the
-    making then as at the end; or from the second epoch, or when the seconds are over.
+    Samples count once as many batches have come as are prefetched, so that as many are in progress
+    then as at the end; or from the second epoch, or when the seconds are over.
     """
     if isinstance(loader, Loader):
         ahead = loader.prefetch
@@ -98,12 +98,12 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
         if isinstance(loader, Loader):
             iteration.close()
             times += loader.profile
-        del iteration  # with its workers, before others start
+        del iteration  # ends its workers before others start
     return Run(samples / (last - first), times, min(starts), _delayed() - delayed)
 
 
 def _delayed() -> float:
-    """Seconds that this thread has waited for a processor; 0 where the system does not tell."""
+    """Seconds that this thread has waited for a processor; 0 where the system does not say."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -111,14 +111,14 @@ def _delayed() -> float:
 
 
 def first_numbers(stream: Stream, most: int) -> list[int]:
-    """The numbers of up to `most` samples that an epoch begins with, in its order."""
+    """The numbers of the first `most` samples of an epoch, in its order."""
     count = np.arange(min(most, stream.order.samples))
     numbers: list[int] = stream.order.draw(0, count).number.tolist()
     return numbers
 
 
 def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
-    """The same loader of some samples in memory: how fast it is if reading takes no time."""
+    """The same loader for some samples in memory, which shows its speed without reading."""
     stream, options = loader.dataset.stream, loader.dataset.options
     length = max(len(samples), _EPOCH * max(options.per_rank(1), _BATCH))
     repeated = list(islice(cycle(samples), length))
@@ -136,7 +136,7 @@ def is_dataloader(source: Any) -> bool:
 def loader_like(dataloader: DataLoader[Any]) -> Loader:
     """A Loader that makes the same batches with threads.
 
-    Raises UsageError for a DataLoader of something else than a StreamingDataset.
+    Raises UsageError for a DataLoader of anything but a StreamingDataset.
     """
     from shardkit.stream.torch_loader import Loader as ForTorch
 
@@ -158,7 +158,7 @@ def dataloader_like(
 ) -> DataLoader[Any]:
     """A DataLoader that makes the same batches with processes.
 
-    single: one that makes batches of single samples itself; the new one does it the same way.
+    single: a DataLoader that collates single samples; the new one does so in the same way.
     """
     from torch.utils.data import DataLoader
 

@@ -155,27 +155,12 @@ def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
 def test_what_data_cost_becomes_a_rate(path: Path) -> None:
     made = case(path, run(100, 2), run(60, 0))
     smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
-    found = findings.of_data(made, smaller)
+    found = made.rated(smaller)
     assert found is not None
     assert found.rate == pytest.approx(100 / (1 - 0.8 * 0.75))
-    assert (
-        findings.of_data(made, Finding("format", "files", "shards", stage="read", share=0.9))
-        is None
-    )
+    assert made.rated(Finding("format", "files", "shards", stage="read", share=0.9)) is None
     order = Finding("order", "sorted", "shuffle")
-    assert findings.of_data(made, order) is order
-
-
-def test_what_was_tried_on_samples_becomes_a_rate(path: Path) -> None:
-    made = case(path, run(100, 2), run(60, 0))
-    smaller = Finding("decode", "large", "smaller", stage="decode", share=0.25)
-    found = findings.tried_on_samples(made, smaller, run(200, 2), run(1000, 2))  # half is reading
-    assert found is not None
-    assert found.rate == pytest.approx(1 / (1 / 1000 + 1 / 200))
-    found = findings.tried_on_samples(made, smaller, run(90, 2), run(500, 2))
-    assert found is not None
-    assert found.rate == 500
-    assert findings.tried_on_samples(made, smaller, run(90, 2), run(101, 2)) is None
+    assert made.rated(order) is order
 
 
 def test_findings_are_sorted_by_what_they_give_to_training() -> None:
