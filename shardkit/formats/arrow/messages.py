@@ -1,18 +1,16 @@
-"""Where the batches of an Arrow file or stream stand, read from their headers alone.
+"""Where the record batches of an Arrow file or stream are, read from message headers alone.
 
-Opening a shard takes the number of rows of each batch, for which pyarrow would load them all. Each
-message is a mark, a length, a flatbuffer, and a body. In a stream they follow one another; in a
-file the footer has the schema and says where the others stand (Polars writes dictionaries behind
-the batches that use them, and a schema at the front that is no message). Layout: the Arrow columnar
-format, "Serialization and Interprocess Communication"; File.fbs, Message.fbs, Schema.fbs;
-FlatBuffers' internals.
+pyarrow would load every batch to count its rows. A message is a marker, a length, a flatbuffer and
+a body. In a stream messages follow one another; in a file the footer lists their positions (Polars
+writes dictionaries behind the batches that use them). Layout: the Arrow columnar format,
+"Serialization and Interprocess Communication"; File.fbs, Message.fbs, Schema.fbs.
 """
 
 from __future__ import annotations
 
 import struct
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError, FormatError
@@ -21,14 +19,13 @@ from shardkit.storage import EXPANSION
 MAGIC = b"ARROW1"
 _FILE_START = 8  # the magic, padded
 _FILE_END = 4 + len(MAGIC)  # length of the footer, and the magic
-_MARK = b"\xff" * 4
+_MARKER = b"\xff" * 4
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # of the union MessageHeader
-_BLOCK = 24  # bytes of a block in the footer: where a message begins, its length, its body's
-_FREE_ROWS = 1 << 20  # bytes that a batch may take too few for its rows: nulls take none
+_FREE_ROWS = 1 << 20  # bytes that a batch may lack for its rows: nulls take none
 
 
 class Message(NamedTuple):
-    """A batch of rows or a dictionary: where its message stands in the file, in bytes."""
+    """A record batch or a dictionary: byte positions of its message in the file."""
 
     offset: int
     body: int  # where its buffers begin
@@ -39,16 +36,16 @@ class Message(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """All messages of a file, in order."""
+    """All messages of a file or stream, in order."""
 
-    schema: bytes  # a message, as it stands in a stream
+    schema: bytes | None  # the message that begins a stream; None in a file
     dictionaries: list[Message]
     batches: list[Message]
-    needed: list[int]  # how many dictionaries each batch needs: the first so many
+    needed: list[int]  # of each batch: it needs the first so many dictionaries
 
 
 def find_messages(source: ByteSource) -> Messages:
-    """Find all messages; raises DamagedError at the byte where one is cut or damaged."""
+    """Find all messages; raises DamagedError at the byte where one is truncated or damaged."""
     head = source.read(0, min(len(MAGIC), source.size))
     if head[:4] == b"FEA1":
         raise FormatError(
@@ -58,125 +55,89 @@ def find_messages(source: ByteSource) -> Messages:
         )
     if not head:
         raise DamagedError("the file is empty", path=source.path)
-    if head == MAGIC:
-        return _of_file(source)
-    if source.size < 8:
-        raise _damaged("the file is too short", source, 0)
-    return _of_stream(source)
+    return _of_file(source) if head == MAGIC else _of_stream(source)
 
 
 def _of_stream(source: ByteSource) -> Messages:
     """Walk over the messages of a stream."""
-    at = 0
-    found = Messages(b"", [], [], [])
+    at, schema = 0, b""
+    dictionaries: list[Message] = []
+    batches: list[Message] = []
+    needed = []
     while at < source.size:
         message = _message(source, at, source.size)
         if message is None:
             break
-        if message.kind == _SCHEMA and not found.schema:
-            found = found._replace(schema=source.read(at, message.end - at))
-        elif not found.schema or message.kind == _SCHEMA:
-            raise _damaged("the schema does not stand first", source, at)
+        if (message.kind == _SCHEMA) is bool(schema):
+            raise _damaged("it does not begin with its schema", source, at)
+        if message.kind == _SCHEMA:
+            schema = source.read(at, message.end - at)
         elif message.kind == _DICTIONARY:
-            found.dictionaries.append(message)
+            dictionaries.append(message)
         elif message.kind == _BATCH:
-            found.batches.append(message)
-            found.needed.append(len(found.dictionaries))
+            batches.append(message)
+            needed.append(len(dictionaries))
         else:
-            raise _damaged("a message is of no kind that holds rows", source, at)
+            raise _damaged("a message of a kind that holds no rows", source, at)
         at = message.end
-    if not found.schema:
+    if not schema:
         raise _damaged("there is no schema", source, 0)
-    return found
+    return Messages(schema, dictionaries, batches, needed)
 
 
 def _of_file(source: ByteSource) -> Messages:
     """Look up the messages of a file in its footer."""
     start = _footer_start(source)
-    footer = source.read(start, source.size - _FILE_END - start)
     try:
-        schema = _schema_message(footer)
-        _header(schema[8:])
-        table = _table(footer, 0)
-        blocks = [_blocks(footer, table, field) for field in (2, 3)]  # dictionaries and batches
+        footer = _Table.root(source.read(start, source.size - _FILE_END - start))
+        _check_byte_order(footer.table(1))
+        offsets = [[at for at, _, _ in footer.records(field, "<qi4xq")] for field in (2, 3)]
     except (struct.error, ValueError) as error:
         raise _damaged(f"the footer is damaged ({error})", source, start) from error
     found: list[list[Message]] = [[], []]
-    for kind, offsets, messages in zip((_DICTIONARY, _BATCH), blocks, found, strict=True):
-        for at in offsets:
+    for kind, positions, messages in zip((_DICTIONARY, _BATCH), offsets, found, strict=True):
+        for at in positions:
             message = _message(source, at, start) if _FILE_START <= at < start else None
             if message is None or message.kind != kind:
-                raise _damaged("the footer names a byte at which no message stands", source, at)
+                raise _damaged("the footer names a byte where no message begins", source, at)
             messages.append(message)
     dictionaries, batches = found
     for before, after in pairwise(sorted(dictionaries + batches)):
         if after.offset < before.end:
             raise _damaged("the footer names messages that overlap", source, after.offset)
-    return Messages(schema, dictionaries, batches, [len(dictionaries)] * len(batches))
+    return Messages(None, dictionaries, batches, [len(dictionaries)] * len(batches))
 
 
 def _footer_start(source: ByteSource) -> int:
     """The byte at which the footer of a file begins."""
-    size, end = source.size, source.size - _FILE_END
+    end = source.size - _FILE_END
     tail = source.read(end, _FILE_END) if end >= _FILE_START else b""
     if tail[4:] != MAGIC:
         raise DamagedError(
             "the Arrow file is truncated",
             path=source.path,
-            offset=size,
+            offset=source.size,
             expected=f"{MAGIC.decode()!r} as the last bytes",
             fix="copy the file again",
         )
-    footer = int.from_bytes(tail[:4], "little", signed=True)
-    if not 0 < footer <= end - _FILE_START:
+    size = int.from_bytes(tail[:4], "little", signed=True)
+    if not 0 < size <= end - _FILE_START:
         raise _damaged("the footer has an impossible length", source, end)
-    return end - footer
-
-
-def _schema_message(footer: bytes) -> bytes:
-    """The schema in a footer as the message that begins a stream.
-
-    In front of the footer's flatbuffer goes the table of a message whose header lies in it.
-    """
-    table = _table(footer, 0)
-    at = _position(footer, table, 1)
-    if not at:
-        raise ValueError("it has no schema")
-    version = _value(footer, "<h", table, 0)
-    # Root offset; vtable: its size, the table's, version, type, header; table: the way back to the
-    # vtable, the way on to the header, version, type.
-    front = struct.pack(
-        "<I5H2xiIhB5x", 16, 10, 12, 8, 10, 4, 12, 32 + _table(footer, at) - 20, version, _SCHEMA
-    )
-    padding = bytes(-len(footer) % 8)
-    size = len(front) + len(footer) + len(padding)
-    return _MARK + struct.pack("<I", size) + front + footer + padding
-
-
-def _blocks(footer: bytes, table: int, field: int) -> list[int]:
-    """The bytes at which messages begin, from a vector of blocks."""
-    position = _position(footer, table, field)
-    if not position:
-        return []
-    at = _table(footer, position)
-    count = _number(footer, "<I", at)
-    if at + 4 + count * _BLOCK > len(footer):
-        raise ValueError(f"{count} blocks in {len(footer)} bytes")
-    return [_number(footer, "<q", at + 4 + number * _BLOCK) for number in range(count)]
+    return end - size
 
 
 def _message(source: ByteSource, at: int, end: int) -> Message | None:
-    """The message at byte `at`, which lies before `end`; None at the end mark."""
+    """The message at byte `at`, which ends before `end`; None for the end-of-stream marker."""
     front = source.read(at, min(8, end - at))
     try:
-        marked = front[:4] == _MARK  # before Arrow 0.15 there was no mark
+        marked = front[:4] == _MARKER  # before Arrow 0.15 there was no marker
         (size,) = struct.unpack("<I", front[4:] if marked else front[:4])
         body = at + (8 if marked else 4) + size
         if size == 0:
             return None
         if body > end:
             raise _truncated(source, at, body, end)
-        kind, rows, compressed, length = _header(source.read(body - size, size))
+        kind, rows, compressed, length = _header(_Table.root(source.read(body - size, size)))
     except (struct.error, ValueError) as error:
         raise _damaged(f"a message has a damaged header ({error})", source, at) from error
     if body + length > end:
@@ -184,92 +145,102 @@ def _message(source: ByteSource, at: int, end: int) -> Message | None:
     return Message(at, body, body + length, kind, rows, compressed)
 
 
-def _header(data: bytes) -> tuple[int, int, bool, int]:
-    """Kind of a message, its rows, whether its buffers are compressed, and the size of its body."""
-    message = _table(data, 0)
-    kind = _value(data, "<B", message, 1)
-    body = _value(data, "<q", message, 3)
+def _header(message: _Table) -> tuple[int, int, bool, int]:
+    """Kind of a message, its rows, whether its buffers are compressed, bytes of its body."""
+    kind, body = message.number("<B", 1), message.number("<q", 3)
     rows, compressed = 0, False
-    if kind == _SCHEMA and _value(data, "<h", _table(data, _position(data, message, 2)), 0):
-        raise ValueError("numbers with the high byte first, which shardkit does not read")
+    if kind == _SCHEMA:
+        _check_byte_order(message.table(2))
     if kind == _BATCH:
-        batch = _table(data, _position(data, message, 2))
-        rows = _value(data, "<q", batch, 0)
-        compressed = bool(_position(data, batch, 3))
+        batch = message.table(2)
+        rows, compressed = batch.number("<q", 0), batch.position(3) > 0
     if body < 0 or rows < 0:
         raise ValueError("a negative length")
-    if rows > 8 * (body * (EXPANSION if compressed else 1) + _FREE_ROWS):  # a bit for each at least
+    if rows > 8 * (body * (EXPANSION if compressed else 1) + _FREE_ROWS):  # at least a bit each
         raise ValueError(f"{rows:,} rows in {body:,} bytes")
     return kind, rows, compressed, body
 
 
-def null_counts(data: memoryview) -> list[int]:
-    """The nulls in each array of a batch, from the message's header: of columns and their children.
+def _check_byte_order(schema: _Table) -> None:
+    if schema.number("<h", 0):
+        raise ValueError("big-endian numbers, which shardkit does not read")
 
-    Columns stand in their order, each before its children. Raises ValueError or struct.error for a
-    header that is damaged.
+
+def null_counts(message: memoryview) -> list[int]:
+    """The nulls in each array of a batch: columns in order, each before its children.
+
+    `message` may lack its body. Raises ValueError or struct.error for a damaged header.
     """
-    header, _ = _parts(data)
-    batch = _table(header, _position(header, _table(header, 0), 2))
-    return [nulls for _, nulls in _pairs(header, batch, 1)]
+    header, _ = _parts(message)
+    return [nulls for _, nulls in header.table(2).records(1, "<qq")]
 
 
 def decompressed_size(message: memoryview) -> int:
-    """Bytes that the buffers of a batch or a dictionary say they have once they are decompressed.
+    """Bytes that the buffers of a batch or a dictionary claim to have once decompressed.
 
-    Raises ValueError or struct.error for a header that is damaged.
+    Raises ValueError or struct.error for a damaged header.
     """
     header, body = _parts(message)
-    root = _table(header, 0)
-    batch = _table(header, _position(header, root, 2))
-    if _value(header, "<B", root, 1) == _DICTIONARY:
-        batch = _table(header, _position(header, batch, 1))
-    if not _position(header, batch, 3):
+    batch = header.table(2)
+    if header.number("<B", 1) == _DICTIONARY:
+        batch = batch.table(1)
+    if not batch.position(3):
         return 0
-    starts = [start for start, size in _pairs(header, batch, 2) if size >= 8]
-    # A length goes before each buffer, -1 before one that is not compressed.
+    starts = [start for start, size in batch.records(2, "<qq") if size >= 8]
+    # Each buffer begins with its length, or with -1 where it is not compressed.
     return sum(max(_number(body, "<q", start), 0) for start in starts)
 
 
-def _parts(message: memoryview) -> tuple[bytes, memoryview]:
+def _parts(message: memoryview) -> tuple[_Table, memoryview]:
     """The flatbuffer and the body of a message."""
-    at = 8 if bytes(message[:4]) == _MARK else 4
+    at = 8 if bytes(message[:4]) == _MARKER else 4
     stop = at + _number(message, "<I", at - 4)
-    return bytes(message[at:stop]), message[stop:]
+    return _Table.root(bytes(message[at:stop])), message[stop:]
 
 
-def _pairs(header: bytes, batch: int, field: int) -> list[tuple[int, int]]:
-    """The pairs of numbers in a field of a batch: of arrays length and nulls, of buffers offset
-    and size."""
-    at = _table(header, _position(header, batch, field))
-    count = _number(header, "<I", at)
-    if at + 4 + 16 * count > len(header):
-        raise ValueError(f"{count} arrays or buffers in {len(header)} bytes")
-    return list(struct.iter_unpack("<qq", header[at + 4 : at + 4 + 16 * count]))
+class _Table(NamedTuple):
+    """A table of a flatbuffer.
 
+    It begins with the distance back to its vtable, which has the offset of each field in the table:
+    0 for a field that is left out, and so has its default.
+    """
 
-# Flatbuffers: a table begins with the distance back to its vtable, which has the offset of each
-# field in the table, 0 where a field is left out and so has its default.
+    data: bytes
+    at: int
 
+    @classmethod
+    def root(cls, data: bytes) -> _Table:
+        return cls(data, _number(data, "<I", 0))
 
-def _table(data: bytes, at: int) -> int:
-    """The table that the offset at `at` leads to."""
-    return at + _number(data, "<I", at)
+    def position(self, field: int) -> int:
+        """The byte at which a field begins; 0, where no field can be, if it is left out."""
+        vtable = self.at - _number(self.data, "<i", self.at)
+        at = vtable + 4 + 2 * field
+        if at + 2 > vtable + _number(self.data, "<H", vtable):
+            return 0
+        distance = _number(self.data, "<H", at)
+        return self.at + distance if distance else 0
 
+    def number(self, code: str, field: int) -> int:
+        at = self.position(field)
+        return _number(self.data, code, at) if at else 0
 
-def _position(data: bytes, table: int, field: int) -> int:
-    """Where a field of a table stands; 0, where no field can stand, if it is left out."""
-    vtable = table - _number(data, "<i", table)
-    at = vtable + 4 + 2 * field
-    if at + 2 > vtable + _number(data, "<H", vtable):
-        return 0
-    distance = _number(data, "<H", at)
-    return table + distance if distance else 0
+    def table(self, field: int) -> _Table:
+        """The table that a field refers to; raises ValueError where it is left out."""
+        at = self.position(field)
+        if not at:
+            raise ValueError(f"it lacks field {field}")
+        return _Table(self.data, at + _number(self.data, "<I", at))
 
-
-def _value(data: bytes, code: str, table: int, field: int) -> int:
-    at = _position(data, table, field)
-    return _number(data, code, at) if at else 0
+    def records(self, field: int, code: str) -> list[tuple[Any, ...]]:
+        """The structs in a vector, which may be left out."""
+        if not self.position(field):
+            return []
+        at = self.table(field).at
+        stop = at + 4 + _number(self.data, "<I", at) * struct.calcsize(code)
+        if stop > len(self.data):
+            raise ValueError(f"a list that is longer than its {len(self.data)} bytes")
+        return list(struct.iter_unpack(code, self.data[at + 4 : stop]))
 
 
 def _number(data: bytes | memoryview, code: str, at: int) -> int:

@@ -1,13 +1,13 @@
-"""Parquet files of the same columns: a row group is what is read and kept at a time."""
+"""Parquet files of the same columns, of which a row group is read and in memory at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import os
 import re
 import threading
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,22 +16,20 @@ from shardkit.byte_source import ByteSource, LocalFile
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
-from shardkit.formats.arrow.reader import BatchReader
+from shardkit.formats.arrow.reader import BatchReader, Cursor
 from shardkit.formats.arrow.values import is_list
 from shardkit.storage import FREE_EXPANSION, check_expansion
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Fields: TypeAlias = "dict[int, Fields]"
-
-# Before that, pyarrow writes missing lists of a fixed size, but cannot read them.
+# Older ones write missing lists of a fixed size, but cannot read them.
 READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26
 _GAP = re.compile(r"Expected all lists to be of size=\d+ but index \d+ had size=0")
 
 
 def _if_known(function: Any, **options: Any) -> dict[str, Any]:
-    """Those of the options that the installed pyarrow has."""
+    """Those options that the installed pyarrow has."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in known}
 
@@ -41,7 +39,7 @@ _CHECK_CHECKSUMS = _if_known(pq.ParquetFile.__init__, page_checksum_verification
 
 
 class ParquetOutput:
-    """Images and bytes as they are, the rest compressed; a row group for each batch."""
+    """Images and bytes uncompressed, the rest in zstd; a row group for each batch."""
 
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
         numbers = [f.name for f in schema if pa.types.is_primitive(f.type)]
@@ -50,7 +48,7 @@ class ParquetOutput:
             schema,
             compression={path: codec for f in schema for path, codec in _codecs(f)},
             use_dictionary=False,
-            write_statistics=numbers,  # others would repeat whole values
+            write_statistics=numbers,  # of others they repeat whole values
             **_WRITE_CHECKSUMS,
         )
 
@@ -81,7 +79,7 @@ def _list_bytes(value: npt.NDArray[Any]) -> int:
 
 
 class ParquetReader(BatchReader):
-    """A Parquet file. Each thread has it open for itself: pyarrow's reader has a state."""
+    """A Parquet file, which each thread opens for itself: pyarrow's reader has a state."""
 
     _source: LocalFile | None = None
 
@@ -102,7 +100,7 @@ class ParquetReader(BatchReader):
         source = self._opened
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
-            cursor = pa.PythonFile(_Cursor(source), mode="r")
+            cursor = pa.PythonFile(Cursor(source), mode="r")
             file = self._local.file = pq.ParquetFile(cursor, pre_buffer=False, **_CHECK_CHECKSUMS)
         return file
 
@@ -124,7 +122,7 @@ class ParquetReader(BatchReader):
         return {name: _one(table.column(name)) for name in names}
 
     def _read(self, number: int, names: list[str]) -> pa.Table:
-        """Columns of a row group: in parts where all rows may name one long value."""
+        """Columns of a row group: in parts if all rows may refer to one long value."""
         file, group = self._file(), self._groups[number]
         longest = max((_dictionary_size(self._opened, at) for at in group.pages), default=0)
         if longest * group.rows <= FREE_EXPANSION:
@@ -136,10 +134,6 @@ class ParquetReader(BatchReader):
             check_expansion(made, self._opened.size)
             batches.append(batch)
         return pa.Table.from_batches(batches)
-
-    def whole_batches(self) -> Iterator[pa.RecordBatch]:
-        for number in range(len(self._groups)):
-            yield pa.record_batch(self._load(number, self._columns.names))
 
     def _known_nulls(self) -> Known:
         """From the statistics of columns that do not nest, where the writer made them.
@@ -160,32 +154,6 @@ class ParquetReader(BatchReader):
         self._source = None
 
 
-class _Cursor:
-    """A source as pyarrow reads it, with a position."""
-
-    closed = False
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._at = 0
-
-    def read(self, size: int) -> bytes:
-        data = self._source.read(self._at, max(min(size, self._source.size - self._at), 0))
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def close(self) -> None:
-        """Does nothing: the file is its reader's."""
-
-
 def _one(column: pa.ChunkedArray) -> pa.Array:
     """A column of a row group in one array."""
     if column.num_chunks == 1:
@@ -198,30 +166,23 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 # --- the footer ----------------------------------------------------------------------------------
 
-# pyarrow reads it too, but ends the process where it is damaged so that its statistics contradict
-# each other. Layout: parquet.thrift; Thrift's compact protocol.
+# pyarrow reads it too, but aborts the process where it is damaged so that its statistics contradict
+# each other. Layout: parquet.thrift; Thrift's compact protocol. Numbers below are those of fields.
 
 _MAGIC = b"PAR1"
 _TAIL = 8  # the footer's length, and the magic
-# What is read of FileMetaData: fields by number, and what is read of their structs.
-_STATISTICS: Fields = {3: {}}  # null_count
-_COLUMN: Fields = {3: {3: {}, 9: {}, 11: {}, 12: _STATISTICS}}  # path, data page, dictionary page
-_FOOTER: Fields = {4: {1: _COLUMN, 3: {}}}  # row groups: columns, number of rows
-_PAGE_HEADER: Fields = {1: {}, 2: {}}  # type, and size once it is decompressed
-_PAGE_HEADER_SIZE = 64  # bytes in which these stand
+_PAGE_HEADER = 64  # bytes of a page's header in which its type and size are
 _DICTIONARY_PAGE = 2
 
 
 class RowGroup(NamedTuple):
-    """Its rows, and per leaf column the number of nulls; None where the writer does not say."""
-
     rows: int
-    nulls: dict[str, int | None]
+    nulls: dict[str, int | None]  # of each leaf column, by its path; None if they are not counted
     pages: list[int]  # where the first page of each column begins: its dictionary, if it has one
 
 
 def _row_groups(source: ByteSource) -> list[RowGroup]:
-    """What the footer says; raises ValueError or IndexError for a damaged one."""
+    """The row groups in the footer; raises ValueError or IndexError for a damaged one."""
     size = source.size
     first, last = source.read(0, min(4, size)), source.read(max(size - _TAIL, 0), min(_TAIL, size))
     if first != _MAGIC or last[-4:] != _MAGIC or size < 4 + _TAIL:
@@ -237,7 +198,7 @@ def _row_groups(source: ByteSource) -> list[RowGroup]:
     length = int.from_bytes(last[:4], "little")
     if not 0 < length <= size - _TAIL:
         raise ValueError(f"a footer of {length} bytes in a file of {size}")
-    footer = _Compact(source.read(size - _TAIL - length, length)).struct(_FOOTER)
+    footer = dict(_Compact(source.read(size - _TAIL - length, length)).fields())
     if 4 not in footer:
         raise ValueError("a footer without row groups")
     return [_row_group(group) for group in footer[4]]
@@ -256,19 +217,19 @@ def _row_group(group: dict[int, Any]) -> RowGroup:
 
 
 def _dictionary_size(source: ByteSource, page: int) -> int:
-    """Bytes of the dictionary of a column once it is decompressed; 0 for a column without one.
+    """Bytes of the dictionary of a column once decompressed; 0 for a column without one.
 
-    Where the page does not say, that is FREE_EXPANSION: rows are then read one at a time.
+    If the page does not tell, FREE_EXPANSION: rows are then read one at a time.
     """
     at = min(max(page, 0), source.size)
-    header = _Compact(source.read(at, min(_PAGE_HEADER_SIZE, source.size - at)))
-    found: dict[int, Any] = {}
-    try:
-        header.struct(_PAGE_HEADER, found)
-    except (ValueError, IndexError):  # it goes on behind what was read
-        if 2 not in found:
-            return FREE_EXPANSION
-    return int(found.get(2, 0)) if found.get(1) == _DICTIONARY_PAGE else 0
+    header = _Compact(source.read(at, min(_PAGE_HEADER, source.size - at)))
+    with contextlib.suppress(ValueError, IndexError):  # a column without pages has no header
+        for field, value in header.fields():
+            if field == 1 and value != _DICTIONARY_PAGE:
+                return 0
+            if field == 2:
+                return int(value)
+    return FREE_EXPANSION
 
 
 class _Compact:
@@ -278,40 +239,34 @@ class _Compact:
         self._data = data
         self._at = 0
 
-    def struct(self, wanted: Fields, found: dict[int, Any] | None = None) -> dict[int, Any]:
-        """The wanted fields of a struct, which are numbers, bytes, structs and lists of such."""
-        found, field = {} if found is None else found, 0
+    def fields(self) -> Iterator[tuple[int, Any]]:
+        """Number and value of each field of a struct; a struct in it is a dict of its fields."""
+        field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._number()
-            value = self._value(head & 15, wanted.get(field))
-            if field in wanted:
-                found[field] = value
-        return found
+            yield field, self._value(head & 15)
 
-    def _value(self, kind: int, wanted: Fields | None) -> Any:
-        """The value of a field; only passed over where `wanted` is None."""
-        if kind in (1, 2):  # truth values, which have no bytes
+    def _value(self, kind: int) -> Any:
+        if kind in (1, 2):  # true and false, which have no bytes
             return kind == 1
         if kind in (4, 5, 6):
             return self._number()
         if kind == 12:
-            return self.struct(wanted or {})
+            return dict(self.fields())
         if kind in (9, 10):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
             if count > len(self._data):  # each takes a byte at least
                 raise ValueError(f"a list of {count} elements in {len(self._data)} bytes")
-            inner = 3 if head & 15 in (1, 2) else head & 15  # truth values have bytes in lists
-            values = (self._value(inner, wanted) for _ in range(count))
-            return [*values] if wanted is not None else sum(1 for _ in values)
-        sizes = {3: 1, 7: 8}
-        if kind not in (8, *sizes):  # parquet.thrift has no maps
+            inner = 3 if head & 15 in (1, 2) else head & 15  # in lists, true and false are bytes
+            return [self._value(inner) for _ in range(count)]
+        if kind not in (3, 7, 8):  # parquet.thrift has no maps
             raise ValueError(f"a value of the unknown type {kind}")
-        size = self._varint() if kind == 8 else sizes[kind]
+        size = self._varint() if kind == 8 else {3: 1, 7: 8}[kind]
         self._at += size
         if self._at > len(self._data):
             raise ValueError("a value that is longer than the footer")
-        return self._data[self._at - size : self._at] if wanted is not None else b""
+        return self._data[self._at - size : self._at]
 
     def _number(self) -> int:
         value = self._varint()

@@ -1,8 +1,8 @@
-"""Reads shards of columns at random: IPC files and streams here, Parquet files in `parquet.py`.
+"""Random access to shards of columns: IPC files and streams here, Parquet files in `parquet.py`.
 
-Of a batch that is stored as it is, a value is read when it is asked for; offsets and small values
-are read for a page of rows at a time, and stay in memory within a bound. A batch that must be
-decoded (it is compressed, or has dictionaries) is read whole, and the last ones stay in memory.
+Of an uncompressed batch, single values are read; offsets and small values are read for a page of
+rows at a time and stay in memory, within a limit. A batch that must be decoded (it is compressed,
+or has dictionaries) is read whole, and the latest ones stay in memory.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import contextlib
 import json
 import math
 import mmap
+import os
 import threading
 import weakref
 from abc import abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardkit import storage
-from shardkit.byte_source import LocalFile
+from shardkit.byte_source import ByteSource, LocalFile
 from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
 from shardkit.formats.arrow.columns import Arrays, Known, check_names, layout_of
 from shardkit.formats.arrow.messages import Message, decompressed_size, find_messages, null_counts
@@ -35,7 +36,6 @@ from shardkit.formats.arrow.values import (
     Buffers,
     Column,
     Cut,
-    Getter,
     average_size,
     check_fits,
     column,
@@ -44,8 +44,8 @@ from shardkit.formats.arrow.values import (
     tensor_of,
 )
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.sample import Sample, key_of
-from shardkit.schema import Array, Json, Text
+from shardkit.sample import JsonText, Sample, key_of
+from shardkit.schema import Array, Text
 from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
@@ -53,56 +53,46 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = 32 << 20  # bytes of offsets and small values of an open shard
 _ALL_IN_MEMORY = 256 << 20  # the same of all open shards of the process
-_BATCH = 4096  # bytes that what is known of a batch takes, beside its pages
+_BATCH = 4096  # bytes of a batch in memory, beside its pages
 _DECODED = 64 << 20  # bytes of decoded batches, per thread
-_SCAN = 16 << 20  # bytes of a column that are looked at at a time
+_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+_SCAN = 16 << 20  # bytes of a column that are scanned at a time
 
 Load = Callable[[Collection[str]], Arrays]
 
 
-class Page:
-    """Up to PAGE rows of a batch: their columns, once they were asked for."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, Column] = {}
-        # Name, getter and whether it is JSON, for key and fields, by the names of the fields.
-        self.getters: dict[tuple[str, ...] | None, list[tuple[str, Getter, bool]]] = {}
-
-
 class Batch:
-    """One batch of rows: its arrays, once they were asked for, and its pages."""
+    """One batch of rows: the arrays and pages of columns that were read."""
 
     def __init__(self, load: Load, buffers: Buffers = MEMORY) -> None:
         self._load = load
         self.buffers = buffers
-        self.pages: dict[int, Page] = {}
+        self.pages: defaultdict[int, dict[str, Column]] = defaultdict(dict)
         # Columns that cannot be read, and why: each row of a damaged batch is asked for.
         self.failed: dict[tuple[str, ...], ShardkitError] = {}
         self.size = 0  # bytes of its arrays in memory
         self._arrays: dict[str, pa.Array] = {}
 
     def arrays(self, names: Collection[str]) -> Arrays:
-        """These columns, without extension types and dictionaries."""
+        """These columns, as `plain` arrays."""
         missing = [name for name in names if name not in self._arrays]
-        if missing:
-            found = self._load(missing)
-            for name in missing:
-                array = plain(found[name])
-                self._arrays[name] = array
-                self.size += 0 if self.buffers.in_file else array.nbytes
+        found = self._load(missing) if missing else {}
+        for name in missing:
+            array = self._arrays[name] = plain(found[name])
+            self.size += 0 if self.buffers.in_file else array.nbytes
         return {name: self._arrays[name] for name in names}
 
 
 class BatchReader(ShardReader):
-    """One shard of any of the formats that hold columns. Values are copies."""
+    """One shard of a format of columns."""
 
-    _total = 0  # bytes in memory of all readers
+    _total = 0  # `in_memory` of all readers
     _starts: list[int]  # the position of each batch's first row, and the end
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self.path = path
         self._token = object()  # of this reader in `DECODED`
-        self._batches: dict[int, Batch] = {}  # that are read from the file
+        self._batches: dict[int, Batch] = {}  # those that are not decoded
         with self._damage("the shard is damaged"):
             self._columns, lengths = self._open()
             self._starts = [*accumulate(lengths, initial=0)]
@@ -112,29 +102,25 @@ class BatchReader(ShardReader):
             super().__init__(path, layout)
             self._check_columns()
         self._tensors = {f.name: tensor_of(f.type) for f in self._columns if f.name in self.schema}
-        # What is read of a sample: a file of others may be without a column of keys.
-        self._keyed = [KEY] if KEY in self._columns.names else []
+        self._keyed = [KEY] if KEY in self._columns.names else []  # foreign files may have no keys
+        self._all = [*self._keyed, *self.schema]
         self._stem = key_of(path.name.partition(".")[0])
 
     @abstractmethod
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        """Open the file; gives its columns and the rows of each batch."""
+        """Open the file; returns its columns and the rows of each batch."""
 
     @abstractmethod
     def _load(self, number: int, names: Collection[str]) -> Arrays:
         """These columns of a batch, or all, in memory."""
 
-    @abstractmethod
-    def whole_batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches as they are stored."""
-
     def _located(self, number: int) -> Batch | None:
-        """A batch that is stored as it is; None where it must be decoded."""
+        """A batch whose values are read from the file; None if it must be decoded."""
         return None
 
     @abstractmethod
     def _known_nulls(self) -> Known:
-        """How many nulls columns have, of those where the file says it."""
+        """The nulls of those columns of which the file counts them."""
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -142,24 +128,20 @@ class BatchReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        names = None if fields is None else tuple([n for n in self.schema if n in fields])
         number = bisect_right(self._starts, position) - 1
         row = position - self._starts[number]
-        page = self._page(number, row)
-        row %= PAGE
-        getters = page.getters.get(names)
-        if getters is None:
-            wanted = [*self._keyed, *(self.schema if names is None else names)]
-            columns = self._columns_of(number, position - self._starts[number], wanted)
-            getters = page.getters[names] = [
-                (name, columns[name].get, isinstance(self.schema.get(name), Json))
-                for name in wanted
-            ]
+        names = self._all
+        if fields is not None:
+            names = [*self._keyed, *(name for name in self.schema if name in fields)]
+        columns = self._page(number, row, names)
         sample: Sample = {} if self._keyed else {KEY: f"{self._stem}/{position:09d}"}
-        for name, get, is_json in getters:
-            value = get(row)
+        row %= PAGE
+        for name in names:
+            value = columns[name].get(row)
             if value is not None:
-                sample[name] = json.loads(value) if is_json and not json_text else value
+                if isinstance(value, JsonText) and not json_text:
+                    value = json.loads(value)
+                sample[name] = value
             elif name == KEY or not self.schema[name].optional:
                 raise ValueError("it is null, which its column cannot be")
         return sample
@@ -177,15 +159,8 @@ class BatchReader(ShardReader):
                 DECODED.add((self._token, number), batch)
         return batch
 
-    def _page(self, number: int, row: int) -> Page:
-        batch = self._batches.get(number) or self._batch(number)
-        page = batch.pages.get(row // PAGE)
-        if page is None:
-            page = batch.pages[row // PAGE] = Page()
-        return page
-
     def _note(self, size: int) -> None:
-        """Count bytes in memory, and forget those of this shard where they are too many."""
+        """Count bytes in memory; forget those of this shard if they are too many."""
         self.in_memory += size
         BatchReader._total += size
         if self.in_memory > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
@@ -198,37 +173,35 @@ class BatchReader(ShardReader):
     def __del__(self) -> None:
         self._forget()
 
-    def _columns_of(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
-        """Columns of the page that has a row of a batch."""
-        batch, page = self._batch(number), self._page(number, row)
-        missing = tuple([name for name in names if name not in page.columns])
+    def _page(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
+        """The columns of the page that has a row of a batch; those of these names at least."""
+        batch = self._batches.get(number) or self._batch(number)
+        page = batch.pages[row // PAGE]
+        if all(map(page.__contains__, names)):
+            return page
+        missing = tuple([name for name in names if name not in page])
         if missing in batch.failed:
             raise batch.failed[missing].with_traceback(None)  # it would grow each time
-        if missing:
-            try:
-                with self._damage("a batch is damaged", number):
-                    self._add_columns(number, batch, page, row - row % PAGE, missing)
-            except ShardkitError as error:
-                if not isinstance(error, StorageError):
-                    if error.__cause__ is not None:
-                        error.__cause__.with_traceback(None)
-                    batch.failed[missing] = error
-                raise
-        return page.columns
-
-    def _add_columns(
-        self, number: int, batch: Batch, page: Page, first: int, names: Collection[str]
-    ) -> None:
-        for name, array in batch.arrays(names).items():
-            kind = Text() if name == KEY else self.schema[name]
-            stop = min(first + PAGE, self._rows(number))
-            found = column(kind, self._tensors.get(name), array, first, stop, batch.buffers)
-            page.columns[name] = found
-            if batch.buffers.in_file:
-                self._note(found.size + 1024)
+        try:
+            with self._damage("a batch is damaged", number):
+                for name, array in batch.arrays(missing).items():
+                    kind = Text() if name == KEY else self.schema[name]
+                    first = row - row % PAGE
+                    stop = min(first + PAGE, self._rows(number))
+                    found = column(kind, self._tensors.get(name), array, first, stop, batch.buffers)
+                    page[name] = found
+                    if batch.buffers.in_file:
+                        self._note(found.size + 1024)
+        except ShardkitError as error:
+            if not isinstance(error, StorageError):
+                if error.__cause__ is not None:
+                    error.__cause__.with_traceback(None)
+                batch.failed[missing] = error
+            raise
+        return page
 
     def _rows(self, number: int) -> int:
-        """How many rows a batch has."""
+        """Number of rows of a batch."""
         return self._starts[number + 1] - self._starts[number]
 
     def _find(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Column, int]]:
@@ -238,10 +211,7 @@ class BatchReader(ShardReader):
             if not low <= position < high:
                 number = bisect_right(starts, position) - 1
                 row = position - starts[number]
-                try:
-                    found = self._batches[number].pages[row // PAGE].columns[name]
-                except KeyError:
-                    found = self._columns_of(number, row, [name])[name]
+                found = self._page(number, row, [name])[name]
                 low = position - row % PAGE
                 high = min(low + PAGE, starts[number + 1])
             yield found, position - low
@@ -251,15 +221,21 @@ class BatchReader(ShardReader):
             keys = [found.get(row) for found, row in self._find(KEY, positions)]
             if None not in keys and not self.closed:
                 return keys
-        return super().read_keys(positions)  # one by one, what is damaged is named
+        return super().read_keys(positions)  # one by one, so that errors name the damaged sample
 
     def close(self) -> None:
         super().close()
         self._forget()
         DECODED.forget(self._token)
 
+    def whole_batches(self) -> Iterator[pa.RecordBatch]:
+        """All batches, in memory."""
+        for number in range(len(self._starts) - 1):
+            arrays = self._load(number, self._columns.names)
+            yield pa.record_batch([arrays[name] for name in self._columns.names], self._columns)
+
     def _scan(self, names: Collection[str]) -> Iterator[Arrays]:
-        """Some columns in memory, a batch or some rows of it at a time."""
+        """Some columns in memory, up to a batch at a time."""
         for number in range(len(self._starts) - 1):
             with self._damage("a batch is damaged", number):
                 batch, rows = self._batch(number), self._rows(number)
@@ -288,12 +264,12 @@ class BatchReader(ShardReader):
             check_fits(name, kind, self._columns.field(name).type)
 
     def _where(self, number: int) -> int | None:
-        """The byte at which a batch begins, where that is known."""
+        """The byte at which a batch begins, if it is known."""
         return None
 
     @contextlib.contextmanager
     def _damage(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Turn what pyarrow raises into an error of ours, which names the file and the batch."""
+        """Turn what pyarrow raises into a DamagedError that names the file and the batch."""
         try:
             yield
         except ShardkitError as error:
@@ -313,7 +289,7 @@ class BatchReader(ShardReader):
 
 
 class Decoded(threading.local):
-    """Batches that had to be decoded, of all readers: the last ones, within a bound, per thread."""
+    """The latest decoded batches of all readers, within a limit, per thread."""
 
     def __init__(self) -> None:
         self._batches: OrderedDict[tuple[object, int], Batch] = OrderedDict()
@@ -338,6 +314,32 @@ class Decoded(threading.local):
 DECODED = Decoded()
 
 
+class Cursor:
+    """A source as pyarrow reads it, with a position."""
+
+    closed = False
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(self._at, max(min(size, self._source.size - self._at), 0))
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """Does nothing: the source may have other readers."""
+
+
 # --- IPC files and streams -----------------------------------------------------------------------
 
 
@@ -349,8 +351,15 @@ class IpcReader(BatchReader):
     def _open(self) -> tuple[pa.Schema, list[int]]:
         self._file = LocalFile(self.path)
         self._messages = find_messages(self._file)
-        schema = pa.ipc.read_schema(pa.py_buffer(self._messages.schema))
-        return schema, [batch.rows for batch in self._messages.batches]
+        rows = [batch.rows for batch in self._messages.batches]
+        if self._messages.schema is not None:
+            return pa.ipc.read_schema(pa.py_buffer(self._messages.schema)), rows
+        with self._ipc_file() as file:
+            return file.schema, rows
+
+    def _ipc_file(self) -> pa.RecordBatchFileReader:
+        source = pa.PythonFile(Cursor(self._opened), mode="r")
+        return pa.ipc.open_file(source, options=_OPTIONS)
 
     @property
     def _opened(self) -> LocalFile:
@@ -366,31 +375,29 @@ class IpcReader(BatchReader):
             batch, buffers = _located(self._opened, message, self._columns)
         return Batch(lambda names: {name: batch.column(name) for name in names}, buffers)
 
-    def _load(self, number: int, names: Collection[str] = ()) -> Arrays:
+    def _load(self, number: int, names: Collection[str]) -> Arrays:
         batch = self._decode(number)
         return dict(zip(self._columns.names, batch.columns, strict=True))
 
     def _decode(self, number: int) -> pa.RecordBatch:
-        """A whole batch: a stream of the messages that it takes, read at once."""
+        """A whole batch."""
         batch, needed = self._messages.batches[number], self._messages.needed[number]
-        messages = [
-            memoryview(self._opened.read(message.offset, message.end - message.offset))
-            for message in (*self._messages.dictionaries[:needed], batch)
-        ]
-        for message in messages:
-            check_expansion(decompressed_size(message), len(message))
-        stream = pa.py_buffer(b"".join([self._messages.schema, *messages]))
-        options = pa.ipc.IpcReadOptions(use_threads=False)
-        with pa.ipc.open_stream(stream, options=options) as reader:
-            found = reader.read_next_batch()
+        messages = []
+        for message in (*self._messages.dictionaries[:needed], batch):
+            data = self._opened.read(message.offset, message.end - message.offset)
+            check_expansion(decompressed_size(memoryview(data)), len(data))
+            messages.append(data)
+        if self._messages.schema is None:
+            with self._ipc_file() as file:
+                found = file.get_batch(number)
+        else:
+            stream = pa.py_buffer(b"".join([self._messages.schema, *messages]))
+            with pa.ipc.open_stream(stream, options=_OPTIONS) as reader:
+                found = reader.read_next_batch()
         if found.num_rows != batch.rows:
             raise ValueError(f"{found.num_rows} rows where {batch.rows} are announced")
         found.validate()
         return found
-
-    def whole_batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches as they are stored."""
-        return map(self._decode, range(len(self._starts) - 1))
 
     def _known_nulls(self) -> Known:
         """From the headers of the batches."""
@@ -432,7 +439,7 @@ class IpcReader(BatchReader):
         for number in range(len(self._starts) - 1):
             for first in range(0, self._rows(number), PAGE):
                 rows = range(min(PAGE, self._rows(number) - first))
-                one = self._columns_of(number, first, [field])[field]
+                one = self._page(number, first, [field])[field]
                 with self._damage("a column is damaged", number):
                     if one.ranges is not None:
                         found.append(one.ranges.lengths())

@@ -1,8 +1,8 @@
-"""Which types of columns hold which fields, and what gets the values of a page of rows.
+"""Which column types hold which fields, and the values of a page of rows.
 
-Where a value is one range of bytes (bytes, text, images, lists of numbers), it is cut out of the
-column's buffer, in memory or in the file. For all else pyarrow makes an array of the rows and
-Python values of that. What buffers say is checked before it is used, as files are damaged.
+A value that is one range of bytes (bytes, text, images, lists of numbers) is read from the column's
+buffer, in memory or in the file. For all others pyarrow makes an array of the rows, and Python
+values of that. Offsets and lengths are checked before they are used, as files may be damaged.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 PAGE = 1024  # rows whose offsets and small values are read at once
-_SMALL = 64  # bytes of a row up to which the values of a page are read at once
+_SMALL = 64  # bytes per row up to which the values of a page are read at once
 _FEW = 1024  # bytes that are read at once, however few rows there are
 _LARGEST_INT = 2**63 - 1
 
 Getter: TypeAlias = Callable[[int], Any]  # from a row of a page to its value; None for a null
-Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"
+Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"  # bytes from a start to before an end
 
 
 # --- types ---------------------------------------------------------------------------------------
 
 
 def plain_type(stored: pa.DataType) -> pa.DataType:
-    """The type without what extensions and dictionaries wrap around it."""
+    """The storage type of an extension type, the value type of a dictionary."""
     while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
         dictionary = isinstance(stored, pa.DictionaryType)
         stored = stored.value_type if dictionary else stored.storage_type
@@ -172,26 +172,22 @@ def check_fits(name: str, kind: FieldType, stored: pa.DataType) -> None:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without what extension types and dictionaries wrap around it.
-
-    What is damaged there raises ValueError.
-    """
+    """The array as one of its `plain_type`; raises ValueError for a damaged dictionary."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not pa.types.is_dictionary(array.type):
         return array
     array.validate(full=True)  # an index out of the dictionary must not be followed
     values = array.dictionary
-    if _is_view(values.type):  # which pyarrow cannot take values out of
-        text = is_text(values.type)
-        values = values.cast(pa.large_string() if text else pa.large_binary())
+    if _is_view(values.type):  # dictionaries of views cannot be decoded
+        values = fetch(values, 0, len(values), MEMORY)
         array = pa.DictionaryArray.from_arrays(array.indices, values)
     if is_text(values.type) or _is_bytes(values.type):
-        # A few long values that many rows name must not make us reserve what all would take.
+        # A few long values that many rows refer to must not take the memory of all rows.
         uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
         ranges = _ranges(values, Bytes(), None, 0, len(values), MEMORY)
-        sizes = ranges._replace(present=None).lengths() if ranges else np.zeros(len(values))
-        check_expansion(int(np.dot(uses, sizes)), array.nbytes)
+        assert ranges is not None
+        check_expansion(int(np.dot(uses, ranges._replace(present=None).lengths())), array.nbytes)
     return plain(array.dictionary_decode())
 
 
@@ -199,34 +195,33 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 class Buffers:
-    """How the bytes of arrays are read: these are in memory."""
+    """How the buffers of arrays are read: these are in memory."""
 
     in_file = False
 
-    def cut(self, buffer: pa.Buffer | None, size: int | None = None) -> Cut:
-        """What gives bytes of a buffer, or of its first `size`; it raises ValueError beyond."""
-        view = (
-            memoryview(buffer).cast("B") if buffer is not None and buffer.size else memoryview(b"")
-        )
-        end = len(view) if size is None else min(size, len(view))
+    def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
+        """Reads ranges of a buffer, or of its first `end` bytes; ValueError for any other range."""
+        view = memoryview(buffer).cast("B") if buffer is not None and buffer.size else b""
+        return _cut(view[:end])
 
-        def cut(start: int, stop: int) -> memoryview:
-            if not 0 <= start <= stop <= end:
-                raise _outside(start, stop, end)
-            return view[start:stop]
-
-        return cut
-
-    def position(self, buffer: pa.Buffer) -> int | None:
-        """The byte of the file at which a buffer begins; None where it is in no file."""
+    def position(self, buffer: pa.Buffer | None) -> int | None:
+        """The byte of the file at which a buffer begins; None if it is in no file."""
         return None
 
 
 MEMORY = Buffers()
 
 
-def _outside(start: int, stop: int, end: int) -> ValueError:
-    return ValueError(f"bytes {start} to {stop} of {end}")
+def _cut(data: bytes | memoryview, first: int = 0) -> Cut:
+    """Gives ranges of bytes, of which `data` are those from byte `first` on."""
+    end = first + len(data)
+
+    def cut(start: int, stop: int) -> bytes | memoryview:
+        if not first <= start <= stop <= end:
+            raise ValueError(f"bytes {start} to {stop} of {end}")
+        return data[start - first : stop - first]
+
+    return cut
 
 
 def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
@@ -239,22 +234,23 @@ def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDA
 def _present(
     array: pa.Array, start: int, stop: int, buffers: Buffers
 ) -> npt.NDArray[np.uint8] | None:
-    """For each of the rows 1 if it is there and 0 if it is null; None where all are there."""
+    """For each of the rows 0 if it is null, else 1; None if no row of the array is null."""
     bitmap = array.buffers()[0]
     if bitmap is None or not array.null_count:
         return None
-    return _bits(bitmap, start, stop, buffers)
+    return _bits(bitmap, array.offset + start, array.offset + stop, buffers)
 
 
 def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memoryview:
-    """Where the elements of each of the rows begin, and where those of the last end."""
+    """The offset at which each of the rows begins, and that at which the last ends."""
     size, code = (8, "q") if str(array.type).startswith("large_") else (4, "i")
-    data = buffers.cut(array.buffers()[1])(start * size, (stop + 1) * size)
+    first, end = array.offset + start, array.offset + stop + 1
+    data = buffers.cut(array.buffers()[1])(first * size, end * size)
     return memoryview(data).cast(code)  # type: ignore[call-overload, no-any-return]
 
 
 def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
-    """Rows of an array in a file, in memory, with their offsets checked."""
+    """Rows of an array, in memory, without extension types and views; offsets are checked."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not 0 <= start <= stop <= len(array):
@@ -262,57 +258,56 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
     stored, count, types = array.type, stop - start, pa.types
     if types.is_null(stored):
         return pa.nulls(count)
-    present, children, found = _present(array, start, stop, buffers), [], []
     if _is_view(stored):
-        return _fetch_views(array, start, stop, present, buffers)
+        return _fetch_views(array, start, stop, buffers)
+    present = _present(array, start, stop, buffers)
+    found = [None if present is None else _packed(present)]
+    children: list[pa.Array] = []
+    first, end = array.offset + start, array.offset + stop
     if types.is_struct(stored):
-        children = [fetch(array.field(n), start, stop, buffers) for n in range(stored.num_fields)]
-        names = (stored.field(n).name for n in range(stored.num_fields))
-        stored = pa.struct([(n, c.type) for n, c in zip(names, children, strict=True)])
+        fields = _children(stored)
+        children = [fetch(array.field(n), start, stop, buffers) for n in range(len(fields))]
+        fields = [f.with_type(child.type) for f, child in zip(fields, children, strict=True)]
+        stored = pa.struct(fields)
     elif types.is_fixed_size_list(stored):
         size = stored.list_size
-        children = [fetch(array.values, start * size, stop * size, buffers)]
+        children = [fetch(array.values, first * size, end * size, buffers)]
         stored = pa.list_(children[0].type, size)
     elif types.is_boolean(stored):
-        found = [_packed(_bits(array.buffers()[1], start, stop, buffers))]
+        found.append(_packed(_bits(array.buffers()[1], first, end, buffers)))
     elif is_list(stored) or types.is_map(stored) or len(array.buffers()) == 3:
         offsets = np.array(_offsets(array, start, stop, buffers))
         if (offsets[1:] < offsets[:-1]).any():
             raise ValueError("values of a negative length")
-        first, last = int(offsets[0]), int(offsets[-1])
-        found = [pa.py_buffer(offsets - offsets[0])]
-        if is_list(stored):
-            children = [fetch(array.values, first, last, buffers)]
-            make = pa.large_list if types.is_large_list(stored) else pa.list_
-            stored = make(children[0].type)
-        elif types.is_map(stored):
-            pair = [fetch(part, first, last, buffers) for part in (array.keys, array.items)]
-            stored = pa.map_(pair[0].type, pair[1].type)
-            fields = [stored.key_field, stored.item_field]
-            children = [pa.StructArray.from_arrays(pair, fields=fields)]
+        first, end = int(offsets[0]), int(offsets[-1])
+        found.append(pa.py_buffer(offsets - first))
+        if is_list(stored) or types.is_map(stored):
+            children = [fetch(array.values, first, end, buffers)]
+            stored = _list_of(stored, children[0].type)
         else:
-            found.append(pa.py_buffer(buffers.cut(array.buffers()[2])(first, last)))
+            found.append(pa.py_buffer(buffers.cut(array.buffers()[2])(first, end)))
     else:
         width = stored.bit_width // 8
-        found = [pa.py_buffer(buffers.cut(array.buffers()[1])(start * width, stop * width))]
-    bitmap = None if present is None else _packed(present)
-    return pa.Array.from_buffers(stored, count, [bitmap, *found], children=children)
+        found.append(pa.py_buffer(buffers.cut(array.buffers()[1])(first * width, end * width)))
+    return pa.Array.from_buffers(stored, count, found, children=children)
+
+
+def _list_of(stored: pa.DataType, inner: pa.DataType) -> pa.DataType:
+    """A type of lists or maps with another type inside."""
+    if pa.types.is_map(stored):
+        return pa.map_(inner.field(0).type, inner.field(1).type)
+    return pa.large_list(inner) if pa.types.is_large_list(stored) else pa.list_(inner)
 
 
 def _packed(bits: npt.NDArray[np.uint8]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(bits, bitorder="little"))
 
 
-def _fetch_views(
-    array: pa.Array,
-    start: int,
-    stop: int,
-    present: npt.NDArray[np.uint8] | None,
-    buffers: Buffers,
-) -> pa.Array:
-    """Of a view per row: a length, then up to 12 bytes, or 4 of them, a buffer and a start."""
+def _fetch_views(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
+    """Each row has a view: a length, then up to 12 bytes, or 4 of them, a buffer and an offset."""
+    present = _present(array, start, stop, buffers)
     _, views, *more = array.buffers()
-    data = bytes(buffers.cut(views)(16 * start, 16 * stop))
+    data = bytes(buffers.cut(views)(16 * (array.offset + start), 16 * (array.offset + stop)))
     sizes = np.frombuffer(data, "<i4")[::4].astype(np.int64)
     check_expansion(int(sizes.sum()), sum(buffer.size for buffer in (views, *more)))
     parts = [buffers.cut(part) for part in more]
@@ -335,17 +330,17 @@ def _fetch_views(
 
 
 class Ranges(NamedTuple):
-    """Values that are ranges of bytes: number n lies between offsets n and n + 1, times `width`."""
+    """Values that are byte ranges: number n lies between offsets n and n + 1, times `width`."""
 
     offsets: Sequence[int]
     width: int
     cut: Cut
-    end: int  # how many bytes there are
-    at: int | None  # the byte of the file from which on the ranges are counted
-    present: npt.NDArray[np.uint8] | None  # 1 for each value that is there; None where all are
+    end: int  # bytes of the buffer
+    at: int | None  # the byte of the file at which the buffer begins; None if it is in memory
+    present: npt.NDArray[np.uint8] | None  # 0 for a null, else 1; None if there are no nulls
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each value that is there."""
+        """Bytes of each value that is not null."""
         lengths: npt.NDArray[np.int64] = np.diff(np.array(self.offsets, np.int64)) * self.width  # type: ignore[assignment]
         if len(lengths) and lengths.min() < 0:
             raise ValueError("values of a negative length")
@@ -368,9 +363,9 @@ def column(
     stop: int,
     buffers: Buffers = MEMORY,
 ) -> Column:
-    """The values of a field in the rows from `first`, a multiple of 8, to before `stop`.
+    """The values of a field in the rows from `first` to before `stop`.
 
-    `array` is what `plain` gives of its column. JSON comes as JsonText.
+    `array` is a `plain` one. JSON comes as JsonText.
     """
     if pa.types.is_null(array.type):
         return Column(lambda row: None, 0)
@@ -378,30 +373,34 @@ def column(
         return _images(array, first, stop, buffers)
     ranges = _ranges(array, kind, tensor, first, stop, buffers)
     if ranges is not None:
-        make = _DIRECT.get(type(kind)) or _maker(kind, tensor, array.type)
-        return _cut_column(make, ranges, stop - first, buffers)
-    code = _CODES.get(str(array.type))
-    if code and isinstance(kind, Int | Float) and not (array.null_count or array.offset):
-        width = np.dtype(code).itemsize
-        data = buffers.cut(array.buffers()[1])(first * width, stop * width)
-        numbers = memoryview(data).cast(code)  # type: ignore[call-overload]
-        return Column(numbers.__getitem__, len(data))
-    return _array_column(kind, tensor, array, first, stop, buffers)
+        make = _FROM_BYTES.get(type(kind)) or _array_maker(kind, tensor, array.type)
+        return _range_column(make, ranges, stop - first, buffers)
+    if not buffers.in_file and not _is_view(array.type):
+        part = array.slice(first, stop - first)
+        part.validate(full=True)
+        return Column(_getter(kind, tensor, part), part.nbytes + 32 * len(part))
+    if average_size(array) <= _SMALL:
+        return column(kind, tensor, fetch(array, first, stop, buffers), 0, stop - first)
+
+    def get(row: int) -> Any:
+        one = fetch(array, first + row, first + row + 1, buffers)
+        return column(kind, tensor, one, 0, 1).get(0)
+
+    return Column(get, 0)
 
 
-_CODES = {
-    "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H",
-    "uint32": "I", "float": "f", "double": "d",
-}  # fmt: skip
+def average_size(array: pa.Array) -> float:
+    """Bytes per row in all buffers of an array."""
+    return float(sum(b.size for b in array.buffers() if b) / max(len(array), 1))
 
 
 def _ranges(
     array: pa.Array, kind: FieldType, tensor: Tensor | None, first: int, stop: int, buffers: Buffers
 ) -> Ranges | None:
-    """The ranges of bytes, text or lists of numbers; None where values are no such."""
-    width, size = 1, None
-    offsets: Sequence[int]
-    if isinstance(kind, Array) and is_list(array.type):
+    """The byte ranges of bytes, text or lists of numbers; None for other values."""
+    width, fixed, stored = 1, None, array.type
+    end = None
+    if isinstance(kind, Array) and is_list(stored):
         inner, values = [], array.values
         while pa.types.is_fixed_size_list(values.type) and not (values.null_count or values.offset):
             inner.append(values.type.list_size)
@@ -409,44 +408,43 @@ def _ranges(
         shape = [] if tensor is not None else [*(kind.shape or ())[1:]]
         if not is_number(values.type) or values.null_count or values.offset or shape != inner:
             return None
-        width = math.prod(inner) * (values.type.bit_width // 8)
-        data, size = values.buffers()[1], len(values) * (values.type.bit_width // 8)
-        each = array.type.list_size if pa.types.is_fixed_size_list(array.type) else None
-    elif (is_text(array.type) or _is_bytes(array.type)) and not _is_view(array.type):
+        size = values.type.bit_width // 8
+        width, end, data = math.prod(inner) * size, len(values) * size, values.buffers()[1]
+        if not width:
+            return None
+        fixed = stored.list_size if pa.types.is_fixed_size_list(stored) else None
+    elif (is_text(stored) or _is_bytes(stored)) and not _is_view(stored):
         data = array.buffers()[-1]
-        each = array.type.byte_width if pa.types.is_fixed_size_binary(array.type) else None
+        fixed = stored.byte_width if pa.types.is_fixed_size_binary(stored) else None
     else:
         return None
-    if array.offset or not width or data is None or each == 0:
-        return None
-    if each:
-        offsets = range(first * each, stop * each + 1, each)
-    else:
+    offsets: Sequence[int]
+    if fixed is None:
         offsets = _offsets(array, first, stop, buffers)
+    elif fixed:
+        begin = (array.offset + first) * fixed
+        offsets = range(begin, begin + (stop - first) * fixed + 1, fixed)
+    else:
+        offsets = [0] * (stop - first + 1)
     present = _present(array, first, stop, buffers)
-    end = data.size if size is None else min(size, data.size)
+    held = data.size if data is not None else 0
+    end = held if end is None else min(end, held)
     return Ranges(offsets, width, buffers.cut(data, end), end, buffers.position(data), present)
 
 
-def _cut_column(make: Callable[[Any], Any], ranges: Ranges, rows: int, buffers: Buffers) -> Column:
-    """A column whose values are made of ranges of bytes: small ones are in memory."""
-    offsets, width, cut, end, _, present = ranges
-    low, high = (offsets[0] * width, offsets[-1] * width) if buffers.in_file else (0, end)
-    if not buffers.in_file or 0 <= high - low <= _SMALL * rows + _FEW:
-        data = cut(low, high)
+def _range_column(
+    make: Callable[[Any], Any], ranges: Ranges, rows: int, buffers: Buffers
+) -> Column:
+    """A column of values made of byte ranges: small ones are read at once."""
+    offsets, width, cut, _, _, present = ranges
+    low, high = offsets[0] * width, offsets[-1] * width
+    size = 8 * rows
+    if buffers.in_file and 0 <= high - low <= _SMALL * rows + _FEW:
+        cut, size = _cut(cut(low, high), low), size + high - low
 
-        def get(row: int) -> Any:
-            start, stop = offsets[row] * width, offsets[row + 1] * width
-            if not low <= start <= stop <= high:
-                raise _outside(start, stop, high)
-            return make(data[start - low : stop - low])
-    else:
-        high = low
+    def get(row: int) -> Any:
+        return make(cut(offsets[row] * width, offsets[row + 1] * width))
 
-        def get(row: int) -> Any:
-            return make(cut(offsets[row] * width, offsets[row + 1] * width))
-
-    size = 8 * rows + high - low
     if present is None:
         return Column(get, size, ranges)
     there = present.tolist()
@@ -480,7 +478,7 @@ def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> C
 
 
 def _elsewhere(path: str | None) -> None:
-    """Raises SampleError for the path of an image of which there are no bytes."""
+    """Raises SampleError for the path of an image without bytes."""
     if path:
         raise SampleError(
             "the shard has only the path of an image, which lies elsewhere",
@@ -491,51 +489,7 @@ def _elsewhere(path: str | None) -> None:
         )
 
 
-def _array_column(
-    kind: FieldType,
-    tensor: Tensor | None,
-    array: pa.Array,
-    first: int,
-    stop: int,
-    buffers: Buffers,
-) -> Column:
-    """A column whose values pyarrow makes: of all rows at once where they are small."""
-    part = None
-    if not buffers.in_file:
-        part = array.slice(first, stop - first)
-        part.validate(full=True)
-    elif average_size(array) <= _SMALL:
-        part = fetch(array, first, stop, buffers)
-
-    def get(row: int) -> Any:
-        if part is None:
-            one = fetch(array, first + row, first + row + 1, buffers)
-        else:
-            one = part.slice(row, 1)
-        if numbers is not None:
-            return None if one.null_count else numbers(one)
-        value = one[0].as_py()
-        return None if value is None else make(value)
-
-    numbers: Callable[[pa.Array], Any] | None = None
-    if isinstance(kind, Array) and is_list(array.type):
-        numbers = partial(_numbers, kind=kind, tensor=tensor)
-    make = _maker(kind, tensor, array.type)
-    size = 0 if part is None else part.nbytes
-    if part is None or part.type.num_fields or not isinstance(kind, Int | Float | Bool):
-        return Column(get, size)
-    values = (part.cast(pa.float64()) if isinstance(kind, Float) else part).to_pylist()
-    if part.type == pa.uint64():
-        return Column(lambda row: _checked(values[row]), size)
-    return Column(values.__getitem__, 32 * len(values))
-
-
-def average_size(array: pa.Array) -> float:
-    """Bytes of a row in all buffers of an array."""
-    return float(sum(b.size for b in array.buffers() if b) / max(len(array), 1))
-
-
-_DIRECT: dict[type[FieldType], Callable[[Any], Any]] = {
+_FROM_BYTES: dict[type[FieldType], Callable[[Any], Any]] = {
     Bytes: bytes,
     Image: bytes,
     Json: partial(JsonText, encoding="utf-8"),
@@ -543,17 +497,40 @@ _DIRECT: dict[type[FieldType], Callable[[Any], Any]] = {
 }
 
 
-def _maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
-    """What makes a value of what pyarrow makes of it, or of the bytes of an array."""
-    make: Callable[[Any], Any] = _MAKERS.get(type(kind), bool)
-    if isinstance(kind, Json):
-        make = JsonText if is_text(stored) else partial(_json, tensor=tensor)
-    elif isinstance(kind, Array) and is_list(stored):
-        dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())
-        if tensor is None:
-            return lambda data: np.frombuffer(data, dtype).reshape(shape).copy()
+def _array_maker(
+    kind: FieldType, tensor: Tensor | None, stored: pa.DataType
+) -> Callable[[Any], Any]:
+    """Makes an array of its bytes: numbers, or a `.npy` file."""
+    assert isinstance(kind, Array)
+    if not is_list(stored):
+        return lambda data: load_array(bytes(data))
+    dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())
+    if tensor is not None:
         return lambda data: tensor.arranged(np.frombuffer(data, dtype))
-    return make
+    return lambda data: np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
+    """The values that pyarrow makes of an array in memory."""
+    if isinstance(kind, Int | Float | Bool):
+        if array.null_count or isinstance(kind, Bool):
+            array = array.cast(pa.float64()) if isinstance(kind, Float) else array
+            number = array.to_pylist().__getitem__
+        else:  # `to_numpy` would import pandas
+            data = memoryview(array.buffers()[1])
+            number = np.frombuffer(data, array.type.to_pandas_dtype())[array.offset :].item
+        return (lambda row: _checked(number(row))) if array.type == pa.uint64() else number
+
+    def get(row: int) -> Any:
+        if isinstance(kind, Array):
+            one = array.slice(row, 1)
+            return None if one.null_count else _numbers(one, kind, tensor)
+        value = array[row].as_py()
+        if value is None:
+            return None
+        return _json(value, tensor) if isinstance(kind, Json) else _image_list(value)
+
+    return get
 
 
 def _checked(value: int | None) -> int | None:
@@ -567,32 +544,18 @@ def _checked(value: int | None) -> int | None:
     return value
 
 
-def _image(value: Any) -> bytes:
-    """The bytes of an image in a list."""
-    data = value["bytes"] if isinstance(value, dict) else value
-    if data is None and value is not None:
-        path = value.get("path")
-        _elsewhere(path if isinstance(path, str) else None)
-    if data is None:
-        raise ValueError("a list has a null among its images")
-    return bytes(data)
-
-
-def _json(value: Any, tensor: Tensor | None) -> JsonText:
-    if tensor is not None:
-        value = tensor.arranged(np.array(value, object)).tolist()
-    return JsonText.of(_jsonable(value))
-
-
-_MAKERS: dict[type[FieldType], Callable[[Any], Any]] = {
-    Array: lambda value: load_array(bytes(value)),
-    Bytes: lambda value: value.encode() if isinstance(value, str) else value,
-    Float: float,
-    Image: bytes,
-    Images: lambda values: [*map(_image, values)],
-    Int: _checked,
-    Text: str,
-}
+def _image_list(values: list[Any]) -> list[bytes]:
+    """The bytes of several images."""
+    found = []
+    for value in values:
+        data = value["bytes"] if isinstance(value, dict) else value
+        if data is None and value is not None:
+            path = value.get("path")
+            _elsewhere(path if isinstance(path, str) else None)
+        if data is None:
+            raise ValueError("a list has a null among its images")
+        found.append(bytes(data))
+    return found
 
 
 def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray[Any]:
@@ -615,8 +578,14 @@ def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray
     return numbers.reshape(shape).copy() if tensor is None else tensor.arranged(numbers)
 
 
+def _json(value: Any, tensor: Tensor | None) -> JsonText:
+    if tensor is not None:
+        value = tensor.arranged(np.array(value, object)).tolist()
+    return JsonText.of(_jsonable(value))
+
+
 def _jsonable(value: Any) -> Any:
-    """The value with what JSON does not know as text; raises ValueError where text would not do."""
+    """The value with dates, times and decimals as text; raises ValueError for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"JSON has no number {value}")
     if isinstance(value, datetime.date | datetime.time):
