@@ -21,7 +21,14 @@ from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import Joins, ShardSpec
 from shardkit.formats.beton import layout
-from shardkit.formats.beton.layout import ALLOCATION, DESCRIPTOR, HEADER, PAGE, place, place_run
+from shardkit.formats.beton.layout import (
+    ALLOCATION,
+    DESCRIPTOR,
+    HEADER,
+    PAGE,
+    moved_offset,
+    value_offset,
+)
 from shardkit.formats.beton.reader import BetonReader
 from shardkit.formats.beton.writer import ROOM
 from shardkit.sample import JsonText, Sample
@@ -130,7 +137,7 @@ def test_empty_values_have_a_byte_of_their_own(path: Path) -> None:
     ],
 )
 def test_no_value_crosses_a_page_of_its_size(at: int, size: int, expected: int) -> None:
-    assert place(at, size) == expected
+    assert value_offset(at, size) == expected
 
 
 def test_many_values_are_placed_like_one_after_the_other() -> None:
@@ -140,9 +147,9 @@ def test_many_values_are_placed_like_one_after_the_other() -> None:
         at = end = int(rng.integers(0, 3 * PAGE))
         expected = []
         for size in sizes.tolist():
-            expected.append(place(end, size))
+            expected.append(value_offset(end, size))
             end = expected[-1] + size
-        pointers, stop = layout.pack_values(sizes, at)
+        pointers, stop = layout.value_offsets(sizes, at)
         assert pointers.tolist() == expected
         assert stop == end
 
@@ -155,10 +162,10 @@ def test_runs_of_values_move_without_crossing_pages() -> None:
         start = at = int(rng.integers(1, 2 * PAGE))
         values = []
         for size in sizes:
-            values.append((place(at, size), size))
+            values.append((value_offset(at, size), size))
             at = sum(values[-1])
         start, target = values[0][0], int(rng.integers(1, 9 * PAGE))
-        shift = place_run(start, at, target, page) - start
+        shift = moved_offset(start, at, target, page) - start
         assert start + shift >= target
         for ptr, size in values:
             assert (ptr + shift) // page == (ptr + shift + size - 1) // page

@@ -1,7 +1,7 @@
-"""Files as FFCV reads them, `.beton`: one file of rows and pages, and a section of our own in it.
+"""FFCV's files, `.beton`: a table of rows, pages of values, and a section of our own.
 
-layout.py   the bytes of a file, and where in pages a value may stand
-images.py   what FFCV can decode, and what other images become
+layout.py   the bytes of a file, and the offsets that a value may have in pages
+images.py   images that FFCV can decode, and the conversion of others
 reader.py   random access through the table
 writer.py   a file in one pass
 join.py     one file of several
@@ -24,8 +24,8 @@ from shardkit.schema import Array, Bool, FieldType, Float, Image, Int, Schema, T
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Per field and sample: a part of a row twice (a value may have to make room for it), an allocation,
-# the header of a `.npy`.
+# Per field and sample: part of a row, twice (values are moved to make room for the table), an
+# allocation, the header of a `.npy`.
 _FIELD_OVERHEAD = 2 * 16 + 24 + 128
 _KEY = 64  # bytes of a key with its offset, as a guess
 
@@ -43,14 +43,14 @@ class Beton(Format):
     join = staticmethod(join)
     encodes_images = True
     raw_images = "ppm"  # FFCV's raw images
-    join_pads = True  # a value that does not fit into what is left of a page begins another
+    join_pads = True  # a value that does not fit into the rest of a page begins a new one
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         fields_of(schema)
         return {"schema": schema.to_json()}
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        # Of a page that is full to the next value, the rest stays empty.
+        # The rest of a page stays empty where the next value does not fit.
         in_page = np.maximum(PAGE // np.maximum(payload, 1), 1)
         paged = np.where(payload > PAGE, 2 * payload, PAGE // in_page)
         sizes = np.where(payload > PAGE // 64, np.maximum(payload, paged), payload * 65 // 64)

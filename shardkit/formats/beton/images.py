@@ -1,7 +1,7 @@
-"""What an image becomes in a .beton: FFCV decodes plain JPEGs and rows of pixels, nothing else.
+"""Images as a .beton stores them: FFCV decodes plain JPEGs and raw pixels, nothing else.
 
-A JPEG that FFCV decodes rightly is stored byte for byte, a PPM as its pixels. FFCV shows garbage
-for all other files, without an error, and overlooks EXIF's orientation: those are re-encoded.
+A JPEG that FFCV decodes correctly is stored byte for byte, a PPM as its pixels. Other images are
+re-encoded: FFCV decodes them to garbage without an error, and ignores EXIF's orientation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_SIDE = 0xFFFF
 
 
 class Image(NamedTuple):
-    """An image as it is stored; `encoded` says why it is not the bytes that came, or is ""."""
+    """An image as it is stored. `encoded` is the reason why it was re-encoded, or ""."""
 
     mode: int
     width: int
@@ -28,17 +28,17 @@ class Image(NamedTuple):
     encoded: str
 
     def file(self) -> bytes:
-        """The bytes of the file that a reader gives."""
+        """The image file that a reader returns."""
         if self.mode == RAW:
             return pixels.ppm_start(self.width, self.height) + self.data
         return bytes(self.data)
 
 
-NOTHING = Image(RAW, 1, 1, bytes(3), "")  # stands where a sample has no image
+NOTHING = Image(RAW, 1, 1, bytes(3), "")  # for samples without an image
 
 
 def stored(value: bytes) -> Image:
-    """What an image is stored as; raises ValueError, mostly NotAnImageError, if it cannot be."""
+    """The image as it is stored; raises ValueError, mostly NotAnImageError, if it cannot be."""
     ppm = pixels.ppm_header(value)
     if ppm is None:
         header = read_header(value)
@@ -46,7 +46,7 @@ def stored(value: bytes) -> Image:
         reason = _reason(header, value)
         if reason:
             return _reencoded(value, reason)
-        if not header.huffman:  # FFCV would take those of the image before
+        if not header.huffman:  # FFCV would use those of the previous image
             tables = with_huffman_tables(value)
             return Image(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
         return Image(JPEG, header.width, header.height, value, "")

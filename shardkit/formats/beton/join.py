@@ -1,4 +1,4 @@
-"""One .beton of several: their values packed into pages again, copied in runs as long as those."""
+"""Joins several .beton files into one: values are packed into pages again, and copied in runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class _Part(NamedTuple):
-    """A part, open, and what of the joined file is known when its turn comes."""
+    """An open part, and its position in the joined file."""
 
     reader: BetonReader
     section: Section
     allocations: npt.NDArray[np.void]
     pointers: npt.NDArray[np.int64]  # of its values in the joined file
-    end: int  # of its values there
-    samples: int  # before it
+    end: int  # of its values in the joined file
+    samples: int  # number of samples before it
     keys: int  # bytes of keys before it
 
 
@@ -73,10 +73,10 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
 
 
 def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
-    """Each part, with values that go to `at` or behind.
+    """Each part; values of the first begin at `at` in the joined file.
 
-    Parts are opened again for each step, as a process has few open files, and memory for the
-    pointers of one part rather than all.
+    Parts are opened again for each pass: so one file is open and the pointers of one part are in
+    memory at a time.
     """
     samples, keys = 0, 0
     for path in paths:
@@ -95,20 +95,20 @@ def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
                 found=f"{len(rows):,}",
             )
         allocations = rows.slice(0, len(rows))
-        pointers, at = layout.pack_values(_room(allocations), at)
+        pointers, at = layout.value_offsets(_room(allocations), at)
         yield _Part(reader, section, allocations, pointers, at, samples, keys)
         samples += len(reader)
         keys += len(section.keys)
 
 
 def _room(allocations: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Bytes that each value takes: an empty one has a byte too."""
+    """Bytes that each value takes: an empty one takes one byte."""
     return np.maximum(allocations["size"].astype(np.int64), 1)
 
 
 def _moved_table(part: _Part) -> bytes:
-    """The table with other pointers, which allocations have by sample and field, too."""
-    # Bytes are copied: numpy's copy of rows leaves whatever was in memory between their fields.
+    """The table of a part with the pointers of the joined file."""
+    # The bytes are copied: a copy of rows by numpy has undefined padding between their fields.
     moved = bytearray(part.reader.rows.record(0, len(part.reader)))
     table = np.frombuffer(moved, part.reader.row.dtype)
     with_data = [number for number, field in enumerate(part.reader.fields) if field.has_data]
@@ -118,15 +118,15 @@ def _moved_table(part: _Part) -> bytes:
 
 
 def _copy_values(file: storage.NewFile, part: _Part, at: int) -> int:
-    """Append the values of a part to a file of `at` bytes; returns how many it has then.
+    """Append the values of a part to a file of `at` bytes; returns its new size.
 
-    Values that stand side by side in both files are one run: a page has two or three.
+    Values that are neighbours in both files are copied as one run: a page has two or three.
     """
     rows, pointers = part.allocations, part.pointers
     if not len(rows):
         return at
     sources, ends = rows["ptr"].astype(np.int64), pointers + _room(rows)
-    # A run ends where the way from here to there changes, or something stands between two values.
+    # A run ends where the distance between the files changes, or where two values have a gap.
     breaks = np.diff(pointers - sources).astype(bool) | (pointers[1:] != ends[:-1])
     firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]]).tolist()
     for first, stop in pairwise(firsts):

@@ -1,13 +1,13 @@
-"""The bytes of a .beton file, version 2: declared once, for the reader and the writer.
+"""The byte layout of a .beton file, version 2: declared once, for the reader and the writer.
 
 Layout: FFCV 1.0, `types.py`, `fields/*` and `memory_managers/*`. All numbers are little-endian, all
 pointers count bytes from the start of the file.
 
     header        24 bytes
-    descriptors   1,041 bytes per field: its type, its name, what the type needs to know
-    table         a row per sample: scalars themselves, images, bytes and arrays as pointers
-    data          what the pointers lead to; no value may cross a multiple of the page size
-    section       ours, which FFCV passes over: keys, types, absent values
+    descriptors   1,041 bytes per field: its type, its name, arguments of the type
+    table         a row per sample: numbers themselves, pointers to images, bytes and arrays
+    data          the values that pointers lead to; none may cross a multiple of the page size
+    section       ours, which FFCV ignores: keys, types, absent values
     allocations   {sample, pointer, size} of every value in the data, up to the end of the file
 
 The section:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 VERSION = 2
-PAGE = 1 << 23  # FFCV's default; a file with a larger value has larger pages
+PAGE = 1 << 23  # bytes: FFCV's default; a file with a larger value has larger pages
 MAX_VALUE = 1 << 31  # the largest power of two that is a page size: those are below 4 GiB
 MAX_NAME = 16
 MAX_FIELDS = 0xFFFF
@@ -70,8 +70,8 @@ ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 ALLOCATION_STRUCT = struct.Struct("<QQQ")
 
 _ARRAY_ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
-# Where our section is, at the end of the first field's arguments. Of all types only arrays read
-# their arguments, and those no further than the text of their dtype.
+# The position of our section, at the end of the first field's arguments. FFCV reads the arguments
+# of arrays alone, and those only up to the text of the dtype.
 MARK = np.dtype([("magic", "S16"), ("ptr", "<u8"), ("size", "<u8")])
 MAGIC = b"shardkit section"
 _MARK_AT = DESCRIPTOR["arguments"].itemsize - MARK.itemsize
@@ -89,12 +89,12 @@ class TypeId(IntEnum):
     NDARRAY = 4
     JSON = 5
     TENSOR = 6  # written like NDARRAY
-    CUSTOM = 255  # code that only its author has
+    CUSTOM = 255  # decoded by its author's own code
 
 
 _IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SIZED = np.dtype([("ptr", "<u8"), ("size", "<u8")])
-# A field's part of a row: as numpy has it, and as `struct` does.
+# A field's part of a row: as a numpy dtype, and in the codes of `struct`.
 _COLUMNS = {
     TypeId.FLOAT: (np.dtype("<f8"), "d"),
     TypeId.INT: (np.dtype("<i8"), "q"),
@@ -107,7 +107,7 @@ _COLUMNS = {
 
 
 class Field(NamedTuple):
-    """What a descriptor says. `dtype` and `shape` are those of arrays, None and () elsewhere."""
+    """A field as its descriptor has it. `dtype` and `shape` are of arrays, else None and ()."""
 
     name: str
     type_id: TypeId
@@ -116,7 +116,7 @@ class Field(NamedTuple):
 
     @property
     def has_data(self) -> bool:
-        """Whether the values stand in the data, and not in the row itself."""
+        """Whether the values are in the data, and not in the row itself."""
         return self.type_id not in (TypeId.FLOAT, TypeId.INT)
 
     @property
@@ -127,24 +127,24 @@ class Field(NamedTuple):
 
 
 class Row:
-    """A row of the table: FFCV's aligned struct, in which images and sizes have no alignment."""
+    """The layout of a row: an aligned struct, in which images and sized values are not aligned."""
 
     def __init__(self, fields: list[Field]) -> None:
         columns = [_COLUMNS[field.type_id] for field in fields]
         self.dtype = np.dtype([("", dtype) for dtype, _ in columns], align=True)
         assert self.dtype.names is not None
         codes, at, first = "<", 0, 0
-        self.places: list[int] = []  # of each field's first number among those of `struct`
+        self.first_numbers: list[int] = []  # index of each field's first number in an unpacked row
         for name, (dtype, code) in zip(self.dtype.names, columns, strict=True):
             offset = self.dtype.fields[name][1]  # type: ignore[index] # it has names
             codes += "x" * (offset - at) + code
             at = offset + dtype.itemsize
-            self.places.append(first)
+            self.first_numbers.append(first)
             first += len(code)
         self.struct = struct.Struct(codes + "x" * (self.dtype.itemsize - at))
 
     def pointers(self, rows: npt.NDArray[np.void], field: int) -> npt.NDArray[np.uint64]:
-        """The pointers of a field that has data: a view of `rows`, which a change changes."""
+        """The pointers of a field that has data, as a view of `rows`."""
         column = rows[f"f{field}"]
         found: npt.NDArray[np.uint64] = column if column.dtype.names is None else column["ptr"]
         return found
@@ -154,7 +154,7 @@ class Row:
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """The fields that a schema is stored as; raises FormatError for what no .beton can hold."""
+    """The fields that store a schema; raises FormatError for a schema that no .beton can hold."""
     if not 0 < len(schema) <= MAX_FIELDS:
         raise FormatError(
             "a .beton needs a field",
@@ -194,14 +194,14 @@ _TYPE_IDS: dict[type[FieldType], TypeId] = {
     Json: TypeId.JSON,
     Text: TypeId.JSON,
 }
-# What FFCV's loader gives out. It refuses big-endian and structured types, and hangs on float16.
+# The dtypes that FFCV loads. It refuses big-endian and structured types, and hangs on float16.
 _NATIVE = re.compile(r"\|b1|\|[iu]1|<[iu][248]|<f[48]|<c(8|16)")
 
 
 def is_native(kind: Array) -> bool:
-    """Whether FFCV has a type for such arrays: one dtype that it knows and one shape.
+    """Whether FFCV can load such arrays: they have one shape, and one dtype that it knows.
 
-    It takes a shape to end at its trailing zeros, so a shape with a zero is none to it.
+    It drops trailing zeros of a shape, so that no size may be 0.
     """
     return (
         kind.dtype is not None
@@ -213,7 +213,7 @@ def is_native(kind: Array) -> bool:
 
 
 def kind_of(field: Field) -> FieldType:
-    """The type of a field of a file that others made."""
+    """The type of a field in a file that FFCV wrote."""
     if field.dtype is not None:
         return Array(field.dtype.str, field.shape)
     return _KINDS[field.type_id]()
@@ -239,7 +239,7 @@ def front_size(fields: int, row_size: int, samples: int) -> int:
 def pack_front(
     fields: list[Field], page_size: int, samples: int, allocations: int, section: tuple[int, int]
 ) -> bytes:
-    """Header and descriptors; `allocations` and `section` (and its size) are where those stand."""
+    """Header and descriptors, with the offsets of `allocations` and `section` (and its size)."""
     header = np.array((VERSION, len(fields), page_size, samples, allocations), HEADER)
     descriptors = np.zeros(len(fields), DESCRIPTOR)
     for number, field in enumerate(fields):
@@ -261,7 +261,7 @@ def _array_arguments(field: Field) -> bytes:
 
 
 def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
-    """The field of a descriptor that stands at `offset`."""
+    """The field of a descriptor, which is at `offset`."""
     raw, number = bytes(descriptor["name"]), int(descriptor["type_id"])
     if not raw.isascii():
         raise DamagedError(
@@ -318,7 +318,7 @@ def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def unpack_mark(descriptor: np.void) -> tuple[int, int] | None:
-    """Where our section is, and its size; None for a file that others made."""
+    """Offset and size of our section; None for a file that FFCV wrote."""
     mark = np.frombuffer(bytes(descriptor["arguments"]), MARK, 1, _MARK_AT)[0]
     return (int(mark["ptr"]), int(mark["size"])) if mark["magic"] == MAGIC else None
 
@@ -336,7 +336,7 @@ def optional_fields(schema: Schema) -> list[str]:
 
 
 def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]] | None) -> bytes:
-    """The section's JSON text, with the zeros behind it."""
+    """The section's JSON text, padded with zeros."""
     named = None if classes is None else {name: list(names) for name, names in classes.items()}
     about = {"version": SECTION_VERSION, "schema": schema.to_json(), "classes": named}
     text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
@@ -362,19 +362,19 @@ def page_for(size: int) -> int:
     return PAGE if size <= PAGE else 1 << (size - 1).bit_length()
 
 
-def place(at: int, size: int) -> int:
-    """Where a value goes that may begin at `at` or later, so that it crosses no page.
+def value_offset(at: int, size: int) -> int:
+    """The first offset, `at` or later, where a value crosses no page.
 
-    The pages of a file are as large as its largest value asks for, which is known at the end only.
-    So a value keeps within a page of the size that it asks for itself: multiples of a larger power
-    of two are multiples of that one too.
+    The page size of a file depends on its largest value, which is known at the end only. So a value
+    stays within a page of the size that it needs itself: multiples of a larger power of two are
+    multiples of that size too.
     """
     page = page_for(size)
     return at if at % page + size <= page else at + -at % page
 
 
-def pack_values(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Where values of these sizes go, as `place` says of one after the other; and where they end.
+def value_offsets(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.int64], int]:
+    """The offsets of values, as `value_offset` gives them one by one, and the end of the last.
 
     Takes a step for each page, not for each value.
     """
@@ -383,22 +383,22 @@ def pack_values(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.i
     pointers = np.empty(len(sizes), np.int64)
     first = 0
     while first < len(sizes):
-        at = place(at, int(sizes[first]))
+        at = value_offset(at, int(sizes[first]))
         left = PAGE - at % PAGE
         fitting = int(np.searchsorted(ends, starts[first] + left, "right"))
-        stop = max(fitting, first + 1)  # a value over a page stands alone
+        stop = max(fitting, first + 1)  # a value over a page is a step of its own
         pointers[first:stop] = starts[first:stop] + (at - starts[first])
         at += int(ends[stop - 1] - starts[first])
         first = stop
     return pointers, at
 
 
-def place_run(start: int, stop: int, at: int, page: int) -> int:
-    """Where the data that stand from `start` to `stop` may be moved to, at `at` or later.
+def moved_offset(start: int, stop: int, at: int, page: int) -> int:
+    """The first offset, `at` or later, to which the data from `start` to `stop` may be moved.
 
-    A run within one page goes to any place within one page. A longer one moves by whole pages of
-    the size `page`, so that what crossed no page still crosses none.
+    Data within one page may go anywhere within one page. More data move by whole pages of the size
+    `page`, so that still no value crosses a page.
     """
     if start // PAGE == max(start, stop - 1) // PAGE:
-        return place(at, stop - start)
+        return value_offset(at, stop - start)
     return at + (start - at) % page

@@ -1,7 +1,7 @@
-"""Reads a .beton at random: a row of its table says where a sample's values stand.
+"""Reads a .beton at random: a row of its table has the numbers and pointers of a sample.
 
-Opening looks at the header, the descriptors and the text of our section. No number of the file is
-trusted before it is compared with the file's size.
+Opening reads the header, the descriptors and the text of our section. No number of the file is used
+before it is compared with the file's size.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NUMBER_BYTES = 8
 
-# Makes a value of a number or of stored bytes; the flag asks for JSON as its text.
+# Converts a number or stored bytes to a value; the flag asks for JSON as its text.
 _Decode: TypeAlias = Callable[[Any, bool], Any]
 
 
@@ -41,11 +41,11 @@ class _Column(NamedTuple):
     """A field as it is read."""
 
     name: str
-    presence: int  # where its column of presence begins; -1 for a field that is never absent
-    at: int  # number of its first value in an unpacked row
-    blob: int  # number among the fields that have data; -1 for one that has none
+    presence: int  # start of its column of presence; -1 for a field that is never absent
+    at: int  # index of its first number in an unpacked row
+    blob: int  # index among the fields that have data; -1 for one that has none
     is_image: bool
-    size: int  # bytes of a value, where all have the same; else -1
+    size: int  # bytes of a value, where all have the same size; else -1
     decode: _Decode | None
 
 
@@ -104,7 +104,7 @@ class BetonReader(ShardReader):
         return sample
 
     def _image(self, numbers: tuple[Any, ...], blob: int, position: int) -> bytes:
-        """A JPEG as it is stored, or raw pixels as a PPM."""
+        """The JPEG as it is stored, or raw pixels as a PPM."""
         mode, width, height, ptr = numbers
         if mode == JPEG:
             return self._value(ptr, self.allocations.size(blob, position, ptr))
@@ -113,7 +113,7 @@ class BetonReader(ShardReader):
         raise ValueError(f"an image of mode {mode}, which is neither JPEG nor raw")
 
     def _value(self, ptr: int, size: int) -> bytes:
-        """The bytes that a pointer leads to."""
+        """The `size` bytes at a pointer."""
         if ptr < self._data_at or ptr + size > self.source.size:
             raise ValueError(f"the file has no {size:,} bytes of it")
         return self.source.read(ptr, size)
@@ -133,7 +133,7 @@ class BetonReader(ShardReader):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """Arrays that FFCV has a type for, which are all of one shape."""
+        """For arrays of one shape and dtype, which FFCV has a type for."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         number = self._numbers[field]
@@ -162,7 +162,7 @@ class BetonReader(ShardReader):
             del self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
-        """What the file says of itself: our section, or for a file of others its descriptors."""
+        """The layout by our section, or by the descriptors of a file that FFCV wrote."""
         if self.section is None:
             schema = Schema({field.name: bytes_of.kind_of(field) for field in self.fields})
             return {"schema": schema.to_json()}
@@ -178,7 +178,7 @@ class BetonReader(ShardReader):
         return present.astype(bool)
 
     def _sizes(self, number: int) -> npt.NDArray[np.int64]:
-        """Stored bytes of a field's value in every sample, also of what stands for absent ones."""
+        """Stored bytes of a field's value in every sample, absent ones included."""
         field, samples = self.fields[number], len(self)
         if not field.has_data or field.dtype is not None:
             return np.full(samples, field.nbytes if field.has_data else _NUMBER_BYTES, np.int64)
@@ -192,11 +192,11 @@ class BetonReader(ShardReader):
         )
 
     def _blob(self, number: int) -> int:
-        """The number of a field among those that have data."""
+        """The index of a field among those that have data."""
         return sum(field.has_data for field in self.fields[:number])
 
     def _column(self, name: str, kind: FieldType) -> _Column:
-        """How a field of the dataset's schema, which is common to its files, is read."""
+        """How a field of the schema, which is that of the whole dataset, is read from this file."""
         number = self._numbers.get(name)
         if number is None:
             raise DamagedError(
@@ -218,7 +218,7 @@ class BetonReader(ShardReader):
         return _Column(
             name,
             presence=self._presence_at.get(name, -1),
-            at=self.row.places[number],
+            at=self.row.first_numbers[number],
             blob=self._blob(number) if field.has_data else -1,
             is_image=field.type_id == TypeId.IMAGE,
             size=-1 if field.dtype is None else field.nbytes,
@@ -230,7 +230,7 @@ class BetonReader(ShardReader):
 
 
 def _read_front(source: LocalFile) -> tuple[np.void, list[Field], tuple[int, int] | None]:
-    """The header, the fields, and where our section is, with its size, if there is one."""
+    """The header, the fields, and offset and size of our section, if there is one."""
     path, header, descriptor = source.path, bytes_of.HEADER, bytes_of.DESCRIPTOR
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
     if head["version"] != bytes_of.VERSION:
@@ -258,15 +258,15 @@ def _read_front(source: LocalFile) -> tuple[np.void, list[Field], tuple[int, int
 
 
 class Allocations:
-    """The rows that say how many bytes each value in the data has, up to the end of the file.
+    """The table of the sizes of all values in the data, up to the end of the file.
 
-    Rows may stand in any order. Most files, and all of ours, have them in the order of samples and
-    fields: the row that this order promises is looked at first. Only where it is another one are
-    the pointers sorted, once.
+    Rows may have any order. In most files, and in all of ours, it is that of samples and fields, so
+    the row at that index is tried first. Only where it is another value's are the pointers sorted,
+    once.
     """
 
     def __init__(self, source: LocalFile, at: int, data_at: int, fields: int) -> None:
-        """`fields` is the number of those that have data; a last row that is cut is not read."""
+        """`fields` is the number of those that have data; a truncated last row is not read."""
         if not data_at <= at <= source.size:
             raise DamagedError(
                 "the .beton is not complete, or cut: its table of allocations is not in it",
@@ -286,7 +286,7 @@ class Allocations:
         return self.rows.in_memory + sum(column.nbytes for column in self._sorted or ())
 
     def size(self, field: int, position: int, ptr: int) -> int:
-        """Bytes of the value at `ptr`, of the `field`-th with data; ValueError if unknown."""
+        """Bytes of the value at `ptr`, of the `field`-th field with data; ValueError if unknown."""
         row = position * self._fields + field
         if row < len(self.rows):
             _, found, size = bytes_of.ALLOCATION_STRUCT.unpack(self.rows.record(row))
@@ -298,7 +298,7 @@ class Allocations:
         return int(size)
 
     def sizes(self, field: int, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The same for the field of all samples; -1 where no row says."""
+        """The same for the field of all samples; -1 where unknown."""
         rows = self.rows.slice(0, len(self.rows))[field :: self._fields]
         if len(rows) == len(pointers) and (rows["ptr"] == pointers).all() and rows["size"].all():
             sizes: npt.NDArray[np.int64] = rows["size"].astype(np.int64)
@@ -309,7 +309,7 @@ class Allocations:
         if not len(self.rows):
             return np.full(len(pointers), -1, np.int64)
         if self._sorted is None:
-            # FFCV gives an empty value the pointer of the next: of equal ones the longest counts.
+            # FFCV gives an empty value the next pointer: of equal pointers the longest counts.
             rows = self.rows.slice(0, len(self.rows))
             order = np.lexsort((rows["size"], rows["ptr"]))
             self._sorted = (rows["ptr"][order], rows["size"][order])
@@ -332,7 +332,7 @@ _SECTION = "the section with keys and types"
 
 
 class Section:
-    """Our section: keys, types and absent values, for which FFCV has no room."""
+    """Our section: keys, types and absent values, which FFCV's own layout cannot store."""
 
     def __init__(
         self, source: LocalFile, at: int, size: int, samples: int, fields: list[Field]
@@ -381,7 +381,7 @@ class Section:
     def key(self, position: int) -> str:
         start, stop = _KEY_SPAN.unpack(self.offsets.record(position, 2))
         if not start <= stop <= len(self.keys):
-            raise ValueError("the key stands outside the keys")
+            raise ValueError("the key is outside the keys")
         return self.keys.record(start, stop - start).decode()
 
     def all_keys(self) -> list[str]:
@@ -389,13 +389,13 @@ class Section:
         offsets = self.offsets.slice(0, len(self.offsets)).tolist()
         text = self.keys.record(0, len(self.keys))
         if offsets != sorted(offsets) or offsets[-1] > len(text):
-            raise ValueError("a key stands outside the keys")
+            raise ValueError("a key is outside the keys")
         return [text[start:stop].decode() for start, stop in pairwise(offsets)]
 
 
 def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
-    """Compare the fields with those that a section's schema is stored as."""
-    with contextlib.suppress(FormatError):  # one that is not stored at all
+    """Compare the fields with those that store the section's schema."""
+    with contextlib.suppress(FormatError):  # a schema that cannot be stored at all
         if bytes_of.fields_of(schema) == fields:
             return
     raise DamagedError(
@@ -410,9 +410,9 @@ def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
 
 
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
-    """Whether values of a field can be read as `kind`, and what makes them that, if it needs be.
+    """Whether values of a field can be read as `kind`, and the function that converts them, if any.
 
-    Every field can be read as bytes: where files of a dataset differ, that is what they share.
+    Every field can be read as bytes, which is the common type where the files of a dataset differ.
     """
     if field.dtype is None:
         types = (field.type_id, type(kind))

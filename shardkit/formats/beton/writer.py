@@ -1,7 +1,7 @@
 """Writes a .beton in one pass: values as they come, and at the end the table before them.
 
-How long the table gets is known at the end only. Some room is left for it; the values that are
-in the way of a longer one move behind the others, which costs as many bytes as the table has.
+The size of the table is known at the end only. Some room is left for it; values that a larger table
+would overwrite move behind the others, which writes as many bytes again as the table has.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ZEROS = memoryview(bytes(_BLOCK))
 
 
 class _Prepared(NamedTuple):
-    """A sample as it goes into the file, if there is room for it."""
+    """A sample as it is written, unless it would take the file over its limit."""
 
     row: list[Any]
     chunks: list[bytes | memoryview]
@@ -135,7 +135,7 @@ class BetonWriter(ShardWriter):
                     found=f"{size:,}",
                 )
             # FFCV finds a value's size by its pointer, so an empty one has a byte of its own.
-            ptr = layout.place(end, size or 1)
+            ptr = layout.value_offset(end, size or 1)
             chunks += zeros(ptr - end)
             chunks.append(value if size else b"\0")
             end = ptr + (size or 1)
@@ -146,7 +146,7 @@ class BetonWriter(ShardWriter):
         return _Prepared(row, chunks, allocations, encoded, end)
 
     def _size_with(self, prepared: _Prepared, key_size: int) -> int:
-        """Bytes of the file if it ended with this sample; a few more where values must move."""
+        """Bytes of the file if it ended with this sample; a little more where values must move."""
         samples = self._samples + 1
         page = layout.page_for(max([self._largest, *(size for _, size in prepared.allocations)]))
         table_end = front_size(len(self._fields), self._row.dtype.itemsize, samples)
@@ -158,7 +158,7 @@ class BetonWriter(ShardWriter):
         return end + section + allocations
 
     def _first_pointer_from(self, end: int) -> int:
-        """The first pointer of the data that the front up to `end` does not cover; 0 if none."""
+        """The first pointer to data at `end` or later; 0 if there is none."""
         size = ALLOCATION.itemsize
 
         def pointer(row: int) -> int:
@@ -172,7 +172,7 @@ class BetonWriter(ShardWriter):
     # --- the end ---------------------------------------------------------------------------------
 
     def _make_room(self, rows: npt.NDArray[np.void], allocations: npt.NDArray[np.void]) -> int:
-        """Move the values that stand where the table must go; returns the end of the data."""
+        """Move the values that the table would overwrite; returns the end of the data."""
         table_end = front_size(len(self._fields), self._row.dtype.itemsize, self._samples)
         moving = int(np.searchsorted(allocations["ptr"], table_end))
         if not moving:
@@ -202,14 +202,14 @@ class BetonWriter(ShardWriter):
 
 
 def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> int:
-    """Where the data end once those from `start` to `stop` have made room for the table."""
+    """The end of the data after those from `start` to `stop` have moved behind the others."""
     if table_end <= start:
         return end
-    return layout.place_run(start, stop, max(end, table_end), page) + stop - start
+    return layout.moved_offset(start, stop, max(end, table_end), page) + stop - start
 
 
 def zeros(count: int) -> list[bytes | memoryview]:
-    """So many zeros to write."""
+    """Chunks of `count` zeros to write."""
     return [*[_ZEROS] * (count // _BLOCK), _ZEROS[: count % _BLOCK]] if count else []
 
 
@@ -217,12 +217,12 @@ def zeros(count: int) -> list[bytes | memoryview]:
 
 
 class _Column(NamedTuple):
-    """What is known of a field before any sample: all that the inner loop needs."""
+    """A field as it is written: all that the inner loop needs."""
 
     name: str
     type_id: TypeId
     encode: Callable[[Any], Any] | None  # None for a number
-    absent: Any  # what stands where a sample does not have the field
+    absent: Any  # the value for a sample that does not have the field
 
 
 def _column(field: Field, kind: FieldType) -> _Column:
