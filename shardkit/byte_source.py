@@ -62,7 +62,6 @@ class ByteSource(ABC):
             offset=max(offset, 0),
             expected=f"{length:,} bytes from there",
             found=f"{self.size:,} bytes in all",
-            fix="copy or make the file again",
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-from shardkit.errors import AGAIN, DamagedError, FormatError, UsageError
+from shardkit.errors import DamagedError, FormatError, UsageError
 
 MOST_BYTES = 128 << 20  # of a manifest: 31 MB tell of 100,000 shards
 _DEPTH = 32  # of lists and objects inside one another where any value is allowed
@@ -138,7 +138,6 @@ def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator
 
 def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
     """The error of ours for one of `parse` and `checked`."""
-    where = {"fix": AGAIN, **where}
     if isinstance(error, MismatchError):
         at = f" at {error.location}" if error.location else ""
         about = {"expected": error.expected, "found": error.found}

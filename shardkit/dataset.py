@@ -21,7 +21,7 @@ from shardkit import manifest as manifests
 from shardkit import open_shards, storage
 from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
-from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import File, Manifest
@@ -296,7 +296,6 @@ class Dataset:
                 path=path,
                 expected=f"{sum(samples):,} rows",
                 found=f"{len(every):,}",
-                fix=AGAIN,
             )
         names = [shard.file.name for shard in self.manifest.shards]
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
@@ -332,7 +331,6 @@ class Dataset:
                 path=path,
                 expected=f"{expected:,} bytes",
                 found=f"{found.st_size:,} bytes",
-                fix=AGAIN,
             )
         return found
 

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 # What to do about a damaged file of a dataset.
-AGAIN = "copy it again from where it is whole, or convert again"
+AGAIN = "copy it again from where it is whole, or make it again"
 
 # The locations an error can name, in the order they are printed.
 _PLACES = ("path", "shard", "position", "key", "field", "offset")
@@ -160,6 +160,9 @@ class SampleError(ShardkitError):
 
 class DamagedError(ShardkitError):
     """A file is truncated or its bytes contradict its format or its manifest."""
+
+    def __init__(self, what: str, *, fix: str | None = AGAIN, **more: Any) -> None:
+        super().__init__(what, fix=fix, **more)
 
 
 class StorageError(ShardkitError):

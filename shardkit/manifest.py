@@ -37,7 +37,7 @@ from shardkit.checked import (
     plain,
     under,
 )
-from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError
+from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
 from shardkit.schema import Schema
 
@@ -215,7 +215,6 @@ def read_checked(path: Path, checksum: str) -> bytes:
             path=path,
             expected=f"checksum {checksum}",
             found=found,
-            fix=AGAIN,
         )
     return data
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.byte_source import LocalFile, Table
-from shardkit.errors import AGAIN, DamagedError
+from shardkit.errors import DamagedError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -113,7 +113,7 @@ def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
 
     Raises DamagedError, which begins with `what` it is, for any other file.
     """
-    where: dict[str, Any] = {"path": path, "fix": AGAIN}
+    where: dict[str, Any] = {"path": path}
     source = LocalFile(path)
     header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
     if header is None or header.fortran or len(header.shape) != 1:

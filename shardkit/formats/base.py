@@ -58,7 +58,7 @@ class ShardReader(ABC):
     """One shard, open for reading."""
 
     temporary_bytes: int = 0  # of files that are there as long as the shard is open
-    in_memory: int = 0  # bytes of tables that are kept as long as the shard is open
+    in_memory: int = 0  # bytes that the open shard takes in memory
     key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
     closed = False
 
@@ -171,14 +171,14 @@ class ShardReader(ABC):
         """Write the field's array in each of the samples into `out`, number n into `out[n]`.
 
         Values are cast to the type of `out`. False, with nothing written, where the shard or one of
-        these samples cannot be read so: one by one they then tell what is wrong, if anything is.
+        these samples cannot be read so; reading them one by one then names the error, if any.
         """
         return False
 
     def sizes(self, field: str) -> npt.NDArray[np.int64] | None:
         """Stored bytes of the field in each sample that has it, in order, without reading these.
 
-        None where the shard does not tell.
+        None where the shard does not have them.
         """
         return None
 
@@ -199,6 +199,13 @@ def key_bytes(key: str) -> bytes:
         raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
 
 
+def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleError:
+    """The error for a value that could not be encoded: a lone surrogate in text, say."""
+    size = f" of length {len(value):,}" if isinstance(value, bytes | str | list) else ""
+    found = type(value).__name__ + size if size else f"{value!r:.60}"
+    return SampleError(f"the value cannot be stored: {error}", key=key, field=field, found=found)
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardSpec:
     """What a shard is to hold.
@@ -217,7 +224,7 @@ class ShardWriter(ABC):
 
     `encoded` counts, by reason, the images that could not be stored as they were: it is empty for
     all formats that hold any image. `keys` counts, by what they have ("blanks"), the keys that
-    other readers of the format stumble over.
+    other readers of the format have trouble with.
     """
 
     encoded: Mapping[str, int] = MappingProxyType({})
@@ -299,7 +306,7 @@ class Format:
         return None
 
     def notes(self, schema: Schema) -> list[str]:
-        """What a user may not expect of how this schema is stored; said before the work starts."""
+        """What may surprise a user in how this schema is stored; shown before the work starts."""
         return []
 
     def carried(self, kind: FieldType, value: Any) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from shardkit import storage
-from shardkit.errors import AGAIN, DamagedError, ShardkitError
+from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
 from shardkit.verification.work import LAST, Findings, Meter
@@ -68,7 +68,6 @@ def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None)
             shard=shard,
             expected=f"checksum {file.checksum}",
             found=digest.hexdigest(),
-            fix=AGAIN,
         )
 
 
@@ -81,7 +80,6 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
             path=path,
             shard=shard,
             expected=f"{file.bytes:,} bytes",
-            fix=AGAIN,
         ) from None
     except OSError as error:
         raise storage.explain(error, "look at", path) from error
@@ -91,7 +89,6 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
             path=path,
             shard=shard,
             expected="a regular file",
-            fix=AGAIN,
         )
     if about.st_size != file.bytes:
         short = about.st_size < file.bytes
@@ -102,7 +99,6 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
             offset=min(about.st_size, file.bytes),
             expected=f"{file.bytes:,} bytes",
             found=f"{about.st_size:,} bytes",
-            fix=AGAIN,
         )
 
 

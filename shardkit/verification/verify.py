@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import AGAIN, DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import File, Splits
@@ -112,7 +112,7 @@ class _Run:
         if manifest is not None and not self._path.exists():
             self._format = manifest.format
             self._first.add(
-                DamagedError("the only file of the dataset is missing", path=self._path, fix=AGAIN)
+                DamagedError("the only file of the dataset is missing", path=self._path)
             )
         elif isinstance(manifest, Splits):
             self._format = manifest.format
@@ -159,7 +159,6 @@ class _Run:
                         "the dataset of a split is missing",
                         path=folder,
                         expected=f"{samples:,} samples",
-                        fix=AGAIN,
                     )
                 manifest = manifests.load(folder)
                 self._parts.append(CheckedPart(name, open_dataset(folder)))

@@ -274,7 +274,6 @@ class Allocations:
                 offset=bytes_of.HEADER.fields["alloc_table_ptr"][1],  # type: ignore[index] # it has fields
                 expected=f"{data_at:,} to {source.size:,}",
                 found=f"{at:,}",
-                fix="copy or make the file again",
             )
         count = (source.size - at) // bytes_of.ALLOCATION.itemsize
         self.rows = Table(source, at, count, bytes_of.ALLOCATION)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 100  # values, spread evenly, that are looked at to find the fields of all
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
-# Entries that tell of the others: torchvision-style and text-recognition data sets have them.
+# Entries about the others, as torchvision-style and text-recognition datasets have them.
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 
 
@@ -93,7 +93,7 @@ def scan(tree: Tree) -> dict[str, Any]:
 
 
 def passed_over(keys: list[bytes]) -> dict[str, Any]:
-    """Entries that are no samples but tell of them, as a layout has them, if there are any."""
+    """The `ignored` of a layout: entries about the samples, if there are any."""
     return {"ignored": {f"entry {_text(key)!r}": 1 for key in keys}} if keys else {}
 
 
@@ -220,8 +220,8 @@ def _bytes(value: bytes) -> Sample:
 def _datum(value: bytes) -> Sample:
     """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
 
-    As in Caffe floats are the pixels where there are no bytes. What else stands in the message is a
-    field as well, `other`, as it is stored.
+    As in Caffe, floats are the pixels where there are no bytes. All other fields of the message
+    are one field, `other`, as they are stored.
     """
     numbers: dict[int, int] = {}
     data, floats, other = b"", b"", b""

@@ -97,7 +97,6 @@ class Tree:
                 path=path,
                 expected=f"{(self._last + 1) * self._page:,} bytes, as its header says",
                 found=f"{source.size:,} bytes",
-                fix="copy or make the file again",
             )
         if self.main.entries > source.size // _SMALLEST_ENTRY:
             raise self._damaged("the LMDB file names more entries than it has room for", 0)
@@ -249,11 +248,11 @@ class Tree:
         if not 2 <= first <= self._last or (
             first * self._page + HEADER + size > (self._last + 1) * self._page
         ):
-            raise self._damaged("a value is said to stand outside of the file", page_at + at)
+            raise self._damaged("a value lies outside of the file", page_at + at)
         return Entry(key, first * self._page + HEADER, size, flags)
 
     def _damaged(self, what: str, offset: int) -> DamagedError:
-        return DamagedError(what, path=self.path, offset=offset, fix="copy or make the file again")
+        return DamagedError(what, path=self.path, offset=offset)
 
     def _too_deep(self) -> DamagedError:
         return self._damaged("the pages of the tree lead in a circle", 0)

@@ -34,7 +34,7 @@ from shardkit.schema import (
     int64,
 )
 
-ABOUT = b"__shardkit__"  # the entry that says what the others are; it sorts behind all digits
+ABOUT = b"__shardkit__"  # the entry that describes the others; it sorts after all digits
 VERSION = 1
 _HEAD = 128  # bytes of a value that its key most often ends in
 _ENTRY = 16  # bytes of offset and size of a value
@@ -53,8 +53,9 @@ class _Column(NamedTuple):
 class LmdbReader(ShardReader):
     """One environment.
 
-    Where values are is in memory once it was looked up, in shards with up to 65,536 samples. In
-    larger ones a leaf is read for each sample; of the pages above leaves as many are in memory.
+    The locations of values are in memory once they were looked up, in shards of up to 65,536
+    samples. In larger ones a leaf is read for each sample, found by an index in memory of its
+    branch pages.
     """
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
@@ -179,7 +180,6 @@ class LmdbReader(ShardReader):
             "a sample is missing from the LMDB",
             path=self.path,
             expected=f"{self._length:,} entries from 000000000000 on",
-            fix="copy or make the file again",
         )
 
     def _look_up(self, position: int, locations: array[int]) -> None:
@@ -244,8 +244,8 @@ def _is_number(key: bytes) -> bool:
 def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
     """How many samples there are, and what else is passed over, as a layout has it.
 
-    There are as many entries as were written, and our own; or others have come or gone since, by
-    the library: then all are looked at. Samples with the next numbers are samples like all others.
+    All keys are read only where the number of entries is not the one that was written: the lmdb
+    library may have added samples under the next numbers, or removed some.
     """
     if tree.main.entries == samples + 1:
         return samples, {}
@@ -267,7 +267,6 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
             path=tree.path,
             expected=f"{samples:,}, as its entry {ABOUT.decode()} says",
             found=f"{found:,}",
-            fix="copy or make the file again",
         )
     return found, foreign.passed_over(others)
 

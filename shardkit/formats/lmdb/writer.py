@@ -20,7 +20,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.lmdb.layout import (
     BIG,
     BRANCH,
@@ -120,9 +120,7 @@ class LmdbWriter(ShardWriter):
                     continue
                 name, value = field, sample[field]
                 break
-            raise SampleError(
-                f"the value cannot be stored: {error}", key=key, field=name, found=_shown(value)
-            ) from error
+            raise not_stored(error, value, key, name) from error
 
     def _after(self, size: int) -> int:
         """Bytes of the file, at most, if a value of `size` bytes is added and it is closed then."""
@@ -220,13 +218,6 @@ def _branch_node(key: bytes, child: int) -> bytes:
 
 def _packed(value: Any) -> bytes:
     return bytes(msgpack.packb(value))
-
-
-def _shown(value: Any) -> str:
-    """A value in an error: its size where it may have gigabytes."""
-    if isinstance(value, bytes | str | list):
-        return f"{type(value).__name__} of length {len(value):,}"
-    return f"{value!r:.60}"
 
 
 # What msgpack holds in place of values; all others are stored as they are.

@@ -187,7 +187,6 @@ class Keys:
             raise DamagedError(
                 "the file with the keys of the samples is missing",
                 path=self.path,
-                fix="copy it from where the dataset was made, or convert again",
             )
         source = LocalFile(self.path)
         self.size = source.size - (samples + 2) * NUMBER.itemsize  # of the keys, in bytes

@@ -92,7 +92,7 @@ class MegatronWriter(ShardWriter):
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """One shard of several: tokens and keys one after the other, then the numbers of all parts.
 
-    The files of a part are opened anew for each step: a process has few open files.
+    The files of a part are reopened for each step, as a process may open few files.
     """
     dtype = stored_dtype(field_of(spec.schema)[1])
     with storage.create(path) as file:

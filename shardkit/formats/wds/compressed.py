@@ -17,14 +17,14 @@ from shardkit.errors import DamagedError, ShardkitWarning, StorageError
 
 _MAGIC = 6  # bytes that tell how a file is compressed
 _FIX = "make space, name another folder in the variable TMPDIR, or unpack the shards"
-# Those that are open in this process; size and time tell one file from another.
+# The unpacked TARs that are open in this process, by path, size and time of change.
 _open: WeakValueDictionary[tuple[Path, int, int], LocalFile] = WeakValueDictionary()
 
 
 def opened(path: Path) -> tuple[LocalFile, int]:
     """The bytes of a TAR, and how many of them are in a temporary file: all, if it is compressed.
 
-    That file has no name: the system removes it when nobody uses it, or the process ends.
+    That file has no name: the system removes it when it is closed, or the process ends.
     """
     with storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
         compression = compression_of(file.read(_MAGIC))
@@ -68,9 +68,7 @@ def _unpacked(path: Path) -> LocalFile:
             fix=_FIX,
         ) from error
     except ValueError as error:
-        raise DamagedError(
-            f"the compressed TAR is damaged: {error}", path=path, fix="copy the file again"
-        ) from error
+        raise DamagedError(f"the compressed TAR is damaged: {error}", path=path) from error
 
 
 def _temporary_folder(path: Path) -> str:

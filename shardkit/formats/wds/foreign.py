@@ -56,7 +56,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
 
 
 def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) -> Iterator[bytes]:
-    """The records of the index. `odd_keys` gets the keys that none can tell, by position."""
+    """The records of the index. `odd_keys` gets the keys that they cannot hold, by position."""
     pack = index_struct(schema).pack
     images = {name for name, kind in schema.items() if isinstance(kind, Image)}
     for position, (key, offset, fields) in enumerate(samples):

@@ -116,7 +116,6 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
                 "a TAR header is damaged",
                 expected=f"checksum {unsigned:o} (octal)",
                 found=repr(field.rstrip(b"\0 ").decode("ascii", "replace")),
-                fix="copy the file again, or repair it where it was made",
             )
     number = block[124:136]
     size = int.from_bytes(number[1:], "big") if number[0] == 0x80 else _octal(number)
@@ -125,7 +124,6 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
             "a TAR header has an invalid size",
             expected="octal digits, or a number in base 256 that is not negative",
             found=repr(number),
-            fix="copy the file again, or pack it again",
         )
     return block[156:157], size
 
@@ -184,7 +182,6 @@ def _check_end(source: ByteSource, at: int, size: int, where: str) -> None:
             offset=at,
             expected=f"{size:,} bytes from here",
             found=f"{source.size - at:,} bytes, then the end of the file",
-            fix="copy or make the file again",
         )
 
 

@@ -14,7 +14,7 @@ from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import SUFFIX_OF, checked
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import (
     BLOCK,
@@ -64,13 +64,8 @@ class WdsWriter(ShardWriter):
             else:
                 try:
                     payload = field.encode(payload)
-                except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
-                    raise SampleError(
-                        f"the value cannot be stored: {error}",
-                        key=key,
-                        field=field.name,
-                        found=f"{payload!r:.60}",
-                    ) from error
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise not_stored(error, payload, key, field.name) from error
                 extension = field.extensions[""]
             size = len(payload)
             head = header(name + extension, size)
