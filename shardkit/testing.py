@@ -30,18 +30,13 @@ from hypothesis import strategies as st
 
 from shardkit.errors import FormatError, SampleError, ShardkitError
 from shardkit.formats import file_name
-from shardkit.formats.base import (
-    Format,
-    Joins,
-    ShardReader,
-    ShardSpec,
-)
+from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
 
 
 def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
-    """A small encoded image, another one for each number."""
+    """A small encoded image, a different one for each number."""
     import PIL.Image
 
     file = BytesIO()
@@ -98,6 +93,13 @@ def assert_same(found: Sample, expected: Sample) -> None:
             assert found[name] == value, name
 
 
+def assert_reads(reader: ShardReader, samples: Sequence[Sample]) -> None:
+    """The reader has these samples, and no others."""
+    assert len(reader) == len(samples)
+    for number, sample in enumerate(samples):
+        assert_same(reader[number], sample)
+
+
 _key_parts = st.text(
     st.characters(codec="utf-8", exclude_characters="./\0"), min_size=1, max_size=8
 )
@@ -148,7 +150,7 @@ def _replace(path: Path) -> None:
     other.replace(path)
 
 
-# What may happen to the file of a shard that is open.
+# Changes of the file of a shard that is open.
 HARMS: dict[str, Callable[[Path], None]] = {
     "cut to half": lambda path: os.truncate(path, path.stat().st_size // 2),
     "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
@@ -161,7 +163,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 def _read_harmed(
     format: Format, paths: dict[str, Path], layout: dict[str, Any], answers: Any
 ) -> None:
-    """Read shards that are harmed after they were opened, and after their first sample was read."""
+    """Read shards whose files change after they were opened and their first sample was read."""
     for harm, path in paths.items():
         reader = format.open(path, layout)
         found: list[Any] = [reader[0]]
@@ -183,16 +185,16 @@ _GENERATED = settings(max_examples=30, deadline=None, suppress_health_check=list
 
 
 class FormatContract:
-    """What every format must do. What one cannot do is named in `gaps`, never overridden.
+    """What every format must do. Tests that one cannot pass are named in `gaps`, not overridden.
 
-    A format that holds few types of fields says in the first variables and methods here what the
-    tests write, where they are not about a type.
+    A format that holds few types of fields replaces the class variables and the first methods here,
+    which make the samples of tests that are not about a type.
     """
 
     tested: ClassVar[Format]
-    # Of a shard's file, for a format that is not installed: such as ".lines".
+    # The suffix of a shard's file, such as ".lines", for a format that is not installed.
     suffix: ClassVar[str] = ""
-    # Of the samples that `sample` and `any_sample` give: as many types as the format holds.
+    # The schema of `sample` and `any_sample`: as many types as the format holds.
     schema: ClassVar[Schema] = EVERYTHING
     # One field, and two values of it.
     small: ClassVar[Schema] = Schema({"label": Int()})
@@ -201,7 +203,7 @@ class FormatContract:
     large: ClassVar[Schema] = Schema({"blob": Bytes()})
     # Test, or test[parameter] -> why this format cannot pass it. The day it can, the test fails.
     gaps: ClassVar[dict[str, str]] = {}
-    # Bytes that a shard takes at least, where a format has pages that large.
+    # The least bytes of a shard, where a format has large pages.
     least_bytes: ClassVar[int] = 0
 
     @pytest.fixture(autouse=True)
@@ -211,7 +213,7 @@ class FormatContract:
             request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
     def sample(self, number: int) -> Sample:
-        """A sample of `schema`, another one for each number, with the number in its key."""
+        """A sample of `schema`, a different one for each number, which is in its key."""
         return everything(number)
 
     def any_sample(self) -> st.SearchStrategy[Sample]:
@@ -219,12 +221,12 @@ class FormatContract:
         return any_samples()
 
     def large_value(self, size: int) -> Any:
-        """A value of so many bytes, which no compression makes smaller."""
+        """A value of so many bytes, which cannot be compressed."""
         return np.random.default_rng(size).bytes(size)
 
     @abstractmethod
     def independent_keys(self, path: Path) -> list[str]:
-        """The keys in a shard, in order, read by another library than ours."""
+        """The keys in a shard, in order, read by another library."""
 
     @classmethod
     def file_name(cls) -> str:
@@ -253,10 +255,8 @@ class FormatContract:
         reader.close()
 
     def test_every_type_comes_back_equal(self, reader: ShardReader, samples: list[Sample]) -> None:
-        assert len(reader) == 10
         assert dict(reader.schema) == dict(self.schema)
-        for number in range(10):
-            assert_same(reader[number], samples[number])
+        assert_reads(reader, samples)
 
     def test_another_library_reads_the_keys(
         self, reader: ShardReader, path: Path, samples: list[Sample]
@@ -271,10 +271,8 @@ class FormatContract:
 
     def test_one_sample(self, format: Format, path: Path) -> None:
         (field,) = self.small
-        sample = {"__key__": "a", field: self.small_values[0]}
-        reader = write_shard(format, path, self.small, [sample])
-        assert len(reader) == 1
-        assert_same(reader[0], sample)
+        samples = [{"__key__": "a", field: self.small_values[0]}]
+        assert_reads(write_shard(format, path, self.small, samples), samples)
 
     def test_positions_out_of_range_raise(self, reader: ShardReader) -> None:
         for position in (-1, 10, 10**9):
@@ -296,9 +294,7 @@ class FormatContract:
         schema = Schema({"text": Text(), "blob": Bytes(), "about": Json(), "points": Array("<i8")})
         empty = {"text": "", "blob": b"", "about": {}, "points": np.zeros((0, 3), "<i8")}
         samples = [{"__key__": key, **empty} for key in "abc"]
-        reader = write_shard(format, path, schema, samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(write_shard(format, path, schema, samples), samples)
 
     @pytest.mark.parametrize(
         "format_of_image", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
@@ -311,8 +307,7 @@ class FormatContract:
             {"__key__": "b", "image": make_image(2)},
         ]
         reader = write_shard(format, path, Schema({"image": Image()}), samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(reader, samples)
         assert format.carried(Image(), samples[0]["image"]) == reader[0]["image"]
 
     def test_a_list_of_images_comes_back_or_is_refused(self, format: Format, path: Path) -> None:
@@ -334,8 +329,7 @@ class FormatContract:
             },
         ]
         reader = write_shard(format, path, schema, samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], schema.check(sample))
+        assert_reads(reader, [schema.check(sample) for sample in samples])
         other = format.create(path.with_name("other"), ShardSpec(schema))
         with pytest.raises(SampleError) as raised:
             other.write({"__key__": "x", "images": [make_image(1), b"no image"], "n": 1})
@@ -350,9 +344,7 @@ class FormatContract:
         samples = [{"__key__": "all", **whole}]
         samples += [{"__key__": f"no{n}", **_without(whole, f"f{n}")} for n in range(len(kinds))]
         samples += [{"__key__": "one", "f1": 0}, {"__key__": "again", **whole}]
-        reader = write_shard(format, path, schema, samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(write_shard(format, path, schema, samples), samples)
 
     @pytest.mark.parametrize(
         ("kind", "value"),
@@ -375,11 +367,9 @@ class FormatContract:
     def test_arrays_keep_dtype_and_shape(
         self, format: Format, path: Path, kind: Array, value: np.ndarray[Any, Any]
     ) -> None:
-        sample = {"__key__": "a", "x": value}
-        reader = write_shard(
-            format, path, Schema({"x": kind}), [sample, {**sample, "__key__": "b"}]
-        )
-        assert_same(reader[1], {**sample, "__key__": "b"})
+        samples = [{"__key__": key, "x": value} for key in "ab"]
+        reader = write_shard(format, path, Schema({"x": kind}), samples)
+        assert_reads(reader, samples)
         assert reader[0]["x"].flags.writeable
 
     def test_keys_are_those_of_the_samples(
@@ -398,10 +388,7 @@ class FormatContract:
             parts.append(part)
         path = tmp_path / self.file_name()
         format.join(path, parts, ShardSpec(self.schema))
-        reader = format.open(path, format.layout(self.schema))
-        assert len(reader) == 12
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(format.open(path, format.layout(self.schema)), samples)
         assert self.independent_keys(path) == _keys_of(samples)
 
     def test_without_its_layout_a_shard_still_reads(self, format: Format, path: Path) -> None:
@@ -421,9 +408,7 @@ class FormatContract:
             {"__key__": "a", field: self.large_value(20_000_003)},
             {"__key__": "b", field: self.large_value(5)},
         ]
-        reader = write_shard(format, path, self.large, samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(write_shard(format, path, self.large, samples), samples)
 
     def test_values_belong_to_the_caller(self, reader: ShardReader, samples: list[Sample]) -> None:
         for value in reader[5].values():
@@ -548,9 +533,7 @@ class FormatContract:
             {"__key__": f"{n:03d}", field: self.large_value(size)}
             for n, size in enumerate(payload.tolist())
         ]
-        write_shard(format, path, self.large, samples)
-        least = max(4096, self.least_bytes)
-        assert format.bound(payload, 1).sum() + least >= path.stat().st_size
+        self._check_bound(format, path, self.large, samples, payload)
 
     def test_the_bound_holds_with_images(self, format: Format, path: Path) -> None:
         schema = Schema({"image": Image(), "blob": Bytes()})
@@ -558,8 +541,13 @@ class FormatContract:
             {"__key__": f"{n:03d}", "image": make_image(n), "blob": bytes(n * 97)}
             for n in range(40)
         ]
-        write_shard(format, path, schema, samples)
         payload = np.array([len(s["image"]) + len(s["blob"]) for s in samples])
+        self._check_bound(format, path, schema, samples, payload)
+
+    def _check_bound(
+        self, format: Format, path: Path, schema: Schema, samples: list[Sample], payload: Any
+    ) -> None:
+        write_shard(format, path, schema, samples)
         least = max(4096, self.least_bytes)
         assert format.bound(payload, len(schema)).sum() + least >= path.stat().st_size
 
@@ -590,7 +578,7 @@ class FormatContract:
     def test_a_file_that_is_harmed_while_it_is_open_gives_samples_or_errors(
         self, format: Format, tmp_path: Path
     ) -> None:
-        """In another process, as a harm may end it: the answer to the next one is missing then."""
+        """In another process, as a crash ends it: then the answer to the next one is missing."""
         (field,) = self.large
         samples = [{"__key__": f"{n:02d}", field: self.large_value(19_998)} for n in range(40)]
         paths: dict[str, Path] = {}
@@ -622,7 +610,7 @@ class FormatContract:
     ) -> None:
         layout = write_shard(format, path, self.schema, samples).layout
         gc.collect()
-        gc.disable()  # a shard is closed at once, not when the collector comes round
+        gc.disable()  # a shard is closed at once, not by the garbage collector
         try:
             before = _open_files()
             reader = format.open(path, layout)
@@ -648,10 +636,7 @@ class FormatContract:
         some = st.lists(self.any_sample(), max_size=4, unique_by=lambda s: s["__key__"])
         samples = data.draw(some)
         path = tmp_path_factory.mktemp("any") / self.file_name()
-        reader = write_shard(self.tested, path, self.schema, samples)
-        assert len(reader) == len(samples)
-        for number, sample in enumerate(samples):
-            assert_same(reader[number], sample)
+        assert_reads(write_shard(self.tested, path, self.schema, samples), samples)
 
 
 def _keys_of(samples: list[Sample]) -> list[str]:

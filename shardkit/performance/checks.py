@@ -22,7 +22,7 @@ from shardkit.opening import open_dataset
 from shardkit.performance.findings import LEAST, Finding
 from shardkit.performance.runs import first_numbers
 from shardkit.sample import Sample
-from shardkit.schema import Array
+from shardkit.schema import Array, row_fields
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
 from shardkit.stream.collate import PadCollate
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
@@ -375,11 +375,7 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
     if batching is not None and collate is None:
         collate = PadCollate(field=batching.field)
     known = stream.transforms.fields <= stream.transforms.outputs().keys()
-    rows = [
-        name
-        for name, kind in schema.items()
-        if isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
-    ]
+    rows = row_fields(schema)
     if not isinstance(collate, PadCollate) or not known or not rows:
         return None
     if not all(_has_lengths(d, name) for d in stream.datasets for name in rows):
