@@ -1,8 +1,8 @@
-"""Batches of samples of unlike lengths, planned from the lengths alone: no I/O, no sample is read.
+"""Batches of samples of different lengths, planned from the lengths alone: no sample is read.
 
-A plan is for one window of the shuffled samples and depends on nothing but their lengths in order,
-the options and the seed, so that every rank makes the same list and takes its own share of it.
-A plan ends with its window: it leaves nothing for the next, so some of its batches may be smaller.
+A plan is for one window of the shuffled samples and depends only on their lengths in order, the
+options and the seed, so that every rank makes the same list and takes its own share of it. It uses
+all samples of its window, so that some of its batches may be smaller.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class MicroBatch(NamedTuple):
 
 
 class Batching(ABC):
-    """A way to make batches. `field` is the array whose lengths count; None: the dataset's own."""
+    """A way to make batches by the lengths of the array `field`; None: the dataset's own."""
 
     field: str | None
 
     def with_lengths(self, lengths: Numbers) -> Batching:
-        """The same for a dataset whose samples, all of them, have these lengths.
+        """The same, for a dataset whose samples have these lengths.
 
-        Raises SampleError where one of them can be in no batch; it is the longest.
+        Raises SampleError where the longest does not fit a batch.
         """
         return self
 
@@ -58,13 +58,13 @@ class Batching(ABC):
 
 @dataclass(frozen=True)
 class Bucket(Batching):
-    """Batches of `batch_size` samples of like lengths.
+    """Batches of `batch_size` samples of similar lengths.
 
     Samples up to the first boundary make the first bucket, those up to the second the next, and
-    what is longer than the last boundary makes one more. A number of buckets stands for the
-    boundaries with the least padding, if each sample were padded to the longest of its bucket.
-    Samples keep their shuffled order in a bucket, batches are shuffled, and a window has one
-    smaller batch at most from each bucket.
+    those longer than the last boundary one more. A number of buckets instead of boundaries chooses
+    those with the least padding if each sample is padded to the longest of its bucket. Samples keep
+    their shuffled order in a bucket, and batches are shuffled. A window has at most one smaller
+    batch per bucket.
     """
 
     batch_size: int
@@ -85,7 +85,7 @@ class Bucket(Batching):
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
         """The batches of a window.
 
-        A number of buckets that `with_lengths` has not made boundaries of is one of the window.
+        Where `with_lengths` has not chosen boundaries, they are those of the window.
         """
         buckets = np.searchsorted(self._boundaries(lengths), lengths, side="left")
         samples = np.argsort(buckets, kind="stable")
@@ -101,12 +101,12 @@ class Bucket(Batching):
 
 @dataclass(frozen=True)
 class Dynamic(Batching):
-    """Batches of about as many tokens, padding included, and so of few long or many short samples.
+    """Batches of about the same number of tokens, padding included: few long or many short samples.
 
-    The longest sample, rounded up to `multiple_of`, times the number of samples is `max_tokens` at
-    most; `max_samples` bounds batches of very short ones. Samples of like lengths come together, in
-    their shuffled order, and batches are shuffled. A window has one batch, of its shortest samples,
-    that may be smaller than it could be.
+    The longest sample, rounded up to `multiple_of`, times the number of samples is at most
+    `max_tokens`; `max_samples` bounds batches of very short ones. Samples of similar lengths come
+    together, in their shuffled order, and batches are shuffled. The batch of the shortest samples
+    of a window may be smaller than it could be.
     """
 
     max_tokens: int
@@ -125,7 +125,7 @@ class Dynamic(Batching):
             )
 
     def with_lengths(self, lengths: Numbers) -> Dynamic:
-        """The same, once it is sure that each of these samples fits a batch."""
+        """The same, after a check that each of these samples fits a batch."""
         most = self.max_tokens // self.multiple_of * self.multiple_of
         if len(lengths) and lengths.max() > most:
             raise SampleError(
@@ -139,9 +139,9 @@ class Dynamic(Batching):
         return self
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """The batches of a window; SampleError for a sample that fits none, with its number in it.
+        """The batches of a window. Raises SampleError for a sample that fits no batch.
 
-        The longest samples come first, as the first of a batch then says how many it may have.
+        The longest samples come first: the first of a batch then tells how many samples it has.
         """
         self.with_lengths(lengths)
         samples = np.argsort(-lengths, kind="stable")
@@ -186,7 +186,7 @@ class Pack(Batching):
         order = np.argsort(row, kind="stable")
         row, sample, start, stop = row[order], sample[order], start[order], stop[order]
         batch = row // self.batch_size
-        # A number for each pair of a batch and its document, and the pair of each segment.
+        # Numbers of the pairs of a batch and a document in it, and of each segment its pair.
         pairs, pair = np.unique(batch * len(lengths) + sample, return_inverse=True)
         numbers = np.arange(batch[-1] + 1)
         documents = np.searchsorted(pairs // len(lengths), numbers)  # a batch's first pair
@@ -199,7 +199,7 @@ class Pack(Batching):
 
 
 def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Row, document, start and stop of each segment where documents follow without a gap."""
+    """Row, document, start and stop of each segment, for documents one after another."""
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
     stops = np.union1d(ends[lengths > 0], np.arange(seq_len, total, seq_len))
@@ -234,7 +234,7 @@ def _shuffled(batches: list[Numbers], seed: int) -> list[MicroBatch]:
     return [MicroBatch(batches[number]) for number in permutation(len(batches), seed).tolist()]
 
 
-_CANDIDATES = 256  # lengths at which a bucket may end
+_CANDIDATES = 256  # lengths that are tried as ends of a bucket
 
 
 def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
@@ -246,14 +246,14 @@ def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
     if len(values) > _CANDIDATES:  # those at equal shares of the tokens, and of the samples
         half = np.linspace(0, 1, _CANDIDATES // 2)
         sums = [np.cumsum(counts), np.cumsum(counts * values)]
-        places = [np.searchsorted(some, half * some[-1]) for some in sums]
-        ends = np.unique([*np.concatenate(places), len(values) - 1])
+        cuts_at = [np.searchsorted(some, half * some[-1]) for some in sums]
+        ends = np.unique([*np.concatenate(cuts_at), len(values) - 1])
         counts = np.diff(np.cumsum(counts)[ends], prepend=0)
         values = values[ends]
     if len(values) < 2:
         return ()
     below = np.concatenate([[0], np.cumsum(counts)])
-    # What a bucket costs that begins behind the lengths `row` and ends with the length `column`.
+    # The cost of a bucket that begins after the length `row` and ends with the length `column`.
     costs = (below[None, 1:] - below[:-1, None]) * values.astype(np.float64)
     costs[np.tril_indices(len(values), -1)] = np.inf
     best, cuts = costs[0], []

@@ -1,4 +1,4 @@
-"""Samples whose arrays are of unlike lengths into one batch: padded to the longest, or packed.
+"""Makes a batch of samples whose arrays differ in length: padded to the longest, or packed.
 
 Batches hold numpy arrays and lists; `shardkit.torch` makes tensors of the arrays.
 """
@@ -31,9 +31,9 @@ class PadCollate:
     """Makes a batch of samples: every one-dimensional array becomes a row padded to the longest.
 
     All padded fields get one length: that of the longest array in the batch, rounded up to
-    `multiple_of`; or `length`, which no array may exceed. `value` fills them up, one for all or by
-    field (0 for the others), on the `side` that is said. Of `field` ("tokens", or else the first
-    that is padded) the batch has `lengths`, and `attention_mask`, True where an element is real.
+    `multiple_of`; or `length`, which no array may exceed. `value` is the padding, one for all or by
+    field (0 for the others), and `side` the side it is on. For `field` ("tokens", or else the first
+    that is padded) the batch has `lengths`, and `attention_mask`, False for padding.
 
     Numbers become arrays of int64, float64 or bool, text, bytes and JSON values lists, and arrays
     of more dimensions are stacked. A field that no sample has is left out. It can be pickled, and
@@ -83,8 +83,8 @@ class PadCollate:
                 batch[name] = _gathered(samples, name, values)
         if rows:
             lengths = counts[self.field or ("tokens" if "tokens" in rows else next(iter(rows)))]
-            places = np.arange(length)[:: 1 if self.side == "right" else -1]
-            batch |= {"attention_mask": places < lengths[:, None], "lengths": lengths}
+            positions = np.arange(length)[:: 1 if self.side == "right" else -1]
+            batch |= {"attention_mask": positions < lengths[:, None], "lengths": lengths}
         return batch
 
     def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
@@ -114,7 +114,7 @@ class PadCollate:
         return self.length
 
     def _check_names(self, fields: list[str], padded: list[str]) -> None:
-        """That what is asked for is there: a misspelt name would pad with something else."""
+        """Raise UsageError for names of no padded field: a misspelt one would be ignored."""
         asked = list(self.value) if isinstance(self.value, Mapping) else []
         for name in [*asked, *([self.field] if self.field else [])]:
             if name not in padded:
@@ -144,17 +144,18 @@ def packed(
     pad_value: float,
     field: str,
 ) -> dict[str, Any]:
-    """The batch that `segments` of a `MicroBatch` say, from its samples.
+    """The packed batch of samples, by the `segments` of a `MicroBatch`.
 
-    `field` (rows, seq_len); `segment_ids`, 1 for a row's first document, 2 for its second, 0 for
-    padding; `position_ids`, which begin at 0 with each segment; `lengths`, the tokens of each row.
+    `field`, `segment_ids` and `position_ids` are (rows, seq_len): `segment_ids` is 1 for a row's
+    first document, 2 for its second, 0 for padding; `position_ids` begin at 0 with each segment.
+    `lengths` (rows,) has the tokens of each row.
     """
     arrays = _column(samples, field)
     padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
     parts = _parts(segments, samples, field, arrays)
     row, _, start, stop = segments.T
     lengths = np.bincount(row, stop - start).astype(np.int64)
-    # Padding is one more segment of each row, behind the others: whole rows can then be copied.
+    # Padding is one more segment at the end of each row, so that whole rows can be copied.
     ends = np.searchsorted(row, np.arange(len(lengths)), side="right")
     for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
         parts.insert(end, padding[length:])
@@ -204,7 +205,7 @@ def _column(samples: Sequence[Sample], name: str) -> list[Any]:
 
 
 def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
-    """An array of what are all numbers or all arrays, and a list of anything else."""
+    """An array of values that are all numbers or all arrays, and a list of anything else."""
     first = values[0]
     if isinstance(first, np.ndarray):
         for sample, value in zip(samples, values, strict=True):
@@ -231,7 +232,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _row_type(samples: Sequence[Sample], name: str, arrays: Sequence[Any]) -> np.dtype[Any]:
-    """The type of arrays that all have one dimension, in this machine's order of bytes."""
+    """The type of arrays that all have one dimension, in native byte order."""
     first = arrays[0]
     for sample, array in zip(samples, arrays, strict=True):
         if not _is_row(array) or array.dtype != first.dtype:

@@ -1,4 +1,4 @@
-"""`StreamingDataset`: the samples or batches of a stream, made by whoever iterates."""
+"""`StreamingDataset`: the samples or batches of a stream, made in the thread that iterates."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _AT_ONCE = 16  # single samples that are made together
 
 
 class StreamingDataset:
-    """One or several datasets in shuffled order, for one rank of those that train together.
+    """One or several datasets in shuffled order, for one of the ranks that train together.
 
     Iterating gives samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
     `batching`. Each iteration is the next epoch. The `options` are the fields of
-    `shardkit.StreamOptions`. Raises UsageError for options that cannot be.
+    `shardkit.StreamOptions`. Raises UsageError for invalid options.
     """
 
     def __init__(self, source: Source, **options: Any) -> None:
@@ -41,7 +41,7 @@ class StreamingDataset:
 
     @property
     def stream(self) -> Stream:
-        """The datasets in their order; opened when first needed."""
+        """The datasets in their order, opened when first used."""
         if self._stream is None:
             self._stream = Stream(self.source, self.options)
         return self._stream
@@ -56,7 +56,7 @@ class StreamingDataset:
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. Raises UsageError for a number that is none."""
+        """Which epoch the next iteration is. Raises UsageError for an invalid number."""
         self.epoch = checked_epoch(epoch)
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class StreamingDataset:
     ) -> Iterator[tuple[int, Progress, Any]]:
         """An epoch from `progress` on, which is that before its step `number`.
 
-        Yields for each batch or sample the number and the progress after it, and itself. Of several
-        workers each makes every `workers`-th, so that their number changes nothing.
+        Yields for each batch or sample the number and the progress after it, and itself. Each of
+        several workers makes every `workers`-th step.
         """
         maker, bad = BatchMaker(self.stream), Bad(self.options)
-        # In a worker of a DataLoader it is none, as the store is its parent's.
+        # None in a worker of a DataLoader: the store belongs to its parent.
         comparison = self._ranks.begin(self, epoch, progress)
         steps = (
             (number + 1, step)
@@ -89,15 +89,15 @@ class StreamingDataset:
             if number % workers == worker
         )
         if self.options.batched:
-            for behind, step in steps:
+            for after, step in steps:
                 if comparison is not None:
                     comparison.look()
-                yield behind, step.after, bad.counted(maker.make(step))
+                yield after, step.after, bad.counted(maker.make(step))
             return
         while several := list(islice(steps, _AT_ONCE)):
             batch = bad.counted(maker.make(_joined([step for _, step in several])))
-            for (behind, step), sample in zip(several, rows_of(batch), strict=True):
-                yield behind, step.after, sample
+            for (after, step), sample in zip(several, rows_of(batch), strict=True):
+                yield after, step.after, sample
 
     def world(self) -> World:
         """This rank."""
@@ -115,21 +115,21 @@ class StreamingDataset:
 
 
 def checked_epoch(epoch: int) -> int:
-    """The number of an epoch. Raises UsageError for what is none."""
+    """The number of an epoch. Raises UsageError for an invalid one."""
     if not is_whole(epoch) or not 0 <= epoch < EPOCHS:
         raise UsageError("an epoch is a whole number from 0 up", found=f"{epoch!r:.200}")
     return int(epoch)
 
 
 class Bad:
-    """Counts the samples that were replaced, and stops where there are too many."""
+    """Counts the bad samples that were replaced, up to `max_errors`."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._most = options.max_errors
         self.errors: list[dict[str, Any]] = []
 
     def counted(self, made: Made) -> Batch:
-        """The batch. Raises SampleError past the bound."""
+        """The batch. Raises SampleError for more bad samples than that."""
         self.errors += [error.to_dict() for error in made.errors]
         if len(self.errors) > self._most:
             raise SampleError(

@@ -1,4 +1,4 @@
-"""What shapes a stream of samples and its batches, as one object."""
+"""The options of a stream of samples and its batches, as one object."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from shardkit.options import SEEDS, check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
 
-_ROWS = 1 << 26  # of a batch: numbers of many more do not fit into memory
+_ROWS = 1 << 26  # the most of a batch: the numbers of many more do not fit into memory
 
 
 @dataclass(frozen=True)
 class StreamOptions:
     """Options of `StreamingDataset` and `Loader`, by name."""
 
-    # Order: these decide which sample comes when.
+    # The order of samples.
     shuffle: bool = False
     seed: int = 0
     window: int = WINDOW  # samples that are shuffled among themselves
-    parts: int = 1  # canonical pieces of an epoch: on several machines a multiple of their number
-    weights: Sequence[float] | None = None  # of several datasets: draw from them in these shares
+    parts: int = 1  # canonical parts of an epoch: a multiple of the number of machines
+    weights: Sequence[float] | None = None  # shares in which several datasets are drawn from
     # Samples.
     fields: Sequence[str] | None = None  # those to read; None: all
     transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
-    cache: str | None = None  # "memory": keep samples as stored; "decoded": keep decoded images
-    on_error: str = "fail"  # or "skip": put the next good sample in a bad one's place, and mark it
+    cache: str | None = None  # in memory: "memory", samples as stored; "decoded", decoded images
+    on_error: str = "fail"  # or "skip": replace a bad sample by the next good one, and mark it
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
     # Batches. None of the first three: single samples.
     batch_size: int | None = None  # samples of a batch of one rank
@@ -41,9 +41,8 @@ class StreamOptions:
     # Ranks; None: from torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
     rank: int | None = None
     world_size: int | None = None
-    check_ranks: bool = (
-        True  # those of torch.distributed: all read the same data, from the same position
-    )
+    # Check that all ranks of torch.distributed read the same data from the same position.
+    check_ranks: bool = True
 
     def __post_init__(self) -> None:
         check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)
@@ -72,7 +71,7 @@ class StreamOptions:
 
     @classmethod
     def of(cls, **options: Any) -> StreamOptions:
-        """The options by name; raises UsageError for a name that is none."""
+        """The options by name; raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
 

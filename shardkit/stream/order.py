@@ -1,13 +1,12 @@
-"""Which sample comes when: arithmetic on (seed, epoch, position), with no I/O and no generator.
+"""The order of samples: arithmetic on (seed, epoch, position), with no I/O and no generator.
 
-One dataset's epoch. The shards are cut into blocks, and the blocks are put in an order that depends
-on seed and epoch. That list of samples is cut into `parts` equal pieces, and each part is shuffled
-in windows: a shuffle buffer that holds addresses instead of samples. Position k of the epoch is
-number k // parts of part k % parts. Nothing in here knows of ranks or of workers, so that they
-change nothing.
+In an epoch of one dataset the shards are cut into blocks, and the blocks are put in an order that
+depends on seed and epoch. That list of samples is cut into `parts` equal pieces, and each part is
+shuffled in windows: a shuffle buffer that holds addresses instead of samples. Position k of the
+epoch is number k // parts of part k % parts. The order does not depend on ranks or workers.
 
-Only block boundaries and the windows in use are in memory, so a billion samples cost what their
-shards cost.
+Only block boundaries and the windows in use are in memory, so that memory grows with the number of
+shards, not of samples.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
-ORDER_VERSION = 1  # changes with every change of what comes when; a state of another is refused
-EPOCHS = 1 << 31  # as many as there are: a mixture counts its draws of all of them in 64 bits
+ORDER_VERSION = 1  # changes whenever the order does; states of other versions are refused
+EPOCHS = 1 << 31  # the most: a mixture counts the draws of all epochs in 64 bits
 WINDOW = 1 << 16  # samples; 16 bytes each
-_BLOCKS = 16  # in a window, at least, so that it mixes samples from many places
-_BLOCK_ORDER, _WINDOW_ORDER, _MIX_ORDER = range(3)  # what a seed is for
+_BLOCKS = 16  # in a window, at least, so that it mixes samples of many shards
+_BLOCK_ORDER, _WINDOW_ORDER, _MIX_ORDER = range(3)  # purposes of a seed
 _MIX = 1024  # draws of a mixture that are permuted among themselves
-_SHARES = 1 << 20  # whole parts that the weights of a mixture are rounded to
+_SHARES = 1 << 20  # the sum that the weights of a mixture are scaled to
 
 
 class Draw(NamedTuple):
-    """Samples in the order they come: their numbers, and how often each dataset began anew."""
+    """Samples in their order, by number."""
 
     number: Numbers
-    turn: Numbers  # the epoch, of a mixture that of the sample's own dataset
+    turn: Numbers  # the epoch; in a mixture that of the sample's own dataset
 
 
 class Order:
@@ -52,19 +51,21 @@ class Order:
         self._shuffle, self._seed, self._window = shuffle, seed, window
         self._starts, self._sizes = _blocks(sizes, max(window // _BLOCKS, 1))
         self._epoch = -1
-        self._order: Numbers  # first sample of each block, in this epoch's order
-        self._ends: Numbers  # samples in the list up to the end of each block
+        # Of each block in this epoch's order: where it ends in the list of samples, and the
+        # difference between a sample's number and its position in that list.
+        self._ends: Numbers
+        self._shifts: Numbers
         self._windows: dict[int, tuple[int, Numbers]] = {}  # of each part in use: number, order
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
         """The samples at these positions of an epoch, each in [0, samples)."""
         self._begin(epoch)
         index = np.empty(len(positions), np.int64)
-        places, parts = np.divmod(positions, self.parts)
+        within, parts = np.divmod(positions, self.parts)
         used = np.unique(parts).tolist() if self.parts > 1 else [0]
         for part in used:
             rows = np.flatnonzero(parts == part)
-            index[rows] = self._in_part(part, places[rows])
+            index[rows] = self._in_part(part, within[rows])
         for part in self._windows.keys() - set(used):
             del self._windows[part]
         return Draw(index, np.full(len(positions), epoch, np.int64))
@@ -72,42 +73,38 @@ class Order:
     def _begin(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
-        blocks = len(self._sizes)
+        starts, sizes = self._starts, self._sizes
         if self._shuffle:
-            order = permutation(blocks, seed_of(self._seed, epoch, _BLOCK_ORDER))
-            self._order, self._ends = self._starts[order], self._sizes[order].cumsum()
-        else:
-            self._order, self._ends = self._starts, self._sizes.cumsum()
+            order = permutation(len(sizes), seed_of(self._seed, epoch, _BLOCK_ORDER))
+            starts, sizes = starts[order], sizes[order]
+        self._ends = sizes.cumsum()
+        self._shifts = starts - (self._ends - sizes)
         self._epoch = epoch
         self._windows.clear()
 
-    def _in_part(self, part: int, places: Numbers) -> Numbers:
-        """The samples at these places of a part."""
+    def _in_part(self, part: int, positions: Numbers) -> Numbers:
+        """The samples at these positions of a part."""
         whole, rest = divmod(self.samples, self.parts)
         start = part * whole + min(part, rest)
         if self._shuffle:
-            numbers = places // self._window
+            numbers = positions // self._window
             size = whole + (part < rest)
-            places = places.copy()
+            positions = positions.copy()
             for number in np.unique(numbers).tolist():
                 inside = np.flatnonzero(numbers == number)
                 first = number * self._window
                 order = self._shuffled(part, number, min(self._window, size - first))
-                places[inside] = first + order[places[inside] - first]
-        listed = start + places
-        block = np.searchsorted(self._ends, listed, side="right")
-        return self._order[block] + listed - (self._ends[block] - self._sizes_of(block))
-
-    def _sizes_of(self, block: Numbers) -> Numbers:
-        before = self._ends[np.maximum(block - 1, 0)]
-        return self._ends[block] - np.where(block > 0, before, 0)
+                positions[inside] = first + order[positions[inside] - first]
+        listed = start + positions
+        return listed + self._shifts[np.searchsorted(self._ends, listed, side="right")]
 
     def _shuffled(self, part: int, number: int, size: int) -> Numbers:
-        kept = self._windows.get(part)
-        if kept is None or kept[0] != number:
+        """The order of a window, which is cached while its part is in use."""
+        window = self._windows.get(part)
+        if window is None or window[0] != number:
             seed = seed_of(self._seed, self._epoch, _WINDOW_ORDER, part, number)
-            kept = self._windows[part] = (number, permutation(size, seed))
-        return kept[1]
+            window = self._windows[part] = (number, permutation(size, seed))
+        return window[1]
 
 
 def _blocks(sizes: Numbers, most: int) -> tuple[Numbers, Numbers]:
@@ -117,17 +114,18 @@ def _blocks(sizes: Numbers, most: int) -> tuple[Numbers, Numbers]:
     number = np.arange(len(shard)) - np.repeat(pieces.cumsum() - pieces, pieces)
     start = number * sizes[shard] // pieces[shard]
     stop = (number + 1) * sizes[shard] // pieces[shard]
-    kept = stop > start
+    filled = stop > start
     first = (sizes.cumsum() - sizes)[shard]
-    return (first + start)[kept], (stop - start)[kept]
+    return (first + start)[filled], (stop - start)[filled]
 
 
 class Mixture:
-    """Several datasets, drawn from by weight; each goes through its own epochs at its own pace.
+    """Several datasets, drawn from by weight; each has epochs of its own length.
 
-    Over any stretch of the order the datasets have their shares almost exactly: it is a line of
-    Bresenham between the first and the rest, then between the second and the rest, and so on, and
-    every 1,024 draws are permuted. An epoch is as many samples as all datasets have together.
+    In any range of the order the datasets have their shares almost exactly: Bresenham's line
+    divides draws between the first dataset and the rest, then between the second and the rest, and
+    so on, and every 1,024 draws are permuted. An epoch has as many samples as all datasets
+    together.
     """
 
     def __init__(self, orders: Sequence[Order], weights: Sequence[float], seed: int) -> None:
@@ -147,24 +145,24 @@ class Mixture:
         turn = np.empty(len(positions), np.int64)
         for which in np.unique(source).tolist():
             order, rows = self._orders[which], np.flatnonzero(source == which)
-            turn[rows], places = np.divmod(number[rows], order.samples)
+            turn[rows], within = np.divmod(number[rows], order.samples)
             for own in np.unique(turn[rows]).tolist():
                 now = turn[rows] == own
-                index[rows[now]] = self._firsts[which] + order.draw(own, places[now]).number
+                index[rows[now]] = self._firsts[which] + order.draw(own, within[now]).number
         return Draw(index, turn)
 
     def _permuted(self, drawn: Numbers) -> Numbers:
-        """Neither ranks nor parts may see only every other draw: that could be one dataset."""
+        """A rank or part that sees only every other draw could otherwise see a single dataset."""
         result = np.empty(len(drawn), np.int64)
-        groups, places = np.divmod(drawn, _MIX)
+        groups, within = np.divmod(drawn, _MIX)
         for group in np.unique(groups).tolist():
             order = permutation(_MIX, seed_of(self._seed, _MIX_ORDER, group))
             rows = np.flatnonzero(groups == group)
-            result[rows] = group * _MIX + order[places[rows]]
+            result[rows] = group * _MIX + order[within[rows]]
         return result
 
     def _sources(self, drawn: Numbers) -> tuple[Numbers, Numbers]:
-        """Of each draw the dataset, and which of that dataset's own draws it is."""
+        """Of each draw the dataset, and its number among the draws of that dataset."""
         source = np.full(len(drawn), len(self._shares) - 1, np.int64)
         number = drawn.copy()
         open_ = np.ones(len(drawn), np.bool_)

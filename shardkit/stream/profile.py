@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Times:
-    """Where time went. Those of several epochs can be added.
+    """Where time went. Times of several epochs can be added.
 
-    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, of all that made batches: `threads`, or
-    with 0 of them the training loop's own thread. `data` and `step` are seconds of that loop:
+    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, over all `threads` that made batches, or
+    with 0 of them over the training loop's own thread. `data` and `step` are seconds of that loop:
     waiting for a batch, and using it. `samples` counts rows of batches.
 
-    By the wall `data + step` is `seconds`, and all of `spent` is `threads * seconds`; without
-    threads `data + step` and all of `spent` together are `seconds`. A loop whose thread makes the
-    first batches, until others are worth starting, has some of both.
+    In wall time `data + step` is `seconds`, and all of `spent` is `threads * seconds`; without
+    threads `data + step` and all of `spent` together are `seconds`. Where the loop's thread makes
+    the first batches, until threads are worth starting, it is some of both.
     """
 
     seconds: float = 0.0
@@ -49,36 +49,36 @@ class Times:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def making(self) -> float:
-        """Seconds that threads were busy making batches, by the wall."""
+        """Wall seconds that threads were busy making batches."""
         return sum(self.spent[stage].wall for stage in STAGES if stage in self.spent)
 
     @property
     def waiting(self) -> float:
-        """The share of its time that the training loop gets no batch."""
+        """The share of its time that the training loop waits for a batch."""
         return 1 - self.step / self.seconds if self.seconds else 0.0
 
     def share(self, stage: str) -> float:
-        """A stage's part of what it takes to make a batch."""
+        """A stage's share of the time of making batches."""
         return self.spent.get(stage, Spent()).wall / self.making if self.making else 0.0
 
     def limit(self, stage: str) -> float | None:
-        """Samples a second if all threads did this stage alone; None where it takes no time."""
+        """Samples per second if all threads did this stage alone; None where it takes no time."""
         wall = self.spent.get(stage, Spent()).wall
         return max(self.threads, 1) * self.samples / wall if wall else None
 
     @property
     def loading(self) -> float | None:
-        """Samples a second if nobody had to wait for the training loop."""
+        """Samples per second if threads never had to wait for the training loop."""
         return max(self.threads, 1) * self.samples / self.making if self.making else None
 
     @property
     def stepping(self) -> float | None:
-        """Samples a second if the training loop never had to wait for a batch: the head-room."""
+        """Samples per second if the training loop never had to wait for a batch."""
         return self.samples / self.step if self.step else None
 
     @property
@@ -143,7 +143,7 @@ class Profile:
 
     def work(self) -> Clock:
         """A clock for the calling thread, which makes batches."""
-        made = Clock(IDLE, self._began)  # it takes its time to start
+        made = Clock(IDLE, self._began)  # its start counts as idle
         self._workers.append(made)
         clock.use(made)
         return made

@@ -1,4 +1,4 @@
-"""How well an order shuffles, and a warning where it leaves the samples of a class together."""
+"""Measures how well an order shuffles, and warns where samples of a class stay together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-_LOOK = 64  # samples whose labels are read: an epoch's first, which are about to be read anyway
+_LOOK = 64  # samples whose labels are read: the first of an epoch, which are read anyway
 
 
 def displacement(numbers: Numbers) -> float:
-    """How far samples come from where they are stored: 0 for as stored, about 1 for a full shuffle.
+    """How far samples move from their stored position: 0 for none, about 1 for a full shuffle.
 
-    `numbers` are those of all samples of a dataset, two at least, in the order they come.
+    `numbers` are those of all samples of a dataset, at least two, in the order of the epoch.
     """
     size = len(numbers)
     full = (size - 1 / size) / 3  # on average over all permutations
@@ -35,9 +35,9 @@ def displacement(numbers: Numbers) -> float:
 
 
 def run_lengths(labels: npt.NDArray[Any]) -> float:
-    """How long samples of one class come in a row: about 1 for a full shuffle, more if sorted.
+    """The length of runs of one class: about 1 for a full shuffle, more if sorted.
 
-    `labels` are those of the samples in the order they come, two at least.
+    `labels` are those of the samples in the order of the epoch, at least two.
     """
     size = len(labels)
     _, counts = np.unique(labels, return_counts=True)
@@ -46,9 +46,9 @@ def run_lengths(labels: npt.NDArray[Any]) -> float:
 
 
 def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
-    """How many classes a batch has, on average: 1 for as many as in a full shuffle, less if sorted.
+    """The average number of classes in a batch: 1 for as many as in a full shuffle, less if sorted.
 
-    `labels` are those of the samples in the order they come, a batch at least.
+    `labels` are those of the samples in the order of the epoch, at least a batch.
     """
     size = len(labels)
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -60,15 +60,15 @@ def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
 
 
 class SortedByClass(NamedTuple):
-    """What is wrong with an epoch whose samples come class by class."""
+    """An epoch whose samples come class by class."""
 
     classes: int  # of the dataset
-    seen: float  # about so many of them are in a window
-    window: int  # that would be enough
+    seen: float  # classes in a window, about
+    window: int  # a window that would be large enough
 
 
 def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
-    """Warn where a shuffled epoch comes class by class all the same."""
+    """Warn where the samples of a shuffled epoch come class by class nevertheless."""
     found = sorted_by_class(stream, epoch) if stream.options.shuffle else None
     if found is None:
         return
@@ -83,11 +83,11 @@ def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
 
 
 def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
-    """What is wrong with an epoch that begins with far fewer classes than a full shuffle would.
+    """Whether an epoch begins with far fewer classes than a full shuffle would; None if not.
 
-    None where nothing is. A dataset that lies sorted by class does that if its windows hold too few
-    blocks. The labels of 64 samples are read; none where the manifest does not count classes, where
-    the dataset was shuffled while converting, or where the windows of all parts cover it.
+    A dataset that is stored sorted by class does if its windows have too few blocks. The labels of
+    64 samples are read; none where the manifest does not count classes, where the dataset was
+    shuffled while converting, or where the windows of all parts cover it.
     """
     window, samples = stream.options.window, stream.order.samples
     if window * stream.options.parts >= samples:
@@ -100,23 +100,23 @@ def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
     if times is None:
         return None
     classes = int(np.count_nonzero(shares))
-    # With that window, less than one and a half times as many pairs as in a full shuffle.
+    # With this window there are less than 1.5 times as many pairs as in a full shuffle.
     enough = min(1 << math.ceil(math.log2(2 * times * window)), samples)
     return SortedByClass(classes, max(classes / times, 1), enough)
 
 
 def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
-    """How many times as many pairs of these samples are of one class as in a full shuffle.
+    """The number of pairs of these samples with one class, relative to a full shuffle.
 
-    None where they are less than twice as many, or where that may be chance. `shares` are those of
-    the classes in the dataset.
+    None where that is less than 2, or where it may be chance. `shares` are those of the classes in
+    the dataset.
     """
     size = len(labels)
     pairs = size * (size - 1) / 2
     same, triple = (shares**2).sum(), (shares**3).sum()
     _, counts = np.unique(labels, return_counts=True)
     found, expected = (counts * (counts - 1)).sum() / 2, pairs * same
-    # Pairs that share a sample are not independent where classes are of unlike sizes.
+    # Pairs that share a sample are not independent where classes differ in size.
     variance = pairs * (same - same**2) + 2 * pairs * (size - 2) * (triple - same**2)
     if found <= 2 * expected + 6 * math.sqrt(max(variance, 0)) + 3:
         return None
@@ -124,7 +124,7 @@ def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
 
 
 def class_shares(stream: Stream) -> Floats | None:
-    """What part of the samples that come is of each class; None where that is not known."""
+    """The share of each class in the samples of an epoch; None where unknown."""
     sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
     weights = sizes if stream.options.weights is None else np.array(stream.options.weights)
     counted = [_label_counts(dataset) for dataset in stream.datasets]
@@ -137,7 +137,7 @@ def class_shares(stream: Stream) -> Floats | None:
 
 
 def _label_counts(dataset: Dataset) -> tuple[int, ...]:
-    """Nothing where they are not known, or where the order of samples has been made random."""
+    """Empty where they are unknown, or where the dataset was shuffled while converting."""
     manifest = dataset.manifest
     if manifest is None or manifest.recipe.get("shuffle") is not None:
         return ()
@@ -154,5 +154,5 @@ def first_labels(stream: Stream, epoch: int = 0) -> npt.NDArray[Any] | None:
         labels = [samples.read(number).get(field) for number in numbers.tolist()]
         samples.close()
     except ShardkitError:
-        return None  # whoever makes the batches will tell, with the sample's address
+        return None  # the error is raised, with the sample's location, when it is in a batch
     return None if None in labels else np.array(labels)

@@ -1,9 +1,9 @@
-"""Whether all ranks read the same stream from the same position, told through torch's store.
+"""Checks that all ranks read the same stream from the same position, through torch's store.
 
-That is the table by which torch.distributed finds its ranks. A collective operation would wait for
-all of them: for ever, where one rank looks at a few batches alone, or stops early; and it would
-come between those of the training. Here each rank writes down what it begins and reads what others
-have written so far, so that nobody waits, whatever the backend.
+That is the key-value store by which torch.distributed finds its ranks. A collective operation would
+wait for all ranks: for ever, where one rank looks at a few batches alone, or stops early; and it
+would mix with those of the training. Here each rank writes what it begins and reads what others
+have written so far, so that no rank waits, whatever the backend.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shardkit.stream.world import World
 if TYPE_CHECKING:
     from shardkit.stream.dataset import StreamingDataset
 
-_PATIENCE = 5.0  # seconds to wait for other ranks' words, once it is known that some differ
-_NAMED = 1024  # ranks that are asked for them
+_PATIENCE = 5.0  # seconds to wait for the facts of other ranks, once some are known to differ
+_NAMED = 1024  # ranks whose facts are read then
 
 _numbers = itertools.count()  # of Loaders, in the order in which each rank first iterates them
-_inherited: list[Any] = []  # the store of the process that this one was forked from: not for us
+_inherited: list[Any] = []  # the store of the process that this one was forked from: not used
 
 
 def _store() -> Any:
     """torch.distributed's store; None where there is none."""
-    # Another thread may be importing torch: then this is not there yet.
+    # While another thread imports torch, this may be missing.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Ranks:
-    """What compares the iterations of a Loader with those that other ranks have of theirs."""
+    """Compares the iterations of a Loader with those of the same Loader on other ranks."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -57,9 +57,9 @@ class Ranks:
         self._last: tuple[int, Progress] | None = None
 
     def begin(self, dataset: StreamingDataset, epoch: int, progress: Progress) -> Comparison | None:
-        """This rank's iteration; None where nothing tells of others.
+        """The comparison of this rank's iteration; None where there is no store.
 
-        Raises UsageError where it is known by now that it is another one than theirs.
+        Raises UsageError where it is already known to differ from those of other ranks.
         """
         options, world = dataset.options, dataset.world()
         given = (options.rank, options.world_size) != (None, None)
@@ -68,7 +68,7 @@ class Ranks:
             return None
         if self._number is None:
             self._number = next(_numbers)
-        if (epoch, progress) != self._last:  # begun again: a rank has looked at a batch first
+        if (epoch, progress) != self._last:  # else a rank has looked at a batch before training
             self._begun += 1
             self._last = epoch, progress
         facts = {
@@ -82,7 +82,7 @@ class Ranks:
 
 
 class Comparison:
-    """One iteration's `facts`, beside those of other ranks; the first one to come sets the rule."""
+    """One iteration's `facts`, compared with those of the first rank that begins it."""
 
     def __init__(
         self, store: Any, world: World, prefix: str, number: int, facts: dict[str, Any]
@@ -99,7 +99,7 @@ class Comparison:
             if store.compare_set(self._rule, "", mine).decode() == mine:
                 return
             store.set(self._alarm, mine)
-        except RuntimeError as error:  # the process that keeps the store has ended
+        except RuntimeError as error:  # the process that has the store has ended
             self._give_up(error)
             return
         raise self._differs()
@@ -107,8 +107,8 @@ class Comparison:
     def look(self) -> None:
         """Called for each batch: raises UsageError where some rank has found a difference.
 
-        Ranks that train together have all begun when one gets its second batch. For those that do
-        not, it looks again at the fourth, the eighth, and so on.
+        When a rank gets its second batch, all ranks that train together have begun. For others it
+        looks again at the fourth, the eighth, and so on.
         """
         self._given += 1
         if self._given < 2 or self._given & (self._given - 1) or self._store is None:
@@ -132,7 +132,7 @@ class Comparison:
     def _differs(self) -> UsageError:
         told = self._told()
         every = list(told.values())
-        with contextlib.suppress(RuntimeError):  # two of them, which may be further by now
+        with contextlib.suppress(RuntimeError):  # of two ranks that may have gone on since
             every += [json.loads(self._store.get(key)) for key in (self._rule, self._alarm)]
         names = [n for n in every[0] if any(facts.get(n) != every[0][n] for facts in every)]
 
@@ -152,11 +152,11 @@ class Comparison:
         )
 
     def _told(self) -> dict[int, dict[str, Any]]:
-        """What each rank has begun, of those that have come so far and are not further."""
+        """The facts by rank, of those ranks that have begun this iteration and no later one."""
         told = {self._world.rank: self._facts}
         until = time.monotonic() + _PATIENCE
         ranks = range(min(self._world.size, _NAMED))
-        with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
+        with contextlib.suppress(RuntimeError):  # the process that has the store has ended
             while len(told) < len(ranks) and time.monotonic() < until:
                 for rank in (rank for rank in ranks if rank not in told):
                     key = f"{self._prefix}/rank {rank}"

@@ -1,7 +1,7 @@
-"""What each rank does at each step: the order of samples, cut into batches of equal count.
+"""The steps of each rank: the order of samples, cut into batches, as many for every rank.
 
-`Progress` is that of all ranks together, so that a state is the same on all of them and can be
-continued by another number of ranks.
+`Progress` is that of all ranks together, so that a state is the same on all of them and another
+number of ranks can continue it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shardkit.stream.order import Draw, Mixture, Numbers, Order
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_TOGETHER = 16  # steps
-_PLAN = 3  # what a seed is for, beside those of order.py
+_TOGETHER = 16  # steps that are drawn at once
+_PLAN = 3  # a purpose of a seed, beside those of order.py
 
 
 class Progress(NamedTuple):
-    """How far an epoch is: samples of the order that were taken, by all ranks together.
+    """The progress of an epoch: samples of the order that all ranks together have taken.
 
-    Of batches that are planned window by window: samples in the windows that are done, and
-    micro-batches that were taken of the window that follows.
+    Where batches are planned window by window: samples of the windows that are done, and
+    micro-batches taken from the window that follows.
     """
 
     samples: int = 0
@@ -38,10 +38,10 @@ START = Progress()
 
 
 class Step(NamedTuple):
-    """What one rank makes a batch of."""
+    """The samples of one batch of one rank."""
 
     number: Numbers  # of each sample, in all datasets together
-    turn: Numbers  # of each sample the epoch of its dataset, which its random numbers depend on
+    turn: Numbers  # the epoch of each sample's dataset, on which its random numbers depend
     valid: npt.NDArray[np.bool_]  # False for padding
     segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
     after: Progress  # of all ranks, when each has done this step
@@ -66,15 +66,15 @@ class Schedule(ABC):
 
     @abstractmethod
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
-        """The same progress in its canonical form; None for one that no number of ranks reaches."""
+        """The progress in canonical form; None for one that no number of ranks can reach."""
 
     def is_over(self, epoch: int, progress: Progress) -> bool:
-        """Whether no step is left, which takes less time than `steps`."""
+        """Whether no step is left; faster than `steps`."""
         return self.step(epoch, progress) is None
 
 
 class Fixed(Schedule):
-    """Batches of so many samples.
+    """Batches of a fixed number of samples.
 
     Global batch b is the positions [b * size, (b + 1) * size) for `size` samples of all ranks
     together. They are sorted by canonical part, and rank r gets the r-th run of them: with a
@@ -99,8 +99,8 @@ class Fixed(Schedule):
         return Progress(min(steps * self.size, self._order.samples))
 
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
-        there = 0 <= progress.samples <= self._order.samples and not progress.batches
-        return progress if there else None
+        reached = 0 <= progress.samples <= self._order.samples and not progress.batches
+        return progress if reached else None
 
     def is_over(self, epoch: int, progress: Progress) -> bool:
         return not self.steps(epoch, progress)
@@ -111,7 +111,7 @@ class Fixed(Schedule):
         return self._ahead.get((epoch, progress))
 
     def _several(self, epoch: int, progress: Progress) -> dict[tuple[int, Progress], Step]:
-        """The next steps, drawn together, as that costs little more than one draw."""
+        """The next steps: to draw several together takes little longer than to draw one."""
         points = [progress]
         shares: list[tuple[Numbers, npt.NDArray[np.bool_], int]] = []
         while len(shares) < _TOGETHER and (share := self._positions(points[-1])) is not None:
@@ -128,7 +128,7 @@ class Fixed(Schedule):
         return steps
 
     def _positions(self, progress: Progress) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
-        """Of a step this rank's positions, which are no padding, and how many all ranks take."""
+        """A step's positions of this rank, which of them are no padding, and how many all take."""
         samples, first = self._order.samples, progress.samples
         left, size = samples - first, self.size
         if left <= 0 or (left < size and self._last == "drop"):
@@ -148,8 +148,8 @@ class Fixed(Schedule):
 class Planned(Schedule):
     """Batches that are planned by lengths, window by window.
 
-    Each window of the order gives a list of micro-batches, which depends on nothing but lengths and
-    seed. Step s takes micro-batches [s * world, (s + 1) * world) of the lists one after another.
+    Each window of the order gives a list of micro-batches, which depends on lengths and seed alone.
+    Step s takes micro-batches [s * world, (s + 1) * world) of the concatenated lists.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Planned(Schedule):
         return progress if 0 <= number < planned else None
 
     def _counted(self, epoch: int) -> list[int]:
-        """How many micro-batches each window of an epoch gives."""
+        """The number of micro-batches of each window of an epoch."""
         if epoch not in self._counts:
             firsts = range(0, self._order.samples, self._window)
             self._counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
@@ -240,7 +240,7 @@ class Planned(Schedule):
 
 
 def _share(size: int, rank: int, world: int) -> slice:
-    """The run of `size` things that is a rank's: those of any two ranks differ by one at most."""
+    """A rank's slice of `size` entries; the slices of any two ranks differ by one at most."""
     each, more = divmod(size, world)
     start = rank * each + min(rank, more)
     return slice(start, start + each + (rank < more))

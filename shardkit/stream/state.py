@@ -1,4 +1,4 @@
-"""Where a stream stands, as a small JSON dict that is the same on all ranks."""
+"""The state of a stream, as a small JSON dict that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardkit.stream.schedule import Progress, Schedule
 
 
 def save(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, Any]:
-    """The state; `identity` is what must be the same where it is loaded."""
+    """The state; `identity` must be the same where it is loaded."""
     return {
         "order_version": ORDER_VERSION,
         "epoch": epoch,
@@ -25,9 +25,9 @@ def save(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, 
 def load(
     state: dict[str, Any], identity: dict[str, Any], schedule: Schedule
 ) -> tuple[int, Progress]:
-    """Epoch and progress of a state. Raises UsageError with what is wrong or differs.
+    """Epoch and progress of a state. Raises UsageError for an invalid or differing one.
 
-    `schedule` is that of the stream with this `identity`, and says which values are valid.
+    `schedule` is that of the stream with this `identity`; it knows which values are valid.
     """
     if not isinstance(state, dict):
         raise refused("the whole", state, "a dict")
@@ -68,7 +68,7 @@ def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:
 
 
 def refused(name: str, value: Any, expected: str) -> UsageError:
-    """The error for a field of a state that cannot be."""
+    """The error for an invalid field of a state."""
     return UsageError(
         f"this is not a state of a Loader: invalid {name}",
         expected=f"what state_dict() gave; {name}: {expected}",
@@ -80,7 +80,7 @@ def refused(name: str, value: Any, expected: str) -> UsageError:
 def _other(ours: dict[str, Any], theirs: dict[str, Any], name: Any) -> bool:
     try:
         return name not in ours or name not in theirs or bool(ours[name] != theirs[name])
-    except RecursionError:  # lists in lists without end
+    except RecursionError:  # deeply nested lists
         return True
 
 
@@ -92,5 +92,5 @@ def _named(identity: dict[str, Any], differing: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """For people: what is deep or long is cut."""
+    """A value in a message, abbreviated."""
     return reprlib.repr(value)[:200]

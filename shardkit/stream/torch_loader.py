@@ -26,16 +26,17 @@ from shardkit.stream.stream import Source, Stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_FETCHING = "torch.utils.data._utils.fetch"  # what a DataLoader asks a dataset by
+_FETCHING = "torch.utils.data._utils.fetch"  # the module that gets samples for a DataLoader
 
 
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
     """A dataset for `torch.utils.data.DataLoader`, whose workers share the work.
 
-    With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)` batches are
-    made inside, so that the number of workers changes nothing; without it samples come, and the
-    DataLoader puts those of each worker into batches. Each iteration is the next epoch, with any
-    kind of workers. torchdata's StatefulDataLoader saves and continues it, with as many workers.
+    With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)` the dataset
+    makes the batches, which do not depend on the number of workers; without it the dataset gives
+    samples, and the DataLoader makes batches of those of each worker. Each iteration is the next
+    epoch, also with persistent workers. torchdata's StatefulDataLoader saves and continues it, with
+    the same number of workers.
     """
 
     def __init__(self, source: Source, **options: Any) -> None:
@@ -43,7 +44,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         self._epochs = _Epochs()
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is; workers that run already hear of it."""
+        """Which epoch the next iteration is, also in workers that are running."""
         super().set_epoch(epoch)
         self._epochs.restart(epoch)
 
@@ -55,11 +56,11 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         return _Position(self, epoch, number, workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_twice()  # a worker that is spawned does not see who starts it
+        self._refuse_twice()  # a spawned worker does not see the frames of its parent
         return super().__getstate__()
 
     def _refuse_twice(self) -> None:
-        """Raise UsageError where others are about to split, or to batch, once more."""
+        """Raise UsageError where Accelerate would split or a DataLoader would batch once more."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_globals.get("__name__"), frame.f_code.co_name
@@ -83,7 +84,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
 
 
 class _Position:
-    """One worker's way through an epoch; its state is that of torchdata's StatefulDataLoader."""
+    """One worker's iterator over an epoch, with the state for torchdata's StatefulDataLoader."""
 
     def __init__(self, dataset: StreamingDataset, epoch: int, worker: int, workers: int) -> None:
         self._dataset = dataset
@@ -120,15 +121,15 @@ class _Position:
 class _Epochs:
     """Counts epochs over the workers of a DataLoader, which may be new for each or stay.
 
-    A table in shared memory says which epoch each of the last iterations is. Workers of the same
-    iteration know it by the seed that the DataLoader gave all of them and by how often they have
-    begun; the first of them writes it down, and those that come at the same time write the same.
+    A table in shared memory has the epoch of each of the last iterations. Workers find their row by
+    the seed that the DataLoader gave all of them and by how many iterations they have begun. The
+    first worker writes the row; those that begin at the same time write the same values.
     """
 
     _ROWS = 8
 
     def __init__(self) -> None:
-        # Rows of seed, times begun, epoch + 1; the last row has the first epoch of all.
+        # Rows of seed, iterations begun, epoch + 1; the last row has the epoch to begin with.
         table = torch.zeros((self._ROWS + 1, 3), dtype=torch.int64)
         self._table: torch.Tensor = table.share_memory_()  # type: ignore[no-untyped-call]
         self._begun = 0  # by this process
@@ -137,18 +138,18 @@ class _Epochs:
         """The epoch of the iteration that this process begins; `seed` is that of a worker."""
         self._begun += 1
         table = self._table.numpy()
-        name = [-1 if seed is None else seed, self._begun]
+        key = [-1 if seed is None else seed, self._begun]
         seen = table.copy()
         while (table != seen).any():  # another worker is writing
             seen = table.copy()
-        for *known, behind in seen[:-1].tolist():
-            if behind and known == name:
-                return int(behind) - 1
+        for *known, following in seen[:-1].tolist():
+            if following and known == key:
+                return int(following) - 1
         epoch = max(int(seen[-1, 2]), int(seen[:-1, 2].max()))
         row = table[epoch % self._ROWS]
         row[2] = 0
-        row[:2] = name
-        row[2] = epoch + 1  # last: from here on the row counts
+        row[:2] = key
+        row[2] = epoch + 1  # last, as it makes the row valid
         return epoch
 
     def restart(self, epoch: int) -> None:
@@ -161,8 +162,8 @@ class _Epochs:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    Arrays come as tensors: images (batch, 3, height, width) in channels_last order, integers
-    that torch cannot count with (uint16, uint32, uint64) as int64.
+    Arrays are tensors: images (batch, 3, height, width) in channels_last memory format, and
+    uint16, uint32 and uint64, for which torch has few operations, as int64.
     """
     )
 
@@ -177,9 +178,9 @@ class Loader(loading.Loader):
     ) -> None:
         """`source` and `options` are those of `shardkit.stream.Loader`, and of `StreamOptions`.
 
-        to: "torch", or "numpy" for arrays as that class gives them.
-        pin_memory: make batches in page-locked memory, from which a copy to a GPU runs beside work.
-        device: copy batches there; to a GPU from page-locked memory, while earlier ones are used.
+        to: "torch", or "numpy" for NumPy arrays.
+        pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU.
+        device: copy batches to it; to a GPU asynchronously, from page-locked memory.
         """
         self.to, self.device = to, None if device is None else _found(device)
         check_choice(self, "to", ("torch", "numpy"))
@@ -195,8 +196,8 @@ class Loader(loading.Loader):
         super().__init__(source, **options)
         self.dataset = _Numbered.of(self.dataset)
 
-    # What others take out of a DataLoader: Lightning, to set the epoch; Accelerate's
-    # skip_first_batches, by which transformers' Trainer continues, to make one that begins later.
+    # Attributes of a DataLoader that others read: Lightning, to set the epoch; Accelerate's
+    # skip_first_batches, with which transformers' Trainer continues, to make one that begins later.
 
     num_workers = 0
     prefetch_factor = None
@@ -215,7 +216,7 @@ class Loader(loading.Loader):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options that are the loader's own, and not its dataset's."""
+        """The options of the loader itself, without those of its dataset."""
         own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
         return {**super().settings, **own}
 
@@ -242,7 +243,7 @@ class Loader(loading.Loader):
 class _Numbers:
     """A Loader's sampler: for each batch of its epoch a function that makes it.
 
-    The first that is called decides where to begin, so that those before cost nothing.
+    The loader begins with the batch of the first function that is called: earlier ones are skipped.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -252,7 +253,7 @@ class _Numbers:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch of the training comes next; a state that was just loaded says it better."""
+        """Which epoch of the training comes next; a state that was just loaded takes precedence."""
         if not self._loader._loaded:
             self._loader.set_epoch(epoch)
 
@@ -276,7 +277,7 @@ class _Numbers:
 
 
 class _Numbered(streaming.StreamingDataset):
-    """A Loader's dataset as others see it: so many samples, and batches for what _Numbers gives."""
+    """The dataset attribute of a Loader: its number of samples, and batches by `_Numbers`."""
 
     @classmethod
     def of(cls, dataset: streaming.StreamingDataset) -> _Numbered:
@@ -302,16 +303,16 @@ class _Numbered(streaming.StreamingDataset):
 
 
 class _Copies:
-    """Copies to a GPU on a stream of their own, beside what the GPU does with earlier batches."""
+    """Copies to a GPU on a CUDA stream of their own, while the GPU works on earlier batches."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Page-locked batches that are still read from: their memory must not be used again.
+        # Page-locked batches that are being copied: their memory must not be reused yet.
         self._sources: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
     def begun(self, batch: Batch) -> Batch:
-        """Begin to copy a batch; called by any thread."""
+        """Start to copy a batch; called by any thread."""
         with torch.cuda.stream(self._stream):
             copied = {name: _moved(value, self._device) for name, value in batch.items()}
             event = self._stream.record_event()
@@ -319,7 +320,7 @@ class _Copies:
         return copied | {"__copied__": event}
 
     def finished(self, batch: Batch) -> Batch:
-        """The batch, for the thread that uses it: its stream waits for the copy, not the thread."""
+        """The batch, for the thread that uses it, whose CUDA stream waits for the copy."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(batch.pop("__copied__"))
         for value in batch.values():
@@ -331,10 +332,10 @@ class _Copies:
 
 
 def _found(device: str | torch.device) -> torch.device:
-    """The device. Raises UsageError where there is none such."""
+    """The device. Raises UsageError where it does not exist."""
     try:
         return torch.empty(0, device=device).device
-    except Exception as error:  # of whatever kind, by device and build of torch
+    except Exception as error:  # its type depends on the device and on torch's build
         raise UsageError(
             f"there is no device {str(device)!r}: {str(error).splitlines()[0]}",
             found=f"torch {torch.__version__}, {torch.cuda.device_count()} CUDA devices",
@@ -347,9 +348,9 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Memory that a GPU can copy from by itself.
+    """An array in page-locked memory, from which a GPU copies asynchronously.
 
-    It is torch's to use again: it alone knows which copies still read from what nobody refers to.
+    Torch reuses it: it alone knows which copies still read from memory that is not referenced.
     """
     size = math.prod(shape) * dtype.itemsize
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
@@ -360,35 +361,30 @@ def _tensors(batch: Batch, stream: Stream) -> Batch:
     made: Batch = {}
     images, halves = stream.images, stream.transforms.halves
     for name, value in batch.items():
-        image, half = name in images, name in halves
-        if isinstance(value, np.ndarray):
-            made[name] = _tensor(value, image, half)
-        elif name != "__key__" and _has_arrays(value):
-            made[name] = [
-                _tensor(v, image, half) if isinstance(v, np.ndarray) else v for v in value
-            ]
+        tensor = partial(_tensor, image=name in images, half=name in halves)
+        if isinstance(value, list) and name != "__key__":
+            made[name] = [tensor(v) for v in value]
         else:
-            made[name] = value
+            made[name] = tensor(value)
     return made
 
 
-def _has_arrays(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(v, np.ndarray) for v in value)
-
-
-def _tensor(value: npt.NDArray[Any], image: bool, half: bool) -> torch.Tensor:
+def _tensor(value: Any, image: bool, half: bool) -> Any:
+    """A tensor of an array; other values are returned unchanged."""
+    if not isinstance(value, np.ndarray):
+        return value
     if not value.flags.writeable:
         value = value.copy()
     if half:
         tensor = _shared(value).view(torch.bfloat16)
     else:
         tensor = _shared(value.astype(_countable(value.dtype), copy=False))
-    # Channels first by shape and strides; the memory stays as it is, which is channels_last.
+    # Channels first in shape and strides; the memory stays as it is: channels_last.
     return tensor.movedim(-1, -3) if image else tensor
 
 
 def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor of an array's memory: of a tensor's memory one that torch knows to be that."""
+    """A tensor of an array's memory; where that is a tensor's, torch knows them to share it."""
     tensor = torch.from_numpy(value)
     owner = getattr(value.base, "base", None)
     if not isinstance(owner, torch.Tensor):
@@ -399,12 +395,12 @@ def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def _owned(sample: Batch) -> Batch:
-    """A sample whose arrays are no parts of a batch, which workers would send as a whole."""
+    """A sample whose arrays are not views of a batch, which workers would send as a whole."""
     return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in sample.items()}
 
 
 def _countable(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of this machine that torch can count with."""
+    """The type in native byte order; int64 for unsigned ones, which torch hardly supports."""
     if dtype.kind == "u" and dtype.itemsize > 1:
         return np.dtype(np.int64)
     return dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""Which process of how many this is."""
+"""The rank of this process, and the world size."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class World(NamedTuple):
 
 
 def find_world(rank: int | None, world_size: int | None) -> World:
-    """What was asked for, else what torch.distributed says, else RANK and WORLD_SIZE, else 0 of 1.
+    """The given values, else those of torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
 
-    Raises UsageError for numbers that cannot be.
+    Raises UsageError for a rank that does not fit the world size.
     """
     found, where = _found()
     rank = found.rank if rank is None else rank
@@ -36,7 +36,7 @@ def find_world(rank: int | None, world_size: int | None) -> World:
 
 
 def _found() -> tuple[World, str]:
-    # Not imported for this: it cannot be in use then.
+    # Where torch is not imported, it is not in use.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         world = World(distributed.get_rank(), distributed.get_world_size())
