@@ -1,17 +1,18 @@
-"""Columns of values in Arrow's formats: IPC files here, Parquet and Hugging Face folders beside.
+"""The formats of Arrow columns: `arrow` (IPC files) here, `parquet` and `hf` in their modules.
 
-columns.py   which column holds which field: of ours, and of files that others made
-values.py    values out of arrays
-messages.py  where the batches of an IPC file or stream stand
+columns.py   which column holds which field, in shards of ours and in foreign files
+values.py    from arrays to values
+messages.py  positions of the batches in an IPC file or stream
 reader.py    random access to the rows of batches
-writer.py    values into arrays, batches into a file
-parquet.py   the format `parquet`
-hf.py        the format `hf`: a folder as Hugging Face datasets saves it
+writer.py    from values to arrays, and batches into a file
+parquet.py   Parquet files
+hf.py        folders as Hugging Face datasets saves them
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Offsets, a bit to say that a value is there, padding and the batch's own description.
+# Offsets, validity bits, padding and the batch's header.
 _FIELD_OVERHEAD = 32
 _SAMPLE_OVERHEAD = 64
 
 
 class ColumnFormat(Format):
-    """A format whose shards hold columns: it names its reader, and what encodes batches."""
+    """A format whose shards hold columns: a reader, and what encodes batches."""
+
+    reader: Callable[[Path, dict[str, Any] | None], BatchReader]
 
     def __init__(
         self,
@@ -39,17 +42,12 @@ class ColumnFormat(Format):
         output: MakeOutput,
         **options: Any,
     ) -> None:
-        self._open, self._output, self._options = reader, output, options
-
-    def open(self, path: Path, layout: dict[str, Any] | None = None) -> BatchReader:
-        return self._open(path, layout)
-
-    def create(self, path: Path, spec: ShardSpec) -> BatchWriter:
-        return BatchWriter(path, spec, self._output, **self._options)
+        self.reader, self._output = reader, output
+        self.writer = partial(BatchWriter, make=output, **options)
 
     def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
         layout = self.layout(spec.schema)
-        batches = (b for part in parts for b in self._open(part, layout).whole_batches())
+        batches = (b for part in parts for b in self.reader(part, layout).whole_batches())
         join_batches(path, batches, spec, self._output)
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:

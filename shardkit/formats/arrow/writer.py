@@ -1,7 +1,6 @@
 """Writes a shard batch by batch: an IPC file or stream here, a Parquet file in `parquet.py`.
 
-Samples are gathered until a batch is full; pyarrow encodes it, and the file is written through
-`storage` like every other.
+Samples are collected until a batch is full; pyarrow encodes it, into a file of `storage`.
 """
 
 from __future__ import annotations
@@ -39,16 +38,15 @@ from shardkit.schema import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Few rows where they are large, as Hugging Face datasets has it: a batch is what a reader reads.
+# Rows of a batch: fewer if they are large, as in Hugging Face datasets, since readers read batches.
 _ROWS = 1000
 _LARGE_ROWS = 100
 _BATCH_BYTES = 16 << 20
 _LARGEST = 2**31 - 1  # bytes of all values in one column of a batch: offsets are 32 bits, signed
-_WRITE = 1 << 20  # bytes gathered for one write
 
 
 class Output(Protocol):
-    """What encodes batches into a file."""
+    """Encodes batches into a file: a writer of pyarrow's, for one."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
@@ -57,61 +55,70 @@ class Output(Protocol):
 
 MakeOutput: TypeAlias = "Callable[[Any, pa.Schema], Output]"
 
-
-class Sink:
-    """The file that pyarrow writes to: its many small pieces are gathered, and counted."""
-
-    closed = False  # pyarrow asks; it is the writer that closes the file
-
-    def __init__(self, path: Path) -> None:
-        self._file = storage.create(path)
-        self._chunks: list[storage.Chunk] = []
-        self._gathered = 0
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)  # of a buffer of pyarrow's, which it keeps alive
-        size = view.nbytes
-        if size:
-            self._chunks.append(view.cast("B"))
-            self._gathered += size
-            self.size += size
-            if self._gathered >= _WRITE:
-                self.flush()
-        return size
-
-    def flush(self) -> None:
-        chunks, self._chunks, self._gathered = self._chunks, [], 0
-        if chunks:
-            storage.write(self._file, chunks)
-
-    def tell(self) -> int:
-        return self.size
-
-    def close(self) -> None:
-        """Does nothing: pyarrow calls it also where writing failed."""
-
-    def finish(self) -> None:
-        with self._file:
-            self.flush()
+_OPTIONS = pa.ipc.IpcWriteOptions(use_threads=False)
 
 
 def ipc_file(sink: Any, schema: pa.Schema) -> Output:
-    return _ipc(pa.ipc.new_file, sink, schema)
-
-
-def ipc_stream(sink: Any, schema: pa.Schema) -> Output:
-    """As `ipc_file`, without the list of batches at the end."""
-    return _ipc(pa.ipc.new_stream, sink, schema)
-
-
-def _ipc(make: Any, sink: Any, schema: pa.Schema) -> Output:
-    output: Output = make(sink, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
+    output: Output = pa.ipc.new_file(sink, schema, options=_OPTIONS)
     return output
 
 
+def ipc_stream(sink: Any, schema: pa.Schema) -> Output:
+    output: Output = pa.ipc.new_stream(sink, schema, options=_OPTIONS)
+    return output
+
+
+class _Sink:
+    """A file as pyarrow writes to it."""
+
+    closed = False  # pyarrow asks
+
+    def __init__(self, file: storage.BufferedFile) -> None:
+        self._file = file
+        self.flush = file.flush
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)  # which keeps pyarrow's buffer alive
+        if view.nbytes:
+            self._file.write(view.cast("B"))
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._file.size
+
+    def close(self) -> None:
+        """Does nothing: pyarrow calls it even if writing failed."""
+
+
+class BatchFile:
+    """A new file of record batches; it is complete once its context has ended."""
+
+    def __init__(self, path: Path, schema: pa.Schema, make: MakeOutput) -> None:
+        self._file = storage.BufferedFile(path)
+        try:
+            self._output = make(pa.PythonFile(_Sink(self._file), mode="w"), schema)
+        except BaseException as error:
+            self._file.__exit__(type(error))
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> int:
+        """Write a batch; returns its size in the file, in bytes."""
+        before = self._file.size
+        self._output.write(batch)
+        self._file.flush()
+        return self._file.size - before
+
+    def __enter__(self) -> BatchFile:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._file:
+            if kind is None:
+                self._output.close()
+
+
 class BatchWriter(ShardWriter):
-    """One shard of any of the formats that hold columns."""
+    """One shard of a format of columns."""
 
     def __init__(
         self,
@@ -129,18 +136,13 @@ class BatchWriter(ShardWriter):
         self._fixed = sum(column.fixed for column in self._columns)
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
-        self._pending = 0  # bytes that those rows take
+        self._pending = 0  # bytes of those rows
         self._any = False
-        self._empty, self._per_batch = 0, 0
+        # At most, of the file if it ended with the batches that are written.
+        self._finished, self._per_batch = 0, 0
         if spec.max_bytes is not None:
-            self._empty, self._per_batch = _overheads(make, self._arrow_schema)
-        self._finished = self._empty  # at most, of a file with the batches that are written
-        self._sink = Sink(path)
-        try:
-            self._output = make(pa.PythonFile(self._sink, mode="w"), self._arrow_schema)
-        except BaseException:
-            self._sink.finish()
-            raise
+            self._finished, self._per_batch = _overheads(make, self._arrow_schema)
+        self._file = BatchFile(path, self._arrow_schema, make)
 
     def write(self, sample: Sample) -> bool:
         row, size = self._encode(sample)
@@ -149,7 +151,7 @@ class BatchWriter(ShardWriter):
         size += self._fixed
         if self.spec.max_bytes is not None and self._any:
             pending = self._pending + size
-            # Numbers in pages may come out a little larger than they went in.
+            # Parquet's pages of numbers may be a little larger than the numbers.
             total = self._finished + self._per_batch + pending + (pending >> 7)
             if total > self.spec.max_bytes:
                 return False
@@ -161,15 +163,12 @@ class BatchWriter(ShardWriter):
         return True
 
     def finish(self) -> None:
-        try:
+        with self._file:
             if self._rows:
                 self._write_batch()
-            self._output.close()
-        finally:
-            self._sink.finish()
 
     def _encode(self, sample: Sample) -> tuple[list[Any], int]:
-        """The values of a sample as their columns keep them, and the bytes of all."""
+        """The values of a sample as `Column.encode` gives them, and their bytes."""
         row: list[Any] = []
         total = 0
         for name, encode, weigh, _, _ in self._columns:
@@ -195,10 +194,10 @@ class BatchWriter(ShardWriter):
 
     def _write_batch(self) -> None:
         rows, self._rows, self._pending = self._rows, [], 0
-        before = self._sink.size
-        self._output.write(to_batch(rows, self._columns, self._arrow_schema))
-        self._sink.flush()
-        self._finished += self._sink.size - before + self._per_batch
+        values = zip(*rows, strict=True)
+        arrays = [c.build(v) for c, v in zip(self._columns, values, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
+        self._finished += self._file.write(batch) + self._per_batch
 
 
 def _most_rows(schema: Schema) -> int:
@@ -209,76 +208,55 @@ def _most_rows(schema: Schema) -> int:
     return _LARGE_ROWS if large else _ROWS
 
 
-def to_batch(
-    rows: Sequence[Sequence[Any]], columns: Sequence[Column], schema: pa.Schema
-) -> pa.RecordBatch:
-    """The arrays of rows that were encoded."""
-    arrays = [
-        column.build(values)
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
 def join_batches(
-    path: Path,
-    batches: Iterable[pa.RecordBatch],
-    spec: ShardSpec,
-    make: MakeOutput,
+    path: Path, batches: Iterable[pa.RecordBatch], spec: ShardSpec, make: MakeOutput
 ) -> None:
-    """One shard of the batches of several, as they are; small batches become larger ones."""
-    columns = arrow_schema(spec.schema, spec.classes)
-    sink = Sink(path)
-    try:
-        output = make(pa.PythonFile(sink, mode="w"), columns)
-        in_order = (
-            pa.RecordBatch.from_arrays([b.column(n) for n in columns.names], schema=columns)
-            for b in batches
-        )
-        for batch in _filled(in_order, _most_rows(spec.schema)):
-            output.write(batch)
-            sink.flush()
-        output.close()
-    finally:
-        sink.finish()
+    """One shard of the batches of several; small batches become larger ones."""
+    schema = arrow_schema(spec.schema, spec.classes)
+    batches = (
+        pa.RecordBatch.from_arrays([b.column(n) for n in schema.names], schema=schema)
+        for b in batches
+    )
+    with BatchFile(path, schema, make) as file:
+        for batch in _filled(batches, schema, _most_rows(spec.schema)):
+            file.write(batch)
 
 
-def _filled(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows: batches side by side are one, as far as a writer would have filled it."""
-    held: list[pa.RecordBatch] = []
+def _filled(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches as large as a writer makes them, as far as whole ones fit."""
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        more, nbytes = batch.num_rows, batch.nbytes
-        if held and (rows + more > most_rows or size + nbytes > _BATCH_BYTES):
-            yield from pa.Table.from_batches(held).combine_chunks().to_batches()
-            held, rows, size = [], 0, 0
-        held.append(batch)
-        rows, size = rows + more, size + nbytes
-    if held:
-        yield from pa.Table.from_batches(held).combine_chunks().to_batches()
+        if rows + batch.num_rows > most_rows or size + batch.nbytes > _BATCH_BYTES:
+            yield from pa.Table.from_batches(pending, schema).combine_chunks().to_batches()
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    yield from pa.Table.from_batches(pending, schema).combine_chunks().to_batches()
 
 
-# Bytes by which what describes and pads a column may be longer than in the smallest file.
+# Bytes by which the header and padding of a column may be longer than in the smallest file.
 _SLACK = 320
 
 
 def _overheads(make: MakeOutput, schema: pa.Schema) -> tuple[int, int]:
-    """Bytes of a file without a batch, and at most what a batch takes beside its rows.
+    """Bytes of a file without a batch, and at most those of a batch beside its rows.
 
-    They are measured: how long the description of a batch is, only the library can tell.
+    They are measured: only the library knows how long the header of a batch is.
     """
-    nulls = pa.RecordBatch.from_arrays([pa.nulls(1, t) for t in schema.types], schema=schema)
-    empty, one = (_encoded_size(make, schema, batches) for batches in ([], [nulls]))
+    sizes = []
+    for rows in range(2):
+        file = pa.BufferOutputStream()
+        output = make(file, schema)
+        if rows:
+            nulls = [pa.nulls(rows, stored) for stored in schema.types]
+            output.write(pa.RecordBatch.from_arrays(nulls, schema=schema))
+        output.close()
+        sizes.append(int(file.getvalue().size))
+    empty, one = sizes
     return empty, one - empty + _SLACK * len(schema)
-
-
-def _encoded_size(make: MakeOutput, schema: pa.Schema, batches: list[pa.RecordBatch]) -> int:
-    file = pa.BufferOutputStream()
-    output = make(file, schema)
-    for batch in batches:
-        output.write(batch)
-    output.close()
-    return int(file.getvalue().size)
 
 
 def _not_stored(sample: Sample, name: str, error: Exception) -> SampleError:
@@ -307,8 +285,8 @@ def _too_large(sample: Sample, name: str, size: int) -> SampleError:
 class Column(NamedTuple):
     """How the values of one field become an array.
 
-    `encode` gives what is kept of a value until its batch is full; `build` makes the array of such.
-    `fixed` is what a row takes beside the value's own bytes, which `weigh` counts.
+    `encode` prepares a value, `build` makes an array of prepared values. `weigh` counts the bytes
+    of a prepared value, and `fixed` those that each row takes beside it.
     """
 
     name: str
@@ -319,7 +297,7 @@ class Column(NamedTuple):
 
 
 def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> list[Column]:
-    """The columns of a shard, the keys first; `weigh_list` says what a nested list takes."""
+    """The columns of a shard, the keys first; `weigh_list` counts the bytes of a nested list."""
     text = pa.string()
     found = [Column(KEY, str.encode, len, 9, lambda values: _binary(values, text))]
     return found + [_column(name, kind, weigh_list) for name, kind in schema.items()]
@@ -374,22 +352,20 @@ def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:
     assert kind.shape is not None
     first, *others = kind.shape
     inner = math.prod(n or 1 for n in others)
-    # A null in a column of fixed lengths takes the room of a value all the same.
+    # A null in a column of fixed lengths takes the space of a value all the same.
     absent = np.zeros((first or 0) * inner, kind.dtype)
     flat = [absent if value is None else value.reshape(-1) for value in values]
     data = np.concatenate([np.zeros(0, kind.dtype), *flat])
-    types = [arrow_type(kind)]
-    while pa.types.is_list(types[-1]) or pa.types.is_fixed_size_list(types[-1]):
-        types.append(types[-1].value_type)
-    found = pa.Array.from_buffers(types.pop(), len(data), [None, pa.py_buffer(data)], 0)
-    for type in reversed(types[1:]):
-        length = len(found) // type.list_size
-        found = pa.Array.from_buffers(type, length, [None], 0, children=[found])
+    leaf = pa.from_numpy_dtype(data.dtype)
+    found = pa.Array.from_buffers(leaf, len(data), [None, pa.py_buffer(data)], 0)
+    for length in reversed(others):
+        found = pa.FixedSizeListArray.from_arrays(found, length)
     validity, missing = _validity(values)
     buffers = [validity]
     if first is None:
         buffers.append(_offsets((array.size // inner for array in flat), len(flat)))
-    return pa.Array.from_buffers(types[0], len(values), buffers, missing, children=[found])
+    stored = arrow_type(kind)
+    return pa.Array.from_buffers(stored, len(values), buffers, missing, children=[found])
 
 
 def _offsets(lengths: Any, count: int) -> pa.Buffer:
@@ -399,7 +375,7 @@ def _offsets(lengths: Any, count: int) -> pa.Buffer:
 
 
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
-    """The bitmap of the values that are there, and how many are not."""
+    """The validity bitmap, None without nulls, and the number of nulls."""
     missing = sum(value is None for value in values)
     if not missing:
         return None, 0
