@@ -1,4 +1,4 @@
-"""What is in a dataset or a shard: from its manifest, its index, its headers; all else if asked."""
+"""Describes a dataset or a shard, by its manifest, tables and headers, or by all its samples."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def inspect(
         "path": os.fspath(path),
         "format": next(iter(datasets.values())).format,
         "splits": {
-            name: _report(dataset, _place(path, name), samples, full)
+            name: _report(dataset, _split_path(path, name), samples, full)
             for name, dataset in datasets.items()
         },
         "incomplete": incomplete,
     }
 
 
-def _place(path: str | os.PathLike[str], split: str) -> str:
-    """What to call a split: its folder, or its name where shards of several lie in one."""
+def _split_path(path: str | os.PathLike[str], split: str) -> str:
+    """The path of a split: its folder, or its name where shards of several are in one folder."""
     folder = os.path.join(path, split)
     return folder if os.path.isdir(folder) else f"{os.fspath(path)}: {split}"
 
@@ -93,7 +93,7 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
 
 
 def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
-    """Stored sizes per field, exact, where the format knows them without reading."""
+    """Exact stored sizes per field, where the format has them without reading values."""
     stats = {}
     for name in dataset.schema:
         parts = []
@@ -105,10 +105,14 @@ def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
                 parts += [] if known is None else [known]
         sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         if len(sizes):
-            middle = int(np.sort(sizes)[(len(sizes) - 1) // 2])
-            low, high, total = int(sizes.min()), int(sizes.max()), int(sizes.sum())
-            stats[name] = FieldStats(len(sizes), total, low, middle, high)
+            stats[name] = FieldStats(len(sizes), int(sizes.sum()), *_spread(sizes))
     return stats
+
+
+def _spread(values: npt.NDArray[Any]) -> list[int]:
+    """The smallest, the median and the largest of some whole numbers, one at least."""
+    ordered = np.sort(values)
+    return [int(ordered[at]) for at in (0, (len(ordered) - 1) // 2, -1)]
 
 
 def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
@@ -136,24 +140,22 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
                 with dataset.explained(shard, position):
                     value = reader.sample(position, (field,)).get(field)
                 yield value
-            except SampleError:  # a value that is not of its type counts for nothing
+            except SampleError:  # a damaged value does not count
                 yield None
 
 
 def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """How long arrays of one dimension are, where that is known without reading their values."""
+    """The lengths of one-dimensional arrays, where a file has them."""
     rows = dataset.length_table()
     if rows is None or not len(rows):
         return {}
     report = {}
     for name in rows.dtype.names or ():
-        lengths = np.sort(rows[name])
+        lengths = rows[name]
         powers = np.where(lengths > 0, 1 << np.maximum(np.frexp(lengths)[1] - 1, 0), 0)
         values, counts = np.unique(powers, return_counts=True)
         report[name] = {
-            "shortest": int(lengths[0]),
-            "median": int(lengths[(len(lengths) - 1) // 2]),
-            "longest": int(lengths[-1]),
+            **dict(zip(("shortest", "median", "longest"), _spread(lengths), strict=True)),
             "histogram": {str(v): n for v, n in zip(values.tolist(), counts.tolist(), strict=True)},
         }
     return report
@@ -176,19 +178,18 @@ def _images(dataset: Dataset) -> dict[str, Any]:
                 continue
             formats[info.format] += 1
             sizes.append((info.width, info.height))
-        columns = np.sort(np.array(sizes or [(0, 0)]), axis=0)
-        low, middle, high = columns[0], columns[(len(columns) - 1) // 2], columns[-1]
+        widths, heights = map(_spread, np.array(sizes or [(0, 0)]).T)
         report[field] = {
             "formats": dict(formats.most_common()),
-            "width": [int(low[0]), int(middle[0]), int(high[0])],
-            "height": [int(low[1]), int(middle[1]), int(high[1])],
+            "width": widths,
+            "height": heights,
             "damaged": damaged,
         }
     return report
 
 
 def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
-    """A sample with every value in a few words."""
+    """A sample with short descriptions of its values."""
     try:
         sample = dataset[index]
     except SampleError as error:
@@ -201,7 +202,7 @@ def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
 
 
 def _decoded(dataset: Dataset, tokens: npt.NDArray[Any]) -> str:
-    """The first tokens of a sample as text, where the dataset keeps its tokenizer."""
+    """The first tokens of a sample as text, where the dataset has its tokenizer."""
     path = dataset.tokenizer_path
     if dataset.manifest is None or path is None:
         return f"{tokens[:_TOKENS].tolist()}"
@@ -209,7 +210,7 @@ def _decoded(dataset: Dataset, tokens: npt.NDArray[Any]) -> str:
 
     try:
         text = open_copy(path, dataset.manifest.tokenizer).decode(tokens[:_TOKENS].tolist())
-    except ShardkitError:  # its library is not installed, say
+    except ShardkitError:  # such as a library that is not installed
         return f"{tokens[:_TOKENS].tolist()}"
     return repr(text)
 

@@ -1,4 +1,4 @@
-"""The command line: one thin file per command, imported when it is called."""
+"""The command line: one thin module per command, imported when it is called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardkit.errors import (
 )
 from shardkit.version import __version__
 
-# Name -> what `shardkit --help` says of it.
+# Name -> help.
 COMMANDS = {
     "convert": "Convert images, text or a dataset into shards.",
     "inspect": "Say what is in a dataset or a shard.",
@@ -35,8 +35,8 @@ COMMANDS = {
 }
 
 
-class _ClosedPipe(Exception):  # noqa: N818 - it is no fault
-    """Nobody reads the output any more; click would take the error of the system for its own."""
+class _ClosedPipe(Exception):  # noqa: N818 - not an error
+    """The reader of the output has closed it; click would handle a BrokenPipeError itself."""
 
 
 @contextlib.contextmanager
@@ -96,23 +96,23 @@ def group() -> None:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 done, 1 the data are at fault, 2 the command line is, 130 interrupted, and 141
-    where whoever reads the output wants no more of it: as other Unix tools, which SIGPIPE ends.
+    Exit codes: 0 done, 1 bad data, 2 bad command line, 130 interrupted, and 141 where the reader of
+    the output has closed it, as of other Unix tools, which SIGPIPE ends.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
     warnings.showwarning = _show_warning
-    # Nothing here multiplies matrices. The threads that OpenBLAS, a part of NumPy, starts for it
+    # No command multiplies matrices. The threads that OpenBLAS, a part of NumPy, starts for that
     # take memory, and end the process where that is short.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run()
-        if sys.stdout is not None:  # closed from the beginning
+        if sys.stdout is not None:  # it was closed at the start
             sys.stdout.flush()
     except (_ClosedPipe, BrokenPipeError):
         code = 141
-        for number in (1, 2):  # what is left to write goes nowhere
+        for number in (1, 2):  # discard what is left to write
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     sys.exit(code)
 
@@ -144,8 +144,8 @@ def _ended(error: BaseException) -> int:
         return error.exit_code
     again = "; the same command run again continues" if "convert" in sys.argv[1:2] else ""
     complain(f"\nshardkit: interrupted{again}")
-    # `python -m` ends as if nobody had caught an interrupt that came in code from a string, as that
-    # of dataclasses is, until it runs the next.
+    # After an interrupt in code from a string, such as that of dataclasses, `python -m` exits as if
+    # it had not been caught, unless other code from a string runs.
     exec("")
     return 130
 
@@ -158,7 +158,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Ours are for people: without the line of code that Python would show."""
+    """Show warnings of shardkit without the line of code that Python would show."""
     if issubclass(category, ShardkitWarning):
         complain(f"shardkit: warning: {message}")
     else:
@@ -172,12 +172,12 @@ def _show(error: ShardkitError) -> None:
 
 
 def complain(text: str) -> None:
-    """Print lines to standard error. Whatever came into them from data cannot steer a terminal."""
+    """Print lines to standard error, with control characters of data escaped."""
     click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def search_here() -> None:
-    """Import modules of the current folder too, where people keep transforms of their own.
+    """Import modules of the current folder too, for a user's transforms.
 
     Processes that are started get this path as well.
     """
@@ -185,9 +185,9 @@ def search_here() -> None:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Numbers that JSON does not have, such as a speed without a time, are null.
+    """Print one JSON object, with null for infinite numbers and NaN.
 
-    Plain ASCII where a text has what must not go to a terminal, and where that takes no Unicode.
+    It is plain ASCII if it has control characters, or if the output is not Unicode.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     finite, unicode = _finite(data), encoding.lower().startswith("utf")

@@ -31,7 +31,7 @@ def _renames(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 
 
 def _fields(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    """Names with commas between; one with a comma in it stands in quotes, as in CSV."""
+    """Names separated by commas; a name with a comma is quoted, as in CSV."""
     return [name for row in csv.reader(values) for name in row or [""]]
 
 

@@ -1,4 +1,4 @@
-"""What a command shows while it runs, and a conversion when it is done."""
+"""The progress of a command, and the plan and result of a conversion."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Progress:
             _say(words)
 
     def step(self, count: int, size: int) -> None:
-        """So much more is done, of which `size` bytes count for the speed."""
+        """`count` more are done; `size` bytes count for the speed."""
         self._done += count
         self._bytes += size
         now = time.monotonic()
@@ -123,7 +123,7 @@ class StepsMonitor(Progress):
 
 
 def show_plan(plan: Plan) -> None:
-    """What a conversion would do, for people."""
+    """Print what a conversion would do."""
     about = plan.describe()
     rows = [("output", about["out"]), ("format", about["format"])]
     for part in about["parts"]:
@@ -142,7 +142,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a recipe asks for that is not the usual."""
+    """The options of a recipe that are not the defaults."""
     shown = {**recipe, "tokenizer": None, "image_defaults": None, "sources": None}
     for name, value in shown.items():
         label = name.replace("_", " ")
@@ -165,7 +165,7 @@ _LABELS = {"image": "images"}
 
 
 def show_result(result: ConvertResult) -> None:
-    """What a conversion made, for people."""
+    """Print the result of a conversion."""
     from shardkit.conversion.run import notes_on_keys
 
     rows = []
@@ -203,7 +203,7 @@ def show_result(result: ConvertResult) -> None:
 
 
 def _images(split: SplitResult) -> list[tuple[str, str]]:
-    """What the steps did to images."""
+    """How many images were passed through, resized and re-encoded."""
     done = {words: split.images[n] for n, words in _DONE.items() if n in split.images}
     before, after = (size(split.images.get(f"bytes {way}", 0)) for way in ("in", "out"))
     rows = [("  images", f"{tally(done) or 'none'}; {before} in, {after} out")]

@@ -1,4 +1,4 @@
-"""Numbers and tables for people."""
+"""Numbers and tables as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where to print; without a terminal, plain text as wide as it needs to be."""
+    """The console to print to; without a terminal, wide plain text."""
     from rich.console import Console
 
     plain = Console(stderr=stderr, highlight=False)
@@ -31,7 +31,7 @@ def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows of two names and numbers, which stand below each other, under a header and a title."""
+    """Rows of two names and right-aligned numbers, under a header and a title."""
     from rich.table import Table
 
     table = Table(box=None)
@@ -42,7 +42,7 @@ def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, .
 
 
 def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    """Paths and names are printed as they are, not as markup, and safely for terminals."""
+    """Print cells as they are, not as markup, with control characters escaped."""
     from rich.text import Text
 
     for row in rows:
@@ -54,7 +54,7 @@ def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def size(count: int) -> str:
-    """Bytes for people.
+    """Bytes as text.
 
     >>> size(999), size(27_490), size(999_600)
     ('999 B', '27.5 kB', '1 MB')
@@ -83,13 +83,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def tally(counts: dict[str, int]) -> str:
-    """Counts of things, in a row: "3 rotated, 1 cmyk"."""
+    """Counts as text: "3 rotated, 1 cmyk"."""
     words = (f"{count:,} {what}" for what, count in counts.items())
     return ", ".join(re.sub("^1 values ", "1 value ", text) for text in words)
 
 
 def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
-    """What became of documents; with their speed, if it took `seconds`."""
+    """Rows on documents and their tokens; with the speed, if it took `seconds`."""
     tokens = about["tokens"]
     lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
     made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"

@@ -70,20 +70,9 @@ class Report:
 
     def to_dict(self) -> dict[str, float | None]:
         """As JSON: seconds, shares from 0 to 1, bytes; null where a value is not known."""
-        return {
-            "epochs": self.epochs,
-            "batches": self.batches,
-            "samples": self.samples or None,
-            "tokens": self.tokens or None,
-            "seconds": self.seconds,
-            "first_batch": self.first_batch,
-            "waiting": self.waiting,
-            "rate": self.rate,
-            "stepping": self.stepping,
-            "token_rate": self.token_rate,
-            "padding": self.padding,
-            **self.usage.to_dict(),
-        }
+        values = {name: getattr(self, name) for name in _VALUES}
+        counts = {name: values[name] or None for name in ("samples", "tokens")}
+        return values | counts | self.usage.to_dict()
 
     def __str__(self) -> str:
         """A table as text."""
@@ -101,6 +90,10 @@ class Report:
         return "\n".join(lines)
 
 
+_VALUES = (
+    *("epochs", "batches", "samples", "tokens", "seconds", "first_batch", "waiting"),
+    *("rate", "stepping", "token_rate", "padding"),
+)
 _RATES = ("rate", "stepping", "token_rate")
 _BYTES = ("memory", "disk", "gpu_memory")
 

@@ -1,8 +1,8 @@
-"""A dataset as the library of its format reads it, beside what shardkit reads: sample by sample.
+"""Compares a dataset as the library of its format reads it with what shardkit reads.
 
-The library runs in a process of its own (client_reader.py), which sends a summary of each value, in
-order. The values that it is compared with are shardkit's own, in the same form: where a library
-gives another one, `ours` of its `Client` says which.
+The library runs in its own process (client_reader.py), which sends a summary of each value, in
+order. It is compared with the summary of the value that shardkit reads; where a library gives
+another type, `ours` of its `Client` converts.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def _same(kind: FieldType, value: Any) -> Any:
 
 
 def _of_webdataset(kind: FieldType, value: Any) -> Any:
-    """JSON has no NaN and no infinities: a TAR has their names as text."""
+    """JSON has no NaN and no infinities: a TAR stores their names as text."""
     infinite = isinstance(kind, Float) and not math.isfinite(value)
     return json.dumps(value) if infinite else value
 
 
 def _of_ffcv(kind: FieldType, value: Any) -> Any:
-    """FFCV has no booleans, and gives the pixels of raw images; of a JPEG we compare the bytes."""
+    """FFCV has no booleans, and gives pixels of raw images; JPEGs are compared by their bytes."""
     if isinstance(kind, Bool):
         return int(value)
     header = ppm_header(value) if isinstance(kind, Image) else None
@@ -62,7 +62,7 @@ def _of_ffcv(kind: FieldType, value: Any) -> Any:
 
 
 def _of_megatron(kind: FieldType, value: Any) -> Any:
-    """Tokens are stored in a type that may be wider."""
+    """The stored type of tokens may be wider."""
     return value.astype(np.int64)
 
 
@@ -75,7 +75,7 @@ class Client:
     extra: str
     ours: _Ours = _same
     whole: bool = False  # it opens a folder, not each shard
-    absent: bool = True  # it tells an absent value from any other
+    absent: bool = True  # it distinguishes absent values from others
 
 
 _DATASETS = Client("datasets", ("datasets", "pyarrow"), "hf")
@@ -93,7 +93,7 @@ CLIENTS: dict[str, tuple[Client, ...]] = {
 
 @dataclass
 class ClientReport:
-    """What came of reading a dataset with a library."""
+    """The result of reading a dataset with a library."""
 
     versions: dict[str, str] = field(default_factory=dict)
     samples: int = 0  # that it gave
@@ -105,7 +105,7 @@ class ClientReport:
 
 
 def installed_clients(parts: list[CheckedPart]) -> list[Client]:
-    """The libraries that are there for the format of the datasets, which are of one.
+    """The installed libraries for the format of the datasets, which all have the same.
 
     Raises UsageError where there is none, and for what shardkit has not written.
     """
@@ -135,7 +135,7 @@ def _is_installed(module: str) -> bool:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:  # the package around it
         return False
-    return spec is not None and spec.origin is not None  # no mere folder of that name
+    return spec is not None and spec.origin is not None  # not just a folder of that name
 
 
 def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], list[str]]:
@@ -159,7 +159,7 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
 
 
 class _Unit(NamedTuple):
-    """What the library opens at once: its first shard, and its samples' numbers in the dataset."""
+    """What the library opens at once: its first shard, and the numbers of its samples."""
 
     path: Path
     shard: int
@@ -204,7 +204,7 @@ def _count(units: list[_Unit]) -> int:
 
 
 class _Comparison:
-    """One dataset beside what one library gives."""
+    """Compares one dataset with what one library gives."""
 
     def __init__(
         self, part: CheckedPart, client: Client, report: ClientReport, meter: Meter

@@ -1,7 +1,7 @@
-"""Reads shards with the library that others read them with, in a process of its own: a script.
+"""A script that reads shards with the library of their format, in its own process.
 
-It imports nothing of shardkit, so that what it gives is that library's word alone, and what ends it
-ends nobody else. On stdin it gets a job, a JSON object:
+It imports nothing of shardkit, so that its values come from that library alone, and a crash ends no
+other process. On stdin it gets a job, a JSON object:
 
     client   a name in `READERS`
     units    paths: a shard each, or the folder of all
@@ -10,7 +10,7 @@ ends nobody else. On stdin it gets a job, a JSON object:
 
 On stdout, line by line: an object with the versions; then for each unit a list of key and summaries
 for each sample, and {"end": true}, or {"error": words} where the library raised one. The key is
-null where the library knows none.
+null where the library has none.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from typing import Any
 
 import numpy as np
 
-# All of a reader is `Any`: a library may be there or not, and none of them has types.
+# Readers use `Any`: libraries may be missing, and none of them has types.
 Sample = tuple["str | None", dict[str, Any]]  # key and fields
 Job = dict[str, Any]
 
-_LONGEST = 60  # characters of a value that stands for itself
+_LONGEST = 60  # characters of a value that is its own summary
 _ROWS = 100  # at a time
 _PIXELS = 64 << 20  # bytes of a batch of FFCV's
 
 
 def summary(value: Any) -> str:
-    """A text that is the same for equal values alone, of equal types: a digest of a long one.
+    """A text that is the same only for equal values of equal types: of long values a digest.
 
-    A NaN equals any other one, and JSON is the same in any order of its keys.
+    All NaN are equal, and the order of JSON's keys does not count.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "fc":
@@ -60,7 +60,7 @@ def summary(value: Any) -> str:
 
 
 def loaded(data: bytes) -> Any:
-    """The array of a .npy file."""
+    """The array in the bytes of a .npy file."""
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
@@ -68,7 +68,7 @@ def loaded(data: bytes) -> Any:
 
 
 def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
-    """Values by the library's own decoders, but for extensions whose decoders unpickle."""
+    """Values by the library's own decoders, without those that unpickle."""
     import webdataset
     from webdataset.autodecode import basichandlers
 
@@ -101,7 +101,7 @@ def read_lmdb(path: str, job: Job) -> Iterator[Sample]:
     options = {"readonly": True, "lock": False, "subdir": folder != path, "readahead": False}
     with lmdb.open(folder, **options) as environment, environment.begin() as transaction:
         for number, stored in transaction.cursor():
-            if not number.isdigit():  # what is no sample
+            if not number.isdigit():  # not a sample
                 continue
             fields = msgpack.unpackb(stored)
             key = fields.pop("__key__")
@@ -133,7 +133,7 @@ def read_pyarrow(path: str, job: Job) -> Iterator[Sample]:
 
 
 def read_datasets(path: str, job: Job) -> Iterator[Sample]:
-    """As Arrow, so that no image is decoded."""
+    """Read as Arrow tables, so that no image is decoded."""
     import datasets
 
     if os.path.isdir(path):
@@ -164,7 +164,7 @@ def rows(batch: Any, fields: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
-    """An image as the bytes in its struct, JSON as its value, lists as arrays."""
+    """The value: the bytes in an image's struct, parsed JSON, lists as arrays."""
     name = kind["type"]
     if name == "Array" and hasattr(scalar, "values"):
         values, shape = scalar.values, [len(scalar.values), *kind["shape"][1:]]
@@ -183,7 +183,7 @@ def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
 
 
 def read_ffcv(path: str, job: Job) -> Iterator[Sample]:
-    """FFCV's loader, whose table says how long values are."""
+    """Read by FFCV's loader; the reader's table has the lengths of values."""
     from ffcv.loader import Loader, OrderOption
     from ffcv.reader import Reader
 
@@ -217,7 +217,7 @@ def pixels_of(table: Any) -> Any:
 
 
 def whole_images() -> Any:
-    """A decoder of images of any sizes: each stands at the beginning of its row, uncropped."""
+    """A decoder of images of any size, uncropped: each at the beginning of its row."""
     from dataclasses import replace
 
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
@@ -233,7 +233,7 @@ def whole_images() -> Any:
 
 
 def of_image(row: Any, entry: Any, stored: Any, sizes: Any) -> Any:
-    """The pixels of a raw image; the bytes of a JPEG, once the pixels are what they decode to."""
+    """The pixels of a raw image; the bytes of a JPEG, if they decode to the same pixels."""
     from ffcv.libffcv import imdecode
 
     height, width, at = int(entry["height"]), int(entry["width"]), int(entry["data_ptr"])
@@ -263,7 +263,7 @@ def of_ffcv(value: Any, entry: Any, kind: str) -> Any:
 
 
 def read_megatron(path: str, job: Job) -> Iterator[Sample]:
-    """Documents, whose sequences are joined, as numbers of 64 bits."""
+    """Documents as int64, with their sequences joined."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     data = IndexedDataset(path.removesuffix(".bin"))
@@ -275,7 +275,7 @@ def read_megatron(path: str, job: Job) -> Iterator[Sample]:
 
 # --- the process ----------------------------------------------------------------------------------
 
-# By name: the distributions whose versions are told, the modules to import first, what reads.
+# By name: the distributions whose versions are reported, the modules to import, the reader.
 READERS: dict[str, tuple[str, str, Callable[[str, Job], Iterable[Sample]]]] = {
     "webdataset": ("webdataset", "webdataset", read_webdataset),
     "lmdb": ("lmdb msgpack", "lmdb msgpack", read_lmdb),
@@ -290,7 +290,7 @@ def main() -> None:
     """Do the job on stdin. What a library prints goes to stderr."""
     out = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1 << 16)
     os.dup2(2, 1)
-    del sys.path[0]  # the folder of this file, whose names are not of modules
+    del sys.path[0]  # the folder of this file, whose modules must not hide others
 
     def say(what: Any) -> None:
         out.write(json.dumps(what) + "\n")
@@ -309,7 +309,7 @@ def main() -> None:
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"[:2000]})
     out.flush()
-    os._exit(0)  # numba complains of what Python takes down before it
+    os._exit(0)  # without Python's shutdown, in which numba fails
 
 
 if __name__ == "__main__":

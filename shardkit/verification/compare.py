@@ -1,4 +1,4 @@
-"""A dataset beside what it was made of, or beside another one: sample by sample, matched by keys.
+"""Compares a dataset with its source, or with another dataset: sample by sample, matched by keys.
 
 The source is read once, in its own order; the samples of the dataset are looked up by their keys.
 """
@@ -6,8 +6,8 @@ The source is read once, in its own order; the samples of the dataset are looked
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def compare(group: Group, findings: Findings, meter: Meter) -> None:
-    """Compare all samples. What is about a sample in a shard goes to that part's findings."""
+    """Compare all samples. Problems of samples in shards go to their part's findings."""
     comparison = _Comparison(group, findings)
     _, unit = group.extent
     if group.tasks is not None:
@@ -49,14 +49,15 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
     comparison.conclude()
 
 
-@dataclass
-class _Tally:
-    """What is no problem and yet worth a note."""
-
-    encoded: int = 0  # images that the format could not hold as they were
-    dropped: int = 0
-    filtered: int = 0
-    missing: list[tuple[str, str | None]] = field(default_factory=list)  # name in source, key
+# What is no problem, but worth a note: a noun, and the words after its number.
+_NOTES = {
+    "encoded": ("image", "re-encoded, as this format demands"),
+    "filtered": ("sample", "of the source left out, as asked for"),
+    "dropped": (
+        "sample",
+        "of the source dropped when the dataset was made, as errors.jsonl says",
+    ),
+}
 
 
 class _Comparison:
@@ -73,13 +74,14 @@ class _Comparison:
         self._filtered = _Dropped(group.parts, FILTERED)
         self._recipe = group.recipe
         self._manifest = next((part.manifest for part in group.parts if part.manifest), None)
-        self._tally = _Tally()
+        self._noted: Counter[str] = Counter()  # by the names in _NOTES
+        self._missing: list[tuple[str, str | None]] = []  # names in the source, and keys
         self._names: dict[str, str] = {}
         self._common: set[str] = set()
         self.complete = True  # the sources were read to their end
 
     def begin(self, source: Source | Stream) -> Steps:
-        """Compare fields and classes; returns the steps that make the dataset's images again."""
+        """Compare fields and classes; returns the steps that the dataset's images went through."""
         self._names = {old: new for old, new in self._recipe.rename.items() if old in source.schema}
         text = self._recipe.text
         only = "" if text.keep_fields else text.field or ""
@@ -94,7 +96,7 @@ class _Comparison:
         return Steps(self._steps(source))
 
     def begin_made(self) -> None:
-        """Compare what tasks make again: it has all the fields of the dataset."""
+        """Compare samples that tasks make, which have all fields of the dataset."""
         self._names = self._recipe.rename
         self._common = set(self._schema)
 
@@ -151,7 +153,7 @@ class _Comparison:
             sample = read if isinstance(read, SampleError) else sample_of(read)
             self._compare_sample(item.name, sample)
         elif self._number_of(read.key and self._stored(read.key)) is None:
-            self._tally.filtered += 1  # else it stays unmatched, and is reported as unknown
+            self._noted["filtered"] += 1  # else it stays unmatched, and is reported as unknown
 
     def _compare_sample(self, name: str, sample: Sample | SampleError) -> None:
         key = sample.where.get("key") if isinstance(sample, SampleError) else sample["__key__"]
@@ -164,20 +166,20 @@ class _Comparison:
             else:
                 self._compare_with(number, sample)
         elif self._dropped.has(name, key):
-            self._tally.dropped += 1
+            self._noted["dropped"] += 1
         elif self._filtered.has(name, key):
-            self._tally.filtered += 1
+            self._noted["filtered"] += 1
         elif isinstance(sample, SampleError):
             self._findings.add(sample.located(path=name))
         else:
-            self._tally.missing.append((name, key))
+            self._missing.append((name, key))
 
     def _stored(self, key: str) -> str:
-        """What a key of the source became."""
+        """The key in the dataset of a key of the source."""
         return safe_key(key) if self._group.safe_keys else key
 
     def _number_of(self, key: str | None) -> int | None:
-        """The first sample of the dataset with this key that nothing was compared with yet."""
+        """The first sample of the dataset with this key that was not compared yet."""
         for number in self._keys.with_hash(key) if key is not None else ():
             if not self._matched[number] and self._keys.key(number) == key:
                 return number
@@ -212,7 +214,7 @@ class _Comparison:
                 yield SampleError(f"a value is not in the {lacks}", field=name)
 
     def _was_encoded(self, name: str, found: Any, expected: Any) -> bool:
-        """Whether the format cannot hold this image and holds what it makes of it."""
+        """Whether the format cannot hold this image, and holds it re-encoded."""
         kind = self._schema[name]
         if not isinstance(kind, Image) or not isinstance(expected, bytes):
             return False
@@ -220,30 +222,21 @@ class _Comparison:
             same = bool(self._format.carried(kind, expected) == found)
         except ShardkitError:  # it is no image at all
             return False
-        self._tally.encoded += same
+        self._noted["encoded"] += same
         return same
 
     def conclude(self) -> None:
-        """What only all samples together tell: those that one side lacks."""
-        notes, tally = self._findings.notes, self._tally
-        if tally.encoded:
-            notes.append(f"{counted(tally.encoded, 'image')} re-encoded, as this format demands")
-        if tally.filtered:
-            notes.append(
-                f"{counted(tally.filtered, 'sample')} of the source left out, as asked for"
-            )
-        if tally.dropped:
-            notes.append(
-                f"{counted(tally.dropped, 'sample')} of the source dropped when the dataset was"
-                " made, as errors.jsonl says"
-            )
+        """Report the samples that only one side has, once all are compared."""
+        for name, (noun, words) in _NOTES.items():
+            if self._noted[name]:
+                self._findings.notes.append(f"{counted(self._noted[name], noun)} {words}")
         self._conclude_missing()
         if self.complete:
             for number in np.flatnonzero(~self._matched).tolist():
                 self._report_unknown(number)
 
     def _conclude_missing(self) -> None:
-        missing = self._tally.missing
+        missing = self._missing
         count = f"{counted(len(missing), 'sample')} of the source not in the dataset"
         limit = self._limit()
         if not missing:
@@ -290,14 +283,14 @@ class _Comparison:
 
 
 def _read(part: CheckedPart, location: Location) -> Sample:
-    """A sample, with JSON as its text where the format keeps that."""
+    """A sample, with JSON as its text where the format stores that."""
     reader = part.dataset.reader(location.shard)
     with part.dataset.explained(location.shard, location.position):
         return reader.sample(location.position, json_text=True)
 
 
 class _Dropped:
-    """The samples that a list says were dropped, by their names in the source and by their keys."""
+    """The samples in a list of dropped ones, by their names in the source and by their keys."""
 
     def __init__(self, parts: list[CheckedPart], name: str) -> None:
         self._names: set[object] = set()

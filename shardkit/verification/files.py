@@ -1,4 +1,4 @@
-"""The files of a dataset: there, as long as they were, and the same byte for byte.
+"""Checks the files of a dataset: their existence, sizes and checksums.
 
 `storage.checksum` may answer from memory for a file that this process has written. Here every byte
 is read.
@@ -19,7 +19,7 @@ from shardkit.manifest import File
 from shardkit.verification.work import LAST, Findings, Meter
 
 _BLOCK = 1 << 20
-# What Hugging Face's library keeps of its own beside the shards that it has loaded.
+# Caches that Hugging Face's library writes beside the shards that it has loaded.
 _CACHES = ("cache-", "tmp")
 
 
@@ -31,7 +31,10 @@ def is_whole(
     number: int = LAST,
     shard: str | None = None,
 ) -> bool:
-    """Whether a file is what the manifest says; the problem goes to `findings`, to a shard's."""
+    """Whether a file is what the manifest says; if not, adds the problem to the findings.
+
+    `number` is the shard's number, `shard` the name of the shard that an index belongs to.
+    """
     try:
         check_file(folder, file, meter, shard)
     except ShardkitError as problem:
@@ -83,7 +86,7 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
         ) from None
     except OSError as error:
         raise storage.explain(error, "look at", path) from error
-    if not stat.S_ISREG(about.st_mode):  # a pipe would let us wait for ever
+    if not stat.S_ISREG(about.st_mode):  # a pipe would block for ever
         raise DamagedError(
             "where a file of the dataset should be is something else",
             path=path,
@@ -103,7 +106,7 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
 
 
 def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:
-    """Problems: what a reader that lists the folder would take for further shards."""
+    """Problems: files that a reader that lists the folder would take for further shards."""
     suffixes = FORMATS[format].suffixes
     tops = {name.partition("/")[0] for name in known}
     with storage.explained("list", folder):

@@ -1,4 +1,4 @@
-"""Which datasets are compared with which samples of a source, as their recipe says."""
+"""Which datasets are compared with which samples of a source, by their recipe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Sources: TypeAlias = Mapping[str, Source | Stream]
 class Group:
     """Datasets whose samples together should be those of the sources together."""
 
-    path: Path  # of all that is verified
+    path: Path  # of the verified datasets
     parts: list[CheckedPart]
     sources: list[Source | Stream]
     recipe: Recipe  # that made the datasets of the sources
@@ -39,14 +39,14 @@ class Group:
     tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
 
     def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
-        """What is compared, and after which steps."""
+        """The samples to compare, after the steps of the conversion."""
         if self.tasks is not None:
             return [task.reading() for task in self.tasks]
         return [Reading(source, "", steps(source), self.share) for source in self.sources]
 
     @property
     def extent(self) -> tuple[int, str]:
-        """How much there is to compare, and of what."""
+        """How much there is to compare, in samples or bytes."""
         counts = [len(source) for source in self.sources if isinstance(source, Source)]
         if self.tasks is None and len(counts) == len(self.sources):
             return sum(counts), "samples"
@@ -54,14 +54,14 @@ class Group:
 
     @property
     def safe_keys(self) -> bool:
-        """Whether the keys of the sources were made such."""
+        """Whether the conversion changed the keys of the sources to safe ones."""
         return self.recipe.safe_keys and not all(source.safe_keys for source in self.sources)
 
 
 def groups(
     path: Path, parts: list[CheckedPart], against: Against, findings: Findings
 ) -> list[Group]:
-    """What is to be compared with what. Splits of only one side go to `findings`.
+    """The groups to compare. Splits of only one side are problems, in `findings`.
 
     Raises what `open_sources` raises for a source that cannot be opened.
     """
@@ -90,7 +90,7 @@ def groups(
 
 
 def _recipe_of(parts: list[CheckedPart]) -> Recipe:
-    """What datasets were made with, as far as it is known; that of their splits is the same."""
+    """The recipe of the datasets, as far as known; their splits have the same."""
     found = [
         Recipe.from_json(part.manifest.recipe, part.dataset.manifest_path)
         for part in parts
@@ -100,7 +100,7 @@ def _recipe_of(parts: list[CheckedPart]) -> Recipe:
 
 
 def _since(recipe: Recipe, against: Against) -> Recipe:
-    """The recipe without what the source, if that is a dataset, was made with as well."""
+    """The recipe without the options that the source, if a dataset, was made with as well."""
     if not _is_ours(against):
         return recipe
     theirs, none = load_any(Path(str(against))).recipe, Recipe(recipe.format)
@@ -123,9 +123,9 @@ def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[st
 
 
 def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | None:
-    """Which split of the sources a dataset is, by the name of its folder; None for all of them.
+    """The split of the sources that a dataset is, by its folder's name; None for all of them.
 
-    Raises UsageError where the dataset was made as one of several and the name is of none of them.
+    Raises UsageError where the dataset is one of several splits, and the name is none of them.
     """
     name = Path(os.path.abspath(part.dataset.path)).name
     splits: Collection[str] = parse_split(recipe.split)
@@ -161,7 +161,7 @@ def _tasks(sources: _Sources, parts: list[CheckedPart], recipe: Recipe) -> list[
     if copy is None or recipe.tokenizer is None or recipe.transform is not None:
         return None
     if all(source.tokenizer()[0] for source in sources.values()):
-        return None  # the source has tokens too: it is a copy of this dataset, say
+        return None  # the source has tokens too, as a copy of this dataset would
     assert part.manifest is not None
     if recipe.text.seq_len is not None and part.manifest.versions.get("tasks") != TASKS:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Where every key of a dataset is, in 8 bytes each: the keys themselves stay in the shards."""
+"""The positions of all keys of a dataset, by hashes of 8 bytes; keys themselves stay in shards."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Location(NamedTuple):
 def hashes_of(reader: ShardReader) -> Hashes:
     """The hashes of a shard's keys.
 
-    Python's own hash of a string is the cheapest there is, and nobody can make keys that collide.
+    Python's own hash of a string is the cheapest, and its random seed prevents forged collisions.
     """
     keys = reader.keys()
     return np.fromiter(map(hash, keys), np.int64, len(keys))
 
 
 class Keys:
-    """The keys of some shards, numbered one after the other in the order that they are given in."""
+    """The keys of some shards, numbered in the order of the shards."""
 
     def __init__(
         self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Location], str | None]
@@ -54,7 +54,7 @@ class Keys:
         return len(self._hashes)
 
     def location(self, number: int) -> Location:
-        """Where the sample with a number is."""
+        """The location of the sample with a number."""
         at = bisect_right(self._starts, number) - 1
         return Location(*self._shards[at], number - self._starts[at])
 
@@ -62,7 +62,7 @@ class Keys:
         return self._read(self.location(number))
 
     def with_hash(self, key: str) -> list[int]:
-        """The numbers of the samples whose key has the same hash, in order: one, nearly always."""
+        """The numbers of the samples whose key has the same hash, in order: usually one."""
         order, ordered = self._ordered
         wanted = np.int64(hash(key))
         first = int(ordered.searchsorted(wanted))

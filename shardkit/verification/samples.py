@@ -65,7 +65,7 @@ def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
 
 
 def _problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
-    """Fields that are missing, too many, of another type, or a label without a class."""
+    """Fields that are missing, unknown or of another type, and labels without a class."""
     key, schema = sample.get("__key__"), part.dataset.schema
     for name, kind in schema.items():
         if name not in sample:

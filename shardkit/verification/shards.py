@@ -1,7 +1,7 @@
-"""One dataset, shard by shard: its files first, and only of a whole shard keys and counts.
+"""Checks one dataset, shard by shard: its files, and the keys and counts of undamaged shards.
 
 A thread does all of a shard, so that the keys of one are read while the next is hashed, and while
-what was just read is still in memory. No shard is opened before its files were found whole.
+its bytes are still in memory. No shard is opened before its files were checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CheckedPart:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """What the manifest says of the shards; nothing for a foreign dataset."""
+        """The shards in the manifest; none for a foreign dataset."""
         if self.manifest is None:
             return []
         by_name = {shard.file.name: shard for shard in self.manifest.shards}
@@ -50,7 +50,7 @@ class CheckedPart:
 
     @property
     def whole(self) -> bool:
-        """Whether this is all that a manifest names, and not one shard of it."""
+        """Whether these are all shards of the manifest, not only one."""
         return self.manifest is not None and self.dataset.shards == len(self.manifest.shards)
 
     @property
@@ -65,7 +65,7 @@ class CheckedPart:
 
     @property
     def readable(self) -> list[int]:
-        """The shards that were found whole and could be opened."""
+        """The undamaged shards that could be opened."""
         return [n for n, hashes in enumerate(self.hashes) if hashes is not None]
 
     @property
@@ -140,7 +140,7 @@ def _check_shard(
 
 
 def _counts(reader: ShardReader) -> dict[str, int]:
-    """How many values optional fields have; but for large ones, which some formats would read."""
+    """The number of values of optional fields, except large ones, which some formats would read."""
     counts = {}
     for name, kind in reader.schema.items():
         if kind.optional and not isinstance(kind, Bytes | Array):
@@ -162,7 +162,7 @@ def keys_of(parts: list[CheckedPart]) -> Keys:
 
 
 def _check_keys(part: CheckedPart) -> None:
-    """Every key once. In shards that others made, which often count anew in each, a note."""
+    """Every key only once. Foreign shards often number keys in each shard: they get a note."""
     keys = keys_of([part])
     foreign = 0
     for key, first, again in keys.repeated():
@@ -228,14 +228,14 @@ def _check_dropped(part: CheckedPart, manifest: Manifest) -> None:
 
 
 class Dropped(TypedDict, total=False):
-    """A line of errors.jsonl or filtered.jsonl, as far as it says which sample it is."""
+    """The parts of a line of errors.jsonl or filtered.jsonl that identify the sample."""
 
     source: str | None
     key: str
 
 
 def listed(part: CheckedPart, name: str) -> list[Dropped]:
-    """The entries of a list of dropped samples; raises DamagedError for what is no such list."""
+    """The entries of a list of dropped samples; raises DamagedError for a damaged list."""
     file = part.manifest.list_named(name) if part.manifest else None
     if file is None:
         return []

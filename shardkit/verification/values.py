@@ -1,4 +1,4 @@
-"""Whether two values are the same, by value and type; and what differs, in words."""
+"""Compares two values, by value and type; says in words what differs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 60  # characters of a value
 
 
 def difference(found: Any, expected: Any) -> tuple[str, str] | None:
-    """None for equal values; else what was expected and what was found.
+    """None for equal values; else what was expected and what was found, in words.
 
     NaN equals NaN. JSON is compared by its text where both have that, else by value.
     """
@@ -35,7 +35,7 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
 
 
 def _unequal_lists(found: list[Any], expected: list[Any]) -> tuple[str, str] | None:
-    """Of images: how many there are, or the first that differs."""
+    """Of lists of images: their number, or the first one that differs."""
     if len(found) != len(expected):
         return f"{len(expected):,} images", f"{len(found):,}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):

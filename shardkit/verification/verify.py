@@ -60,16 +60,16 @@ def verify(
     client: bool = False,
     monitor: Monitor | None = None,
 ) -> VerifyReport:
-    """Whether a dataset is what was written: every problem, not only the first.
+    """Check that a dataset is as it was written: find every problem, not only the first.
 
     Every file is read and compared with its checksum in the manifest; shards, counts and keys are
     compared with what the manifest says. `decode` reads every value as well, and decodes every
     image. `against` compares every sample with a source: the folder that the dataset was made of,
-    or a dataset of any format. `client` has every sample read by the library that others read the
-    format with, and compared. Shards that others made have no checksums: all samples are read.
+    or a dataset of any format. `client` compares every sample with what the format's own library
+    reads. Shards that others made have no checksums: all their samples are read.
 
-    Raises NotFoundError, FormatError for what is no dataset, and UsageError where no library for
-    `client` is installed and can be imported. Damage is reported, not raised.
+    Raises NotFoundError, FormatError for anything but a dataset, and UsageError where no library
+    for `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
     run = _Run(storage.local(path), Meter(monitor))
@@ -133,7 +133,7 @@ class _Run:
             self._first.add(incomplete)
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
-        """The shards in a folder of others' that open; the problems of the rest are noted."""
+        """The shards in a foreign folder that can be opened; problems of others are noted."""
         singles = []
         if self._path.is_dir() and not manifests.has_manifest(self._path):
             names = sorted(path for path in self._path.iterdir() if path.name[0] != ".")
@@ -144,7 +144,7 @@ class _Run:
                 datasets.append(open_dataset(single))
             except ShardkitError as error:
                 self._first.add(error)
-        if len(datasets) == len(singles):  # what is wrong is in none of them
+        if len(datasets) == len(singles):  # the problem is of the whole folder
             self._first.add(problem)
         return datasets
 
@@ -180,7 +180,7 @@ class _Run:
             )
 
     def open_source(self, against: Against) -> list[Group]:
-        """What to compare with what; before the work, as a wrong path is soon told."""
+        """What to compare; opened before the work, as the path may be wrong."""
         from shardkit.verification.groups import groups
 
         return groups(self._path, self._parts, against, self._last) if self._parts else []
@@ -201,7 +201,7 @@ class _Run:
         return [*self._files, *(file for part in self._parts for file in part.files)]
 
     def check_values(self, decode: bool) -> None:
-        """All values, where that was asked for or where there are no checksums."""
+        """All values, if asked for, or where there are no checksums."""
         parts = [part for part in self._parts if decode or part.manifest is None]
         if not parts:
             return
@@ -223,7 +223,7 @@ class _Run:
         self._meter.report(now=True)
 
     def find_clients(self) -> list[Client]:
-        """The libraries to compare with; before the work, as a missing one is soon told."""
+        """The libraries to compare with; found before the work, as one may be missing."""
         from shardkit.verification.client import ClientReport, importable, installed_clients
 
         clients, self._notes = importable(installed_clients(self._parts))

@@ -1,4 +1,4 @@
-"""Threads whose results come in order, and progress that its monitor hears of in its own thread."""
+"""Findings, threads whose results come in order, and progress for the caller's thread."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ LAST = sys.maxsize  # the "shard" of what belongs to the dataset as a whole
 
 
 class Monitor(Protocol):
-    """Who wants to know how far a verification is; called in the caller's thread."""
+    """Shows progress; called in the caller's thread."""
 
     def start(self, doing: str, total: int, unit: str) -> None:
-        """A step begins: `doing` is a word for it, `total` counts "bytes" or "samples"."""
+        """A step begins: `doing` names it, `total` counts `unit`s such as "bytes" or "samples"."""
 
     def advance(self, count: int) -> None:
         """So many more of them are done."""
 
 
 class Findings:
-    """What is wrong with one dataset, in the order of its shards and their samples."""
+    """The problems of one dataset, in the order of its shards and their samples."""
 
     def __init__(self) -> None:
         self._problems: list[tuple[int, int, ShardkitError]] = []
         self.notes: list[str] = []
 
     def add(self, problem: ShardkitError, shard: int = LAST, position: int = -1) -> None:
-        """A problem of the sample at `position`, or of the whole shard, or of the dataset.
+        """Add a problem of the sample at `position`, or of the whole shard, or of the dataset.
 
-        Raises it where too many files are open or memory ran out: that says nothing of the
-        dataset.
+        Raises it where too many files are open or memory ran out, which is no problem of the
+        dataset. May be called in any thread.
         """
         if storage.shortage(problem):
             raise problem
@@ -60,17 +60,17 @@ def counted(number: int, noun: str) -> str:
 
 
 class Stopped(Exception):  # noqa: N818 - it ends a thread's work and is no error
-    """The caller has gone: nobody waits for this result."""
+    """The caller has stopped waiting for results."""
 
 
 class Meter:
-    """Carries counts from the threads that work to the monitor, which lives in the caller's."""
+    """Passes counts from worker threads to the monitor, in the caller's thread."""
 
     def __init__(self, monitor: Monitor | None) -> None:
         self._monitor = monitor
         self._counts: deque[int] = deque()
         self._next = 0.0
-        self.skipped: list[int] = []  # of what was counted, what was not looked at after all
+        self.skipped: list[int] = []  # counts that were not checked
         self.stopped = False
 
     def start(self, doing: str, total: int, unit: str) -> None:
@@ -79,18 +79,18 @@ class Meter:
             self._monitor.start(doing, total, unit)
 
     def add(self, count: int) -> None:
-        """Count, in any thread; raises Stopped if the caller has gone meanwhile."""
+        """Count, in any thread; raises Stopped if the caller has stopped."""
         if self.stopped:
             raise Stopped
         self._counts.append(count)
 
     def skip(self, count: int) -> None:
-        """Count what there is no need, or no way, to look at."""
+        """Count what is not checked."""
         self.skipped.append(count)
         self.add(count)
 
     def report(self, *, now: bool = False) -> None:
-        """Pass on what was counted, a few times a second; in the caller's thread."""
+        """Pass on the counts, a few times a second; in the caller's thread."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _REPORT_SECONDS
@@ -104,7 +104,7 @@ class Meter:
 def in_threads(
     work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter
 ) -> Iterator[_Result]:
-    """The results of all jobs, in their order; as many threads as processors."""
+    """The results of all jobs, in order, from as many threads as processors."""
     workers = processors()
     left = iter(jobs)
     pending: deque[Future[_Result]] = deque()
