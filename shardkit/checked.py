@@ -1,8 +1,8 @@
 """JSON of ours that is read back: bounded, and checked field by field against Python's types.
 
-Manifests, metadata in shards and lists beside them may be damaged, or made to do harm. What comes
-out of here is of the types that it is declared with: those of dataclasses and TypedDicts, `Any`
-where nothing is promised. An error names the value that is wrong: `shards[3].samples`.
+Manifests, metadata in shards and lists beside them may be damaged or malicious. Values that pass
+have their declared types: those of dataclasses and TypedDicts, `Any` where none is declared. An
+error names the wrong value: `shards[3].samples`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Check = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be beside its type, in a hint such as `Annotated[int, Rule(...)]`."""
+    """A condition beside the type, in a hint such as `Annotated[int, Rule(...)]`."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -43,13 +43,13 @@ Digest = Annotated[str, Rule("32 hex digits", re.compile(r"[0-9a-f]{32}").fullma
 
 @dataclass(frozen=True)
 class Extensible:
-    """Base of objects to which a newer version may have added: `unknown` has that as it is."""
+    """Base of objects to which newer versions may add entries: `unknown` has those unchanged."""
 
     unknown: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
 
 class MismatchError(ValueError):
-    """A value that is not what it should be, and where it stands."""
+    """A value that does not match its type or rule, and its location."""
 
     def __init__(self, expected: str, value: Any, *keys: str | int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class MismatchError(ValueError):
             self.inside(key)
 
     def inside(self, key: str | int) -> None:
-        """Note that the value stands under `key` in a larger one."""
+        """Note that the value is the entry `key` of a larger one."""
         name = isinstance(key, str) and key.isidentifier() and key.isascii()
         self._path = (f".{key}" if name else f"[{json.dumps(key):.{_SHOWN}}]") + self._path
 
@@ -84,7 +84,7 @@ def parse(data: bytes) -> Any:
 
 
 def checked(hint: type[_T], value: Any, *keys: str | int) -> _T:
-    """A parsed value, which stands under `keys`, as what the hint says; raises MismatchError."""
+    """A parsed value, at the location `keys`, as the type of the hint; raises MismatchError."""
     with under(*keys):
         found: _T = _checker(cast("Any", hint))(value)
     return found
@@ -92,7 +92,7 @@ def checked(hint: type[_T], value: Any, *keys: str | int) -> _T:
 
 @contextlib.contextmanager
 def under(*keys: str | int) -> Iterator[None]:
-    """Values that are checked in here stand under these keys."""
+    """A context for checks of values at the location `keys`."""
     try:
         yield
     except MismatchError as error:
@@ -146,7 +146,7 @@ def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold of dataclasses, with all that `checked` found unknown in them."""
+    """Dataclasses as JSON values, with the `unknown` entries that `checked` found."""
     if is_dataclass(value):
         entries = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {**entries, **(entries.pop("unknown", None) or {})}
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def _checker(hint: Any) -> _Check:
-    """What turns a parsed value into one of the type that a hint says."""
+    """The function that turns a parsed value into one of a hint's type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         return _plain_checker(hint)
@@ -242,7 +242,7 @@ def _listed(kind: Callable[[list[Any]], Any], check: _Check, value: Any) -> Any:
 def _entries(
     checks: Mapping[str, _Check], others: _Check, required: Collection[str], value: Any
 ) -> dict[str, Any]:
-    """An object; entries without a check of their own go through that for `others`."""
+    """An object; entries without a check of their own go through `others`."""
     if type(value) is not dict:
         raise MismatchError("an object", value)
     for name in required:
@@ -269,7 +269,7 @@ def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
 
 
 def _object(kind: Any) -> _Check:
-    """A dataclass: what it does not know is `unknown` if it is `Extensible`, else refused."""
+    """A dataclass: unknown entries are retained if it is `Extensible`, else refused."""
     hints = typing.get_type_hints(kind, include_extras=True)
     known = [f for f in dataclasses.fields(kind) if f.name != "unknown"]
     none = dataclasses.MISSING
@@ -286,7 +286,7 @@ def _object(kind: Any) -> _Check:
             found["unknown"] = more
         try:
             return kind(**found)
-        except UsageError as error:  # the class checks what its fields are together
+        except UsageError as error:  # from the checks of the class itself
             raise MismatchError(error.expected or str(error.what), error.found or value) from error
 
     return check

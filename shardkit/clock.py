@@ -1,6 +1,6 @@
-"""Where the time of a thread goes: it is in one stage at any moment, so that stages add up.
+"""Measures the time of a thread by stages: it is in one stage at a time, so that stages add up.
 
-Code says `enter(stage)` where a stage begins. That does nothing in a thread without a clock.
+Code calls `enter(stage)` where a stage begins, which does nothing in a thread without a clock.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Of making a batch: reading stored values; decoding images with their crops and sizes, which one
-# call does; other transforms; putting rows and batches together; tensors, and copies to a device.
+# Of making a batch: reading stored values; decoding, cropping and resizing images, in one call;
+# other transforms; assembling rows and batches; tensors, and copies to a device.
 STAGES = ("read", "decode", "transform", "collate", "copy")
-IDLE = "idle"  # of a thread that makes batches: enough are ready, as their user takes his time
+IDLE = "idle"  # of a thread that makes batches: enough are ready
 DATA = "data"  # of the thread that uses them: it waits for the next one
 STEP = "step"  # of that thread: all that it does with a batch
 
 
 class Spent(NamedTuple):
-    """Seconds of a stage: by the wall, and by the processor, which does nothing while it waits."""
+    """Seconds of a stage: wall time, and processor time."""
 
     wall: float = 0.0
     busy: float = 0.0
 
     def more(self, wall: float, busy: float) -> Spent:
-        """With some seconds more."""
+        """The sum with these seconds."""
         return Spent(self.wall + wall, self.busy + busy)
 
 
 class Clock:
-    """The time of one thread by stages. That thread alone calls it, but for `read`."""
+    """The time of one thread by stages. Only `read` may be called by other threads."""
 
     def __init__(self, stage: str, since: float | None = None) -> None:
-        """`since` is when it was made ready, by `time.perf_counter`; None: now."""
+        """`since` is the start in `time.perf_counter` seconds; None: now."""
         self._spent: dict[str, Spent] = {}
         began = time.perf_counter() if since is None else since
         self._now = (stage, began, time.thread_time())
@@ -50,12 +50,12 @@ class Clock:
         self._now = now
 
     def stop(self) -> None:
-        """What follows is not counted."""
+        """Stop counting."""
         self.enter(self._now[0])
         self._running = False
 
     def read(self) -> dict[str, Spent]:
-        """The time of each stage so far, that of the present one included; from any thread."""
+        """The time of each stage so far, the current one included; from any thread."""
         spent, (stage, since, _) = dict(self._spent), self._now
         if self._running:
             spent[stage] = spent.get(stage, Spent()).more(time.perf_counter() - since, 0)
@@ -63,7 +63,7 @@ class Clock:
 
 
 def total(clocks: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
-    """What threads spent in the stages of making a batch, and idle."""
+    """The sum over threads, of the stages of making a batch and of being idle."""
     found = dict.fromkeys((*STAGES, IDLE), Spent())
     for spent in clocks:
         for stage in found:
@@ -75,7 +75,7 @@ _own = threading.local()
 
 
 def use(clock: Clock | None) -> None:
-    """Have this thread's time counted by a clock, or no more."""
+    """Count this thread's time with a clock; None: no longer."""
     _own.clock = clock
 
 

@@ -1,4 +1,4 @@
-"""Every error a user can meet: what happened, where, what was expected and found, what to do."""
+"""The errors of shardkit: what happened, where, what was expected and found, what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ShardkitError(Exception):
     ) -> None:
         unknown = where.keys() - set(_PLACES)
         if unknown:
-            raise TypeError(f"unknown places in an error: {sorted(unknown)}")
+            raise TypeError(f"unknown locations in an error: {sorted(unknown)}")
         super().__init__(what)
         self.what = what
         self.expected = expected
@@ -44,7 +44,7 @@ class ShardkitError(Exception):
         }
 
     def located(self, **where: Any) -> ShardkitError:
-        """The same error with more places filled in; those it has already stay as they are."""
+        """The same error with more of its location filled in; nothing is replaced."""
         located = type(self)(
             self.what,
             expected=self.expected,
@@ -94,11 +94,10 @@ def _place(name: str, value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Text as it may go to a terminal: control characters and all else unseen are escaped.
+    """Text that is safe for a terminal: all characters that are not printable are escaped.
 
-    Names, keys and values come from data of strangers: a terminal obeys escape sequences in them, a
-    line break forges lines, and marks of direction reorder what is read. The rule is that of
-    `repr`, without quotes: é and 漢 stay.
+    Names, keys and values come from untrusted data: a terminal obeys escape sequences in them, line
+    breaks forge lines, and direction marks reorder text. As in `repr`, é and 漢 stay.
 
     >>> print(printable("cat\\x1b[31m.jpg"))
     cat\\x1b[31m.jpg
@@ -109,13 +108,13 @@ def printable(text: str) -> str:
 
 
 def drop_option(field: str) -> str:
-    """What takes a field out of a conversion, as it is typed."""
+    """The option that leaves a field out of a conversion, as typed in a shell."""
     name = '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n\r') else field
     return f"--drop {shlex.quote(name)}"
 
 
 def is_want_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: also for a library that was to be loaded, or a thread."""
+    """Whether memory ran out, also while loading a library or starting a thread."""
     if isinstance(error, ImportError):
         words = ("failed to map segment", "cannot allocate memory")
         return any(word in str(error).lower() for word in words)
@@ -127,13 +126,13 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 
 def memory_ran_out(error: BaseException, where: str = "") -> str:
-    """What to say of it: of NumPy's page of advice, for one, the line with the reason."""
+    """The message for it, with the last line of the error's own, such as that of NumPy."""
     reason = str(error).strip().rpartition("\n")[2]
     return f"memory ran out{where}" + (f": {reason}" if reason else "")
 
 
 class UsageError(ShardkitError):
-    """The command line or the arguments are at fault: nothing was started."""
+    """The command line or the arguments are invalid: nothing was started."""
 
     exit_code = 2
 
@@ -143,7 +142,7 @@ class NotFoundError(UsageError, FileNotFoundError):
 
 
 class OutputError(UsageError):
-    """The output cannot be used: it exists, is unfinished, or lies inside the source."""
+    """The output cannot be used: it exists, is unfinished, or is inside the source."""
 
 
 class FormatError(ShardkitError):
@@ -166,7 +165,7 @@ class DamagedError(ShardkitError):
 
 
 class StorageError(ShardkitError):
-    """Reading or writing failed below us: disk full, no permission, device error."""
+    """The system failed to read or write: disk full, no permission, device error."""
 
 
 class WorkerError(ShardkitError):

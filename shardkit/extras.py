@@ -1,4 +1,4 @@
-"""Optional libraries: the sentence that says which extra of shardkit brings a missing one."""
+"""Optional libraries: the error that names the extra of shardkit with a missing one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shardkit.errors import UsageError
 
 @contextmanager
 def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
-    """Imports inside of it are of libraries that `pip install "shardkit[name]"` brings.
+    """A context for imports of libraries that `pip install "shardkit[name]"` installs.
 
-    Raises UsageError where one is missing: `what` needs it, and `instead` is another way out.
+    Raises UsageError where one is missing: `what` needs it, and `instead` is an alternative.
     """
     try:
         yield
@@ -24,7 +24,7 @@ def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
 
 
 def missing(name: str, what: str, library: str, instead: str = "") -> UsageError:
-    """The error for a library that is not installed, and that the extra `name` brings."""
+    """The error for a library of the extra `name` that is not installed."""
     return UsageError(
         f"{what} needs {library}, which is not installed",
         fix=f'pip install "shardkit[{name}]"{instead}',

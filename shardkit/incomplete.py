@@ -16,10 +16,10 @@ _OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them 
 
 
 def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError | None:
-    """The problem of shards that shardkit wrote, and whose manifest is not there.
+    """The error for shards that shardkit wrote, but whose manifest is missing.
 
-    A copy that was interrupted looks so: nobody can say which shards are missing. A shard that is
-    given by itself may have been copied so on purpose, unless something of ours lies beside it.
+    An interrupted copy looks so, and other shards may be missing as well. A shard that is given by
+    itself may have been copied on purpose, unless other files of ours are beside it.
     """
     bare = {top: dataset for dataset in datasets for top in _without_manifest(dataset)}
     alone = path in bare or not path.is_dir()
@@ -48,7 +48,7 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
 
 
 def _without_manifest(dataset: Dataset) -> list[Path]:
-    """The shards of a dataset for which there is no manifest: files, or folders such as of LMDB."""
+    """The shards of a dataset without a manifest: files, or folders for LMDB."""
     if dataset.manifest is not None:
         return []
     inside = FORMATS[dataset.format].inside[1:]

@@ -1,14 +1,14 @@
-"""The manifest: what a dataset holds, so that opening it reads nothing else.
+"""The manifest: the contents of a dataset, so that opening it reads nothing else.
 
-It stands in the folder `__shardkit__`, with all other files that shardkit alone reads. Pyarrow and
-pandas, Spark, Dask and Hugging Face datasets pass over a folder of such a name, so that they find
+It is in the folder `__shardkit__`, with all other files that only shardkit reads. Pyarrow and
+pandas, Spark, Dask and Hugging Face datasets ignore a folder of such a name, so that they find
 nothing but shards in a dataset. A dataset that is a single file, `x.tar`, has its manifest in
 `__shardkit__/x.tar.manifest.json`. No times, no absolute paths, no worker counts: the same source
 and options give the same bytes.
 
 Earlier versions put these files among the shards, the manifest as `shardkit.json` or
-`x.tar.shardkit.json`, and had `source` and `options` in it instead of a recipe. Such datasets are
-read as well.
+`x.tar.shardkit.json`, and had `source` and `options` in it instead of a recipe. Such datasets can
+still be read.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from shardkit.schema import Schema
 FOLDER = "__shardkit__"
 NAME = "manifest.json"
 _OLD_NAME = "shardkit.json"
-KEYS = "keys.jsonl"  # the key table: what a sample's file was called, where its key does not say
-ERRORS = "errors.jsonl"  # the samples that were dropped as they are bad, and why
-LENGTHS = "lengths.npy"  # how long the values of one-dimensional arrays are, sample by sample
-FILTERED = "filtered.jsonl"  # those that were dropped as options ask for it
+KEYS = "keys.jsonl"  # the key table: paths of samples' files, where keys do not tell them
+ERRORS = "errors.jsonl"  # bad samples that were dropped, and why
+LENGTHS = "lengths.npy"  # the lengths of one-dimensional arrays, by sample
+FILTERED = "filtered.jsonl"  # samples that options dropped
 VERSION = 1
-_MOST_SAMPLES = 64  # in a byte of a shard: far more than what compresses best has
+_MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
 
-# The types of what follows are those that a manifest is checked against when it is read.
+# A manifest that is read is checked against the types of these classes.
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class File(Extensible):
 
 @dataclass(frozen=True)
 class Shard(Extensible):
-    """One shard: its own file, and those that stand beside it, such as an index."""
+    """One shard: its file, and files beside it, such as an index."""
 
     file: File  # the name has a slash where a shard is a folder
     samples: Count
     beside: tuple[File, ...] = ()
-    tasks: tuple[Count, ...] = ()  # numbers of the first and the last that made it
+    tasks: tuple[Count, ...] = ()  # numbers of the first and the last task that made it
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FieldStats(Extensible):
 
 
 class _Layout(TypedDict):
-    """What readers of all formats need; those of some have more."""
+    """What readers of all formats need; some formats have more entries."""
 
     schema: dict[str, Any]
 
@@ -94,7 +94,7 @@ _SIZES = Rule("counts of sizes", lambda counts: counts and min(counts) >= 0)
 
 
 class TextEntry(TypedDict):
-    """What became of documents: `TextTally.summary`. Lengths are in tokens."""
+    """Counts of documents: `TextTally.summary`. Lengths are in tokens."""
 
     documents: Count
     tokens: Count
@@ -157,7 +157,7 @@ class Manifest(Extensible):
         return [f for shard in self.shards for f in (shard.file, *shard.beside)]
 
     def list_named(self, name: str) -> File | None:
-        """What is called so (KEYS, ERRORS, FILTERED, LENGTHS) beside the manifest, if it is."""
+        """The file with this name (KEYS, ERRORS, FILTERED, LENGTHS) beside the manifest, if any."""
         bases = ((file, file.name.rpartition("/")[2]) for file in self.files)
         return next((f for f, base in bases if base == name or base.endswith("." + name)), None)
 
@@ -167,7 +167,7 @@ class Manifest(Extensible):
 
 @dataclass(frozen=True)
 class Splits(Extensible):
-    """The manifest of a folder that holds one dataset per split."""
+    """The manifest of a folder with one dataset per split."""
 
     format: str
     splits: dict[str, Count]  # name of the folder -> samples
@@ -186,7 +186,7 @@ class _DatasetDict(TypedDict):
 
 
 def beside(path: Path, name: str = NAME) -> Path:
-    """What belongs to a dataset that is a single file: `__shardkit__/x.tar.manifest.json`."""
+    """A file that belongs to a single-file dataset: `__shardkit__/x.tar.manifest.json`."""
     return path.parent / FOLDER / f"{path.name}.{name}"
 
 
@@ -197,7 +197,7 @@ def single_manifest(path: Path) -> Path | None:
 
 
 def manifest_path(dataset: Path) -> Path:
-    """Where the manifest of a dataset stands, or would."""
+    """The path of a dataset's manifest, whether it exists or not."""
     single = single_manifest(dataset)
     if single is not None:
         return single
@@ -206,7 +206,7 @@ def manifest_path(dataset: Path) -> Path:
 
 
 def read_checked(path: Path, checksum: str) -> bytes:
-    """A file beside the shards, whole. Raises DamagedError for one that was not written so."""
+    """The bytes of a file beside the shards. Raises DamagedError for a different checksum."""
     data = storage.read(path)
     found = xxhash.xxh3_128_hexdigest(data)
     if found != checksum:
@@ -225,7 +225,7 @@ def folder_of(manifest: Path) -> Path:
 
 
 def dataset_of(manifest: Path) -> Path:
-    """The dataset whose manifest stands at this path: a folder, or a single file in it."""
+    """The dataset whose manifest is at this path: a folder, or a single file in it."""
     single = re.fullmatch(rf"(.+)\.({re.escape(NAME)}|{re.escape(_OLD_NAME)})", manifest.name)
     return folder_of(manifest) / single[1] if single else folder_of(manifest)
 
@@ -235,7 +235,7 @@ def has_manifest(dataset: Path) -> bool:
 
 
 def load_any(dataset: Path) -> Manifest | Splits:
-    """The manifest of a dataset; raises DamagedError or FormatError that says what is wrong."""
+    """The manifest of a dataset. Raises DamagedError, or FormatError for another version."""
     path = manifest_path(dataset)
     text = storage.read(path, MOST_BYTES)
     data = of_version(VERSION, "shardkit", text, "the manifest", path=path)
@@ -300,13 +300,24 @@ def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
     )
 
 
-def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
+def _upgrade(data: dict[str, Any]) -> None:
+    """Rename the entries that earlier versions wrote."""
     if "options" in data and "recipe" not in data:
         source, options = data.pop("source", None), data.pop("options")
         options = checked(dict[str, Any], options, "options")
         from shardkit.recipe import recipe_of_version_1
 
         data["recipe"] = recipe_of_version_1(data.get("format"), source, options)
+    if "splits" in data:
+        return
+    if (names := data.pop("classes", None)) is not None:  # of the label alone
+        data["class_names"] = {str(data.get("label")): names}
+    if "pictures" in data:
+        data["images"] = data.pop("pictures")
+
+
+def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
+    _upgrade(data)
     if "splits" in data:
         splits = checked(Splits, data)
         _check_files(splits.files, "files", path)
@@ -316,10 +327,6 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
         return splits
     if data.pop("checksum", storage.CHECKSUM) != storage.CHECKSUM:
         raise ValueError(f"its checksums are not of the kind {storage.CHECKSUM}")
-    if (names := data.pop("classes", None)) is not None:  # of one field, as it was at first
-        data["class_names"] = {str(data.get("label")): names}
-    if "pictures" in data:  # the name of this field at first
-        data["images"] = data.pop("pictures")
     manifest = checked(Manifest, data)
     with under("layout"):
         checked(_Layout, manifest.layout)
@@ -328,7 +335,7 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
     if manifest.text:
         checked(TextEntry, manifest.text, "text")
     if manifest.tokenizer:
-        from shardkit.recipe import TokenizerEntry  # datasets of tokens alone need it to be opened
+        from shardkit.recipe import TokenizerEntry  # imported for datasets of tokens alone
 
         checked(TokenizerEntry, manifest.tokenizer, "tokenizer")
     _check_names(manifest, path)
@@ -337,7 +344,7 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
 
 
 def _check_together(manifest: Manifest) -> None:
-    """What no value tells by itself. Counts of the shards are those that `verify` compares."""
+    """Check values against each other. `verify` compares the counts with those of the shards."""
     total, counts = manifest.samples, manifest.label_counts
     if (most := max(total, manifest.bytes)) >= 2**63:
         raise MismatchError("samples and bytes that add up to less than 2^63", most, "shards")
@@ -358,7 +365,7 @@ _OWN_CHECKSUM = "manifest_checksum"
 
 
 def _is_as_written(text: bytes, own: Any, data: dict[str, Any]) -> bool:
-    """Whether the rest of a manifest has the checksum that it names, however it is formatted."""
+    """Whether a manifest has the checksum `own` that it names, however it is formatted."""
     begin = text.rfind(b",")
     found = text[:begin] + b"\n}"
     return text == _sealed(found) or own == xxhash.xxh3_128_hexdigest(_text(data))
@@ -380,7 +387,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 
 def _sealed(text: bytes) -> bytes:
-    """A manifest with its own checksum as its last entry, so that a change in it is noticed."""
+    """A manifest with its own checksum as the last entry, to detect changes."""
     checksum = xxhash.xxh3_128_hexdigest(text)
     return text.removesuffix(b"\n}") + f',\n "{_OWN_CHECKSUM}": "{checksum}"\n}}\n'.encode()
 

@@ -16,10 +16,10 @@ from shardkit.sample import Sample
 def open(path: str | os.PathLike[str], *, transforms: Mapping[Any, Any] | None = None) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
-    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones draw anew whenever a
+    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones are drawn whenever a
     sample is read.
 
-    Raises NotFoundError, FormatError for what is no dataset, DamagedError for one that is broken,
+    Raises NotFoundError, FormatError for a path that is no dataset, DamagedError for a damaged one,
     and UsageError for transforms that do not fit it.
     """
     dataset = open_dataset(path)

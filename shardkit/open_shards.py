@@ -13,18 +13,18 @@ try:
 except ImportError:  # Windows, which has no such limit
     resource = None  # type: ignore[assignment]
 
-_MOST = 1024  # shards: what readers keep takes memory too
-_MEMORY = 256 << 20  # bytes of tables that all open shards keep
-_FILES = 3  # that an open shard holds at most
-_SHARE = 2  # one of so many files that the process may open is for shards
+_MOST = 1024  # shards: readers take memory, too
+_MEMORY = 256 << 20  # bytes of the tables of all open shards
+_FILES = 3  # that an open shard has open at most
+_SHARE = 2  # shards get 1 / _SHARE of the files that the process may open
 
 
 class Readers(dict[int, ShardReader]):
     """The open shards of a dataset by number."""
 
 
-# Oldest first. There is no lock that a fork in another thread could leave held: each step is one
-# operation on a deque or a dict. What is closed by then is passed over.
+# Oldest first. There is no lock, which a fork in another thread could leave held: each step is one
+# operation on a deque or a dict. Entries of shards that were closed since are skipped.
 _opened: deque[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = deque()
 
 
@@ -46,7 +46,7 @@ def added(readers: Readers, shard: int, reader: ShardReader) -> None:
 
 
 def close_all() -> None:
-    """Let go of every shard that nobody reads from at the moment."""
+    """Close all shards, but those that a thread is reading from at the moment."""
     _close(0)
 
 
@@ -61,12 +61,12 @@ def _close(count: int) -> None:
 
 
 def _is_open(readers: Readers | None, shard: int, reader: ShardReader | None) -> bool:
-    """Whether it is this reader that the dataset has: one that was closed may have a successor."""
+    """Whether the dataset has this reader open: a closed one may have a successor."""
     return readers is not None and reader is not None and readers.get(shard) is reader
 
 
 def _close_beyond(most: int) -> None:
-    """Close the oldest until the tables of all take no more than so many bytes, or one is left."""
+    """Close the oldest until the tables of all take at most so many bytes, or one is left."""
     latest = _opened.copy()
     latest.reverse()
     for number, (readers, shard, reference) in enumerate(latest):

@@ -1,10 +1,10 @@
-"""Which dataset, or which splits, a path leads to: folders, shards, patterns; ours and others'."""
+"""Finds the dataset, or the splits, at a path: folders, shards, patterns; ours and foreign ones."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,14 +24,14 @@ from shardkit.folders import (
 )
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.foreign import kind_of_file
-from shardkit.manifest import Manifest
+from shardkit.manifest import Manifest, Shard
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
-    Raises NotFoundError, FormatError for what is no dataset, and DamagedError for one that is
-    broken.
+    Raises NotFoundError, FormatError for a path that is no dataset, and DamagedError for a damaged
+    one.
     """
     dataset = _only(storage.local(path))
     _refuse_unusable(dataset)
@@ -43,8 +43,8 @@ def open_splits(
 ) -> dict[str, Dataset]:
     """The dataset at a path as `{"": dataset}`, or those of its splits by their names.
 
-    `together`: shards whose names tell of several splits are wanted as one dataset all the same.
-    `partly`: also if some of their fields cannot be read; `unusable` says which, and why.
+    `together`: shards whose names belong to several splits make one dataset nevertheless.
+    `partly`: also if some of their fields cannot be read; `unusable` has these, and why.
     """
     found = {name: opened() for name, (_, opened) in _at(storage.local(path), together).items()}
     for dataset in () if partly else found.values():
@@ -65,23 +65,23 @@ def _only(path: Path) -> Dataset:
     return found[""].open()
 
 
-class _Place(NamedTuple):
-    """A path that leads to a dataset and no other, and what opens it."""
+class _Found(NamedTuple):
+    """The path of a single dataset, and the function that opens it."""
 
     path: str | Path
     open: Callable[[], Dataset]
 
 
-def _at(path: Path, together: bool = False) -> dict[str, _Place]:
-    """What is at a path: one dataset called "", or one for each split."""
+def _at(path: Path, together: bool = False) -> dict[str, _Found]:
+    """The datasets at a path: one called "", or one for each split."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if is_pattern(path):
-            return {"": _Place(path, lambda: _foreign(path.parent, *shards_like(path)))}
+            return {"": _Found(path, lambda: _foreign(path.parent, *shards_like(path)))}
         raise storage.explain(error, "open", path) from error
     if not stat.S_ISDIR(mode):
-        return {"": _Place(path, lambda: _open_file(path))}
+        return {"": _Found(path, lambda: _open_file(path))}
     above = [path, *Path(os.path.abspath(path)).parents]
     if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
         raise FormatError(
@@ -90,13 +90,13 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
             fix="run the command that was interrupted again: it continues where it was",
         )
     if names := manifests.split_names(path):
-        return {name: _Place(path / name, partial(_only, path / name)) for name in names}
+        return {name: _Found(path / name, partial(_only, path / name)) for name in names}
     if manifests.has_manifest(path):
-        return {"": _Place(path, lambda: _open_ours(path))}
+        return {"": _Found(path, lambda: _open_ours(path))}
     if (format := listing_format(path)) is not None:
         listed = get_format(format).listed(path)
         if listed is not None:
-            return {"": _Place(path, partial(_foreign, path, listed, format))}
+            return {"": _Found(path, partial(_foreign, path, listed, format))}
     found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
@@ -106,9 +106,9 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
         found.ignored["image"] = found.image_files
     format = found.shards[next(iter(every.values()))[0]]
     return {
-        split: _Place(
+        split: _Found(
             way_to(path, names, found.shards),
-            # What lies beside the shards of all splits is named once.
+            # Files beside the shards of all splits are counted once.
             partial(_shards, path, names, format, {} if number else dict(found.ignored)),
         )
         for number, (split, names) in enumerate(every.items())
@@ -116,7 +116,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Place]:
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
-    """The shards in a folder without a manifest; one that is itself a dataset of ours as that."""
+    """The shards in a folder without a manifest, or the only one with a manifest of its own."""
     files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
     ours = [file for file in files if manifests.single_manifest(file)]
     if len(ours) == len(files) == 1:
@@ -144,23 +144,24 @@ def _foreign(
 
 def _open_ours(path: Path) -> Dataset:
     manifest = manifests.load(path)
-    place = manifests.manifest_path(path)
-    shards = [(s.file.name, s.samples, s.file.bytes) for s in manifest.shards]
-    return Dataset(manifests.folder_of(place), manifest.format, [*shards], manifest, place)
+    return _described(manifest, manifests.manifest_path(path), manifest.shards)
+
+
+def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Dataset:
+    """A dataset of some of the shards that the manifest at a path describes."""
+    entries = [(s.file.name, s.samples, s.file.bytes) for s in shards]
+    return Dataset(manifests.folder_of(path), manifest.format, [*entries], manifest, path)
 
 
 def _open_file(path: Path) -> Dataset:
     if manifests.has_manifest(path):
         return _open_ours(path)
     folder = path.parent
-    if manifests.has_manifest(folder):
-        manifest = manifests.load_any(folder)
-        shards = manifest.shards if isinstance(manifest, Manifest) else ()
-        for shard in shards:
-            if shard.file.name == path.name and isinstance(manifest, Manifest):
-                entry = (path.name, shard.samples, shard.file.bytes)
-                place = manifests.manifest_path(folder)
-                return Dataset(folder, manifest.format, [entry], manifest, place)
+    manifest = manifests.load_any(folder) if manifests.has_manifest(folder) else None
+    if isinstance(manifest, Manifest):
+        for shard in manifest.shards:
+            if shard.file.name == path.name:
+                return _described(manifest, manifests.manifest_path(folder), [shard])
     format = format_of(path)
     if format is None or kind_of_file(path) is not None:
         raise unknown_format(path)

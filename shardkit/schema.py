@@ -1,4 +1,4 @@
-"""Schema: which fields a sample has, and of which type. It travels with the data."""
+"""Schema: the fields of a sample and their types. It is stored with the data."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class FieldType:
 
     optional: bool = dataclasses.field(default=False, kw_only=True)
 
-    python: ClassVar[str]  # what a sample holds, in words
+    python: ClassVar[str]  # the Python type of a value, in words
 
     def check(self, value: Any) -> Any:
-        """The value as every format stores it; raises TypeError if it is of another type."""
+        """The value as all formats store it; raises TypeError if it is of another type."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class FieldType:
         return f"{type(self).__name__}({options})"
 
     def _changed(self) -> dict[str, Any]:
-        """The options that are not at their default."""
+        """The options that differ from their defaults."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
@@ -59,7 +59,7 @@ class Int(FieldType):
 
 
 def int64(stored: bytes | int) -> int:
-    """A value of an `Int` as it is stored; raises ValueError for what is none."""
+    """A stored value of an `Int`; raises ValueError for an invalid one."""
     number = int(stored)
     if -(2**63) <= number < 2**63:
         return number
@@ -150,7 +150,7 @@ class Json(FieldType):
             same = bool(json.loads(text) == value) and is_unicode(text)
         except (ValueError, RecursionError):
             raise TypeError from None
-        if not same:  # a tuple, a key that is no text: it would come back as something else
+        if not same:  # such as a tuple, or a key that is no text: it would not be read back equal
             raise TypeError
         return value
 
@@ -161,7 +161,7 @@ _ELEMENTS = 2**40
 
 
 def _is_dtype(text: str) -> bool:
-    """Whether JSON may name a type so: as numpy writes those that are neither objects nor parts."""
+    """Whether a text is a type in numpy's notation, without objects and structured types."""
     try:
         return _DTYPE.fullmatch(text) is not None and bool(np.dtype(text).str)
     except (TypeError, ValueError):
@@ -188,7 +188,7 @@ class Array(FieldType):
     python = "numpy.ndarray"
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:  # also of a type such as numpy.float32
+        if self.dtype is not None:  # which may be a type such as numpy.float32
             object.__setattr__(self, "dtype", np.dtype(self.dtype).str)
 
     def check(self, value: Any) -> Any:
@@ -212,7 +212,7 @@ TYPES: dict[str, type[FieldType]] = {
 }
 
 
-# Names that WebDataset, and so every sample, keeps for itself.
+# Names that WebDataset reserves, and so every sample does.
 RESERVED = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
@@ -278,7 +278,7 @@ class Schema(Mapping[str, FieldType]):
         return checked
 
     def with_optional(self, names: Collection[str], optional: bool = True) -> Schema:
-        """The schema with these fields, as far as there are such, optional or not."""
+        """The schema with those of these fields that it has optional, or not."""
         fields = self._fields.items()
         return Schema(
             {n: dataclasses.replace(k, optional=optional) if n in names else k for n, k in fields}
@@ -302,7 +302,7 @@ class Schema(Mapping[str, FieldType]):
 
     @classmethod
     def from_json(cls, data: Any) -> Schema:
-        """Raises ValueError for what is no schema, FormatError for a type of a later version."""
+        """Raises ValueError for an invalid schema, FormatError for a type of a later version."""
         entries = checked(dict[str, _Entry], data)
         for name in RESERVED & entries.keys():
             raise MismatchError(f"any name but {', '.join(sorted(RESERVED))}", name)
@@ -316,7 +316,7 @@ ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
     """By field, the names of its classes.
 
-    Raises UsageError for names that are no text, and for fields that are no whole numbers.
+    Raises UsageError for names that are not text, and for fields that are not `Int`.
     """
     named = classes if isinstance(classes, Mapping) else {"label": classes}
     found = {field: tuple(names) for field, names in named.items() if names is not None}
@@ -355,12 +355,12 @@ def length_fields(schema: Schema) -> list[str]:
 
 
 def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
-    """A row of the table that tells how long the arrays of a sample are, in these fields."""
+    """The type of a row of the table of lengths: those of a sample's arrays in these fields."""
     return np.dtype([(name, "<u4") for name in names])
 
 
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
-    """Raises SampleError where the field numbers a class that has no name."""
+    """Raises SampleError where the field has the number of a class without a name."""
     label = sample.get(field)
     if type(label) is int and not -1 <= label < len(names):
         raise SampleError(
@@ -373,12 +373,12 @@ def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
 
 
 def label_of(class_names: Mapping[str, Any]) -> str:
-    """The field that is meant by "the label" where several have names for their values."""
+    """The label where several fields have class names."""
     return "label" if "label" in class_names else next(iter(class_names), "label")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text has no lone surrogates, which no encoding can store."""
+    """Whether the text has no lone surrogates, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from shardkit.schema import Json, Schema
 
 
 class SampleSequence(Protocol):
-    """A list of samples, or what is read like one: dicts with `__key__` and fields of a schema."""
+    """Any sequence of samples: dicts with `__key__` and fields of a schema."""
 
     def __len__(self) -> int: ...
 
@@ -23,11 +23,11 @@ class SampleSequence(Protocol):
 
 
 class _RaisedError(Exception):
-    """The sequence itself raised the cause of this: no value is at fault."""
+    """Its cause was raised by the sequence itself: no value is damaged."""
 
 
 class SequenceReader(ShardReader):
-    """Gives the samples of a sequence. What is not JSON is not copied."""
+    """Reads the samples of a sequence. Only JSON values are copied."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SequenceReader(ShardReader):
     def _named(
         self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
     ) -> Exception:
-        """As in the base class; what the sequence raised is not searched for field by field."""
+        """As in the base class, but errors of the sequence itself concern no single field."""
         cause = error.__cause__
         if self.closed or not (isinstance(error, _RaisedError) and isinstance(cause, Exception)):
             return super()._named(error, position, fields, json_text)

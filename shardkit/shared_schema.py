@@ -1,4 +1,4 @@
-"""One schema, and one list of class names, for shards that nobody promised to be alike."""
+"""One schema, and one list of class names, for foreign shards, which may differ."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from shardkit.schema import Bytes, FieldType, Schema
 def shared_schema(
     layouts: Sequence[Mapping[str, Any]], counts: Sequence[int], names: list[str] | None
 ) -> tuple[Schema, dict[str, ShardkitError]]:
-    """One schema for shards that nobody promised to be alike.
+    """One schema for shards that may differ.
 
-    What some samples lack is optional; a field that is of one type here and another there is bytes,
-    or if `names` are given, those of the shards, it comes with an error. A column without values is
-    of any type.
+    A field that some samples lack is optional. One whose type differs between shards is bytes, or,
+    if `names` are given, those of the shards, an error. A column without values has any type.
     """
     errors: dict[str, ShardkitError] = {}
     fields: dict[str, FieldType] = {}
@@ -46,7 +45,7 @@ def shared_schema(
 def shared_names(
     layouts: Sequence[Mapping[str, Any]], shards: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The class names by field of those fields for which all shards that have them name some.
+    """The class names by field, for fields that have names in all shards that have the field.
 
     Raises FormatError where two shards number classes differently.
     """
@@ -74,7 +73,7 @@ def shared_names(
 def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of one shard, as all shards have them.
 
-    A column without values is left out where its own type is another: its samples lack the field.
+    A column without values is left out where its type differs: its samples lack the field.
     """
     empty = layout.get("empty", ())
     return {
@@ -86,7 +85,7 @@ def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str
 
 
 def _other_type(field: str, typed: Mapping[str, FieldType]) -> FormatError:
-    """The error for a field that is of two types, by the shards that have it."""
+    """The error for a field with two types, by the shards that have it."""
     kinds = {str(kind): f"{kind} in {shard}" for shard, kind in typed.items()}
     return FormatError(
         f"the field {field!r} is of another type in another shard",

@@ -1,4 +1,4 @@
-"""How long values are, counted so that counts of parts merge in any order."""
+"""Sizes of values, counted so that counts of parts can be merged in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PENDING = 1 << 14  # sizes in memory before they are counted
 
 @dataclass
 class FieldSizes:
-    """How long a field's values are: exact ends, and a histogram with buckets of 1 % and less."""
+    """The sizes of a field's values: exact bounds, and a histogram with buckets of up to 1 %."""
 
     count: Count = 0
     bytes: Count = 0
@@ -38,7 +38,7 @@ class FieldSizes:
 
     def add(self, sizes: list[int]) -> None:
         values = np.array(sizes, np.int64)
-        # A bucket is the 7 bits behind a number's first: frexp gives the place of that.
+        # A bucket has the first 8 bits of a number in common: frexp gives its number of bits.
         shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 8, 0)
         starts, counts = np.unique(values >> shift << shift, return_counts=True)
         buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))

@@ -1,7 +1,8 @@
-"""Every touch of a file system goes through here: create, sync, rename, remove, read.
+"""All access to file systems goes through here: create, sync, rename, remove, read.
 
-Paths are local today; URLs can come behind the same functions. Callers write `storage.rename(...)`,
-never a name imported from here, so that a test can put a recording or a dying layer underneath.
+Paths are local today; URLs can be added behind the same functions. Callers write
+`storage.rename(...)`, never a name imported from here, so that tests can replace the functions by
+ones that record or crash.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageE
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
-# What changes a disk, in the words of the crash tests, which interrupt before and after each.
+# The functions that change a disk: the crash tests interrupt before and after each.
 CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remove")
 
 CHECKSUM = "xxh3-128"
@@ -33,7 +34,7 @@ _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
 _BLOCK = 1 << 20  # bytes per read while hashing
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the processor's cache still
-_WRITE_BACK = 8 << 20  # bytes after which the disk is asked to begin
+_WRITE_BACK = 8 << 20  # bytes after which write-back is started
 
 
 # pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
@@ -51,8 +52,8 @@ _UPLOAD = {"s3": "aws s3 sync FOLDER {url}", "gs": "gcloud storage cp -r FOLDER 
 def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
     """The path of a file or folder on this machine; of one to write if it is an `output`.
 
-    Every path that a user gives comes through here. An output that is a link stands for what it
-    leads to, so that it stays a link. Raises UsageError for a URL.
+    Every path that a user gives comes through here. An output that is a link is resolved, so that
+    it stays a link. Raises UsageError for a URL.
     """
     text = os.fspath(path)
     match = _URL.fullmatch(text)
@@ -78,8 +79,8 @@ def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
 def regular(path: str | os.PathLike[str], flags: int) -> int:
     """Open a regular file to read: `open(path, "rb", opener=storage.regular)`.
 
-    All data are opened by this. Another kind of file, such as a pipe that nobody writes to, would
-    let us wait for ever: it raises OSError.
+    All data are opened by this. Other kinds of files raise OSError: a pipe without a writer, for
+    one, would block for ever.
     """
     try:
         handle = os.open(path, flags | _NO_WAITING)
@@ -117,7 +118,7 @@ class NewFile:
             self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         self._digest = xxhash.xxh3_128()
         self._size = 0
-        self._started = 0  # bytes that the disk was asked to take
+        self._started = 0  # bytes whose write-back was started
         self._rewritten = False
         _written.pop(path, None)
 
@@ -125,7 +126,7 @@ class NewFile:
         return self._file.fileno()
 
     def write(self, chunks: Sequence[Chunk]) -> None:
-        """Append the chunks, in as few system calls as the system lets us."""
+        """Append the chunks, in as few system calls as possible."""
         for first in range(0, len(chunks), _MAX_CHUNKS):
             self._write(chunks[first : first + _MAX_CHUNKS])
 
@@ -144,7 +145,7 @@ class NewFile:
             self._started = self._size
 
     def rewrite(self, offset: int, data: bytes) -> None:
-        """Replace bytes that were written before; the checksum then takes another reading."""
+        """Replace bytes that were written before; `checksum` then has to read the file."""
         self._rewritten = True
         while data:
             count = os.pwrite(self._file.fileno(), data, offset)
@@ -164,8 +165,8 @@ class NewFile:
 
 
 def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
-    """Linux's sync_file_range, which lets the disk work while we do: a sync at the end of a shard
-    then has little left to wait for. Without it everything works, more slowly."""
+    """Linux's sync_file_range, which starts write-back early, so that the sync at the end of a
+    shard has little left to wait for. Without it everything works, more slowly."""
     if not sys.platform.startswith("linux"):
         return None
     function = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -175,9 +176,9 @@ def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _write_back_hint()
-# Whether files that are written go to the disk at once: what will be removed soon need not.
+# Whether write-back is started early: files that will be removed soon do not need it.
 write_back = True
-_BEGIN = 2  # SYNC_FILE_RANGE_WRITE: begin, do not wait
+_BEGIN = 2  # SYNC_FILE_RANGE_WRITE: start, do not wait
 
 
 def _start_write_back(handle: int, offset: int, size: int) -> None:
@@ -231,7 +232,7 @@ class BufferedFile:
 
 
 def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:
-    """Append `size` bytes of a file of ours, those from `start` on; returns that number."""
+    """Append `size` bytes of another file, from `start` on; returns `size`."""
     left = size
     with explained("read", source), open(source, "rb", buffering=0, opener=regular) as part:
         part.seek(start)
@@ -273,13 +274,13 @@ def sync(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename at once and wholly: whoever looks sees the old name or the new one."""
+    """Rename atomically: a path has either the old name or the new one."""
     with explained("rename", old):
         os.rename(old, new)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a whole folder; one that is not there is fine."""
+    """Remove a file or a whole folder, if it exists."""
     with explained("remove", path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -288,9 +289,9 @@ def remove(path: Path) -> None:
 
 
 def read(path: Path, most: int = -2) -> bytes:
-    """All bytes of a file; of one with more than `most`, so many and one."""
+    """All bytes of a file, but at most `most + 1`."""
     with explained("read", path), open(path, "rb", opener=regular) as file:
-        if most >= 0:  # Python takes memory for all that is asked for
+        if most >= 0:  # Python allocates all that is asked for
             most = min(most, os.fstat(file.fileno()).st_size)
         return file.read(most + 1)
 
@@ -298,8 +299,8 @@ def read(path: Path, most: int = -2) -> bytes:
 def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
     """All bytes of a file, and what the file was after they were read.
 
-    Where its `size` is known, they are read in one call, and at most one byte more. Raises OSError
-    as it comes: this is the inner loop of a conversion, and its caller knows more.
+    Where its `size` is known, they are read in one call, and at most one byte more. OSErrors are
+    left to the caller, as this is the inner loop of a conversion.
     """
     if size is None:
         with open(path, "rb", buffering=0, opener=regular) as file:
@@ -317,13 +318,13 @@ def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_resul
         os.close(handle)
 
 
-# Compressed data may become so many times as long, or this many bytes: what becomes more is made
-# to fill memory and disks.
+# Compressed data may expand by this factor, or to this many bytes. What expands more is a
+# decompression bomb.
 EXPANSION, FREE_EXPANSION = 1000, 1 << 28
 
 
 def check_expansion(made: int, stored: int) -> None:
-    """Raise ValueError where `stored` bytes become so many that nobody means it."""
+    """Raise ValueError where `stored` bytes expand to too many."""
     if made > max(EXPANSION * stored, FREE_EXPANSION):
         raise ValueError(
             f"{stored:,} bytes become {made:,} or more, over {EXPANSION:,} times as many:"
@@ -332,7 +333,7 @@ def check_expansion(made: int, stored: int) -> None:
 
 
 def checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes, as 32 hex digits; once known from writing, else by reading."""
+    """xxh3-128 of a file's bytes in 32 hex digits: remembered once after writing, else computed."""
     size, digest = _written.pop(path, (-1, ""))
     if size == path.stat().st_size:
         return digest
@@ -345,11 +346,11 @@ def checksum(path: Path) -> str:
 
 
 def unreadable(error: Exception, path: Path, position: int | None = None) -> Exception:
-    """The error to raise for what reading a file of data raised: ours, with its place.
+    """The error to raise for one raised by reading a file: one of ours, with its location.
 
-    Readers check what they read, but bytes of strangers lead parsers and libraries to whatever they
-    raise. Want of memory says nothing of the data, and stays what it is. Nor do too many open
-    files, whatever a reader took them for.
+    Readers check what they read, but untrusted bytes can make parsers and libraries raise anything.
+    MemoryError is left as it is, as it says nothing about the data; nor do too many open files,
+    whatever error a reader made of them.
     """
     if lack := shortage(error):
         error = explain(lack, "open", path)
@@ -375,7 +376,7 @@ def unreadable(error: Exception, path: Path, position: int | None = None) -> Exc
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into one of our errors that says what was done to which path."""
+    """Turn an OSError into one of our errors, which says what failed for which path."""
     try:
         yield
     except OSError as error:
@@ -405,8 +406,7 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
 
 
 def shortage(error: BaseException | None) -> OSError | None:
-    """What an error came of, if that is too many open files or too little memory: no file is at
-    fault then."""
+    """The cause of an error, if it is too many open files or too little memory, and no file."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return error
@@ -415,5 +415,5 @@ def shortage(error: BaseException | None) -> OSError | None:
 
 
 def reason(error: OSError) -> str:
-    """What the system, or `regular`, says."""
+    """The message of the system, or of `regular`."""
     return os.strerror(error.errno) if error.errno else str(error)

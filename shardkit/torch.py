@@ -1,6 +1,6 @@
 """Streaming into torch: `StreamingDataset` for its own DataLoader, and the faster `Loader`.
 
-`Monitor` finds out what a training loop waits for.
+`Monitor` measures what a training loop waits for.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Monitor(monitoring.Monitor[monitoring.T]):
     def profiler(
         self, folder: str | os.PathLike[str], *, wait: int = 1, warmup: int = 1, active: int = 3
     ) -> Iterator[torch.profiler.profile]:
-        """Profile the loop over this monitor with torch.profiler, and leave the trace in a folder.
+        """Profile the loop over this monitor with torch.profiler, and write the trace to a folder.
 
-        `wait` batches are passed over, `warmup` profiled and thrown away, and `active` recorded,
-        where "waiting for data" marks what the loop waited. TensorBoard and Perfetto show it.
+        `wait` batches are skipped, `warmup` profiled and discarded, and `active` recorded, with
+        "waiting for data" where the loop waits. TensorBoard and Perfetto show the trace.
         """
         if min(wait, warmup) < 0 or active < 1:
             raise UsageError(

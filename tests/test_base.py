@@ -130,7 +130,7 @@ def test_every_error_tells_all_it_knows_and_pickles(kind: type[Exception]) -> No
 
 
 def test_an_error_knows_no_other_places() -> None:
-    with pytest.raises(TypeError, match="unknown places"):
+    with pytest.raises(TypeError, match="unknown locations"):
         SampleError("x", planet="earth")
 
 
