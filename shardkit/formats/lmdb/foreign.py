@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -35,6 +35,14 @@ _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file 
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 
 
+class Kind(NamedTuple):
+    """How all values of an LMDB are stored."""
+
+    name: str
+    read: Callable[[bytes], Sample]  # raises ValueError for a value of another kind
+    schema: Schema | None  # None where fields differ from value to value
+
+
 @dataclass(frozen=True)
 class Entries:
     """Where the samples are, and how their values are stored."""
@@ -42,7 +50,7 @@ class Entries:
     keys: list[str]
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
-    kind: str  # of _KINDS
+    kind: Kind
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -59,9 +67,11 @@ class Entries:
     def sample(self, position: int, value: bytes, schema: Schema) -> Sample:
         """The sample in a stored value, checked against what the others hold; JSON as its text."""
         try:
-            fields = _KINDS[self.kind](value)
+            fields = self.kind.read(value)
         except (ValueError, RecursionError) as error:
-            raise SampleError(f"a value is not {self.kind} like the others: {error}") from error
+            raise SampleError(
+                f"a value is not {self.kind.name} like the others: {error}"
+            ) from error
         for name in schema.keys() - fields.keys():
             if not schema[name].optional:
                 raise SampleError(
@@ -89,7 +99,7 @@ def scan(tree: Tree) -> dict[str, Any]:
     offsets, sizes = (np.array([e[n] for e in entries], np.int64) for n in (1, 2))
     found = Entries(_keys(entries), offsets, sizes, kind)
     layout = {"schema": schema.to_json(), "entries": found, **passed_over(about)}
-    return {**layout, "guessed": guessed} if kind in _MAPS and guessed else layout
+    return {**layout, "guessed": guessed} if kind.schema is None and guessed else layout
 
 
 def passed_over(keys: list[bytes]) -> dict[str, Any]:
@@ -299,40 +309,31 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number that does not end")
 
 
-_KINDS: dict[str, Callable[[bytes], Sample]] = {
-    "an image": _image,
-    "JSON": _json,
-    "a msgpack map": _msgpack_map,
-    "a Caffe Datum": _datum,
-    "bytes": _bytes,
-}
+_BYTES = Kind("bytes", _bytes, Schema({"value": Bytes()}))
+_KINDS = (
+    Kind("an image", _image, Schema({"image": Image()})),
+    Kind("JSON", _json, Schema({"json": Json()})),
+    Kind("a msgpack map", _msgpack_map, None),
+    Kind("a Caffe Datum", _datum, None),
+)
 
 
-_MAPS = ("a msgpack map", "a Caffe Datum")  # whose fields may differ
-
-
-def _kind(values: list[bytes]) -> str:
+def _kind(values: list[bytes]) -> Kind:
     """The first kind that all values are of."""
-    for kind, read in _KINDS.items():
+    for kind in _KINDS:
         try:
-            fields = [read(value) for value in values]
+            if all(kind.read(value) for value in values):
+                return kind
         except (ValueError, RecursionError):
             continue
-        if all(fields):
-            return kind
-    return "bytes"
+    return _BYTES
 
 
-def _schema(kind: str, values: list[bytes]) -> Schema:
-    """The fields of all values; what some lack is optional, what some hold otherwise is JSON."""
-    if kind not in _MAPS:
-        single: dict[str, dict[str, FieldType]] = {
-            "an image": {"image": Image()},
-            "JSON": {"json": Json()},
-            "bytes": {"value": Bytes()},
-        }
-        return Schema(single[kind])
-    samples = [_KINDS[kind](value) for value in values]
+def _schema(kind: Kind, values: list[bytes]) -> Schema:
+    """The fields of all values: optional where some lack them, JSON where types differ."""
+    if kind.schema is not None:
+        return kind.schema
+    samples = [kind.read(value) for value in values]
     fields: dict[str, FieldType] = {}
     everywhere = set(samples[0]).intersection(*samples) if samples else set()
     for sample in samples:

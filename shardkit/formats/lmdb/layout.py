@@ -9,6 +9,7 @@ finds: a cut or changed file ends the process.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -226,14 +227,7 @@ class Tree:
 
     def _last_up_to(self, page: Page, key: bytes) -> int:
         """The last node whose key is not behind this one; a branch does not store its first."""
-        low, high = 0, page.nodes - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._node(page, middle)[-1] <= key:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(page.nodes), key, 1, key=lambda n: self._node(page, n)[-1]) - 1
 
     def _entry(self, page: Page, number: int) -> Entry:
         at, low, high, flags, key = self._node(page, number)
