@@ -132,30 +132,26 @@ class ShardReader(ABC):
             except Exception as again:
                 error, culprit = again, field
                 break
-        if not isinstance(error, ShardkitError | OSError):
-            kind = self.schema.get(culprit) if culprit is not None else None
-            cause, error = (
-                error,
-                SampleError(
-                    f"a value is damaged: {error}",
-                    offset=None if culprit is None else self._offset(position, culprit),
-                    expected="a key" if kind is None else kind.python,
-                ),
-            )
-            error.__cause__ = cause
-            del cause
-        where = {"position": position, "key": key, "field": culprit}
         try:
+            if not isinstance(error, ShardkitError | OSError):
+                error = self._damaged(error, position, culprit)
             if isinstance(error, ShardkitError):
-                error = error.located(path=self.path, **where)
+                error = error.located(path=self.path, position=position, key=key, field=culprit)
             return storage.unreadable(error, self.path, position)
         finally:
             del error  # as in `sample`
 
-    def _offset(self, position: int, field: str) -> int | None:
-        with contextlib.suppress(Exception):
-            return self.offset(position, field)
-        return None
+    def _damaged(self, cause: Exception, position: int, field: str | None) -> SampleError:
+        """The error for a value that could not be decoded."""
+        kind, offset = None, None
+        if field is not None:
+            kind = self.schema.get(field)
+            with contextlib.suppress(Exception):
+                offset = self.offset(position, field)
+        expected = "a key" if kind is None else kind.python
+        error = SampleError(f"a value is damaged: {cause}", offset=offset, expected=expected)
+        error.__cause__ = cause
+        return error
 
     def keys(self) -> list[str]:
         """The key of every sample, in order."""
