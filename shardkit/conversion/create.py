@@ -9,8 +9,8 @@ from typing import Any
 
 from shardkit import storage
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.publish import Content, Made, described, publish_shards, write_lengths
-from shardkit.conversion.shards import ShardSequence
+from shardkit.conversion.publish import Made, described, publish_shards, write_lengths
+from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError
 from shardkit.formats import get_format
@@ -40,26 +40,21 @@ class DatasetWriter:
         overwrite: bool = False,
     ) -> None:
         options = ConvertOptions(shard_size=shard_size, shard_samples=shard_samples)
-        self._format = get_format(to)
+        format = get_format(to)
         self._schema = Schema(schema)
-        self._format.layout(self._schema)  # raises for what it cannot hold
-        self._class_names = named_classes(classes, self._schema)
+        format.layout(self._schema)  # raises for what it cannot hold
+        names = named_classes(classes, self._schema)
         self._steps = None
-        if self._format.raw_images != "array":  # masks must not become JPEGs
+        if format.raw_images != "array":  # masks must not become JPEGs
             from shardkit.preprocess.steps import steps_for
 
-            self._steps = steps_for(self._schema, ImageOptions(), None, self._format.raw_images)
+            self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
         self._target = Target.of(out, to)
-        one_shard = self._target.one_shard(options.bounded)
+        max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
+        self._content = Content(format, ShardSpec(self._schema, max_bytes, names), label_of(names))
         self._partial = _begin(self._target, overwrite)
         self._folder = self._partial.tasks
-        self._shards = ShardSequence(
-            self._folder,
-            self._format,
-            ShardSpec(self._schema, None if one_shard else options.max_bytes(), self._class_names),
-            options.shard_samples,
-            label=label_of(self._class_names),
-        )
+        self._shards = ShardSequence(self._folder, self._content, options.shard_samples)
         self._keys: set[str] = set()
         self._open = True
 
@@ -77,9 +72,7 @@ class DatasetWriter:
         if not isinstance(key, str) or not key:
             raise SampleError("the key of a sample is not text", found=repr(key))
         if key in self._keys:
-            raise SampleError(
-                "two samples have the same key", key=key, fix="give every sample a key of its own"
-            )
+            raise SampleError("two samples have the same key", key=key, fix=KEYS_REPEAT)
         try:
             self._shards.write(self._steps(checked).sample if self._steps else checked)
         except SampleError:
@@ -103,11 +96,10 @@ class DatasetWriter:
         self._shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder / FOLDER)
-        lengths = write_lengths(
-            self._target.list_path(folder, LENGTHS), self._schema, [self._folder]
-        )
+        path = self._target.list_path(folder, LENGTHS)
+        lengths = write_lengths(path, self._schema, [self._folder])
         publish_shards(
-            Content(self._format, self._schema, self._class_names, label_of(self._class_names)),
+            self._content,
             [[Made(self._folder, shard)] for shard in self._shards.shards],
             self._shards.stats,
             folder,

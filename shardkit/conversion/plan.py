@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardkit.conversion.cuts import TASKS, cuts
 from shardkit.conversion.read_ahead import Reading
+from shardkit.conversion.shards import Content
 from shardkit.conversion.shares import Slice, slices
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats import get_format
-from shardkit.formats.base import Format
+from shardkit.formats.base import Format, ShardSpec
 from shardkit.preprocess.items import Steps
 from shardkit.preprocess.text import text_field, text_steps
 from shardkit.recipe import Recipe, TokenizerEntry, TransformEntry
@@ -38,9 +39,13 @@ class Part:
     source: Source | Stream
     slice: Slice
     steps: Steps  # what is done to every sample first
-    schema: Schema  # of the samples after that, and with their new names
+    content: Content  # of its shards: samples after the steps, with their new names
     problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
     ignored: Mapping[str, int] = field(default_factory=dict)  # found so, of the source
+
+    @property
+    def schema(self) -> Schema:
+        return self.content.schema
 
     @property
     def samples(self) -> int | None:
@@ -197,11 +202,12 @@ def make_plan(
         steps, schema = tools.steps(source)
         _check_names(schema, source)
         format.layout(schema)
+        content = _content(format, source, schema, recipe)
         # Before memory is taken for each sample: shards are as large as their manifest says.
         fingerprints[name] = source.fingerprint() or {}
         problems, ignored = tuple(source.problems), source.ignored
         for split, chosen in slices(name, source, recipe):
-            parts.append(Part(split, source, chosen, steps, schema, problems, ignored))
+            parts.append(Part(split, source, chosen, steps, content, problems, ignored))
             problems, ignored = (), {}  # listed once
     tasks: list[Task] = []
     for part in parts:
@@ -279,6 +285,15 @@ def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions
         found = (document.sample for document in some_of(source))
         texts += [s[name][:_PROBE_TEXT] for s in found if isinstance(s, dict) and name in s]
     return tokenizer.checked_on(texts)
+
+
+def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Recipe) -> Content:
+    """What a source's shards have in common; `schema` has the new names of fields already."""
+    rename = recipe.rename
+    names = source.names_in(schema, rename)
+    label = rename.get(source.label, source.label)
+    guessed = [rename.get(name, name) for name in source.guessed]
+    return Content(format, ShardSpec(schema, recipe.shard_size, names), label, guessed)
 
 
 def _check_names(schema: Schema, source: Source | Stream) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,13 +17,13 @@ import numpy as np
 from shardkit import storage
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.plan import Part, Plan
-from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, finished_shard
+from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content, finished_shard
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import error_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
-from shardkit.formats.base import Format, Joins, ShardSpec
+from shardkit.formats.base import Joins
 from shardkit.manifest import (
     ERRORS,
     FILTERED,
@@ -69,8 +69,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         stats.merge(result.stats)
     groups = list(_groups(made, recipe.shard_size, recipe.shard_samples))
     _check_unsynced(groups, earlier)
-    content = Content.of(plan, part)
-    _check_keys(content, made)
+    _check_keys(part.content, made)
     tokenizer, tokenizer_files = part.tokenizer()
     lists = {
         ERRORS: [error_line(None, error) for error in part.problems] + _lines(folders, ERRORS),
@@ -83,7 +82,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         *_write_lists(target, folder, {name: [data] for name, data in tokenizer_files.items()}),
     ]
     return publish_shards(
-        content,
+        part.content,
         groups,
         stats,
         folder,
@@ -135,30 +134,6 @@ def _groups(
         yield group
 
 
-@dataclass(frozen=True)
-class Content:
-    """What all shards of a dataset have in common."""
-
-    format: Format
-    schema: Schema
-    class_names: dict[str, tuple[str, ...]]
-    label: str = "label"
-    guessed: Collection[str] = ()  # optional fields that all samples may have
-
-    @classmethod
-    def of(cls, plan: Plan, part: Part) -> Content:
-        source, rename = part.source, plan.recipe.rename
-        label = rename.get(source.label, source.label)
-        guessed = [rename.get(name, name) for name in source.guessed]
-        names = source.names_in(part.schema, rename)
-        return cls(plan.format, part.schema, names, label, guessed)
-
-    def schema_of(self, samples: int, stats: Stats) -> Schema:
-        """The schema, now that it is known which fields all samples have."""
-        found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
-        return self.schema.with_optional(found.intersection(self.guessed), False)
-
-
 def publish_shards(
     content: Content,
     groups: list[list[Made]],
@@ -184,12 +159,13 @@ def publish_shards(
             shard = _joined(content, group, folder, name)
         numbers = [made.task for made in group if made.task is not None]
         shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
-    classes = content.class_names.get(content.label)
+    class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
+    classes = class_names.get(content.label)
     made = Manifest(
         format=format.name,
         layout=format.layout(content.schema_of(sum(shard.samples for shard in shards), stats)),
         shards=tuple(shards),
-        class_names=content.class_names,
+        class_names=class_names,
         label=content.label,
         label_counts=None if classes is None else stats.label_counts(len(classes)),
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
@@ -216,7 +192,7 @@ def _joined(content: Content, group: list[Made], folder: Path, stem: str) -> Sha
     """One shard of those that tasks made; an empty one of none."""
     format = content.format
     path = folder / file_name(stem, format.name)
-    spec = ShardSpec(content.schema, classes=content.class_names)
+    spec = replace(content.spec, max_bytes=None)
     if group:
         assert isinstance(format, Joins)
         parts = [made.folder / made.shard.file.name for made in group]

@@ -228,7 +228,8 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 folder=partial.task_folder(task.number),
                 reading=task.reading(),
                 recipe=recipe,
-                schema=task.part.schema,
+                spec=task.part.content.spec,
+                label=task.part.content.label,
                 durable=not task.joined,
             )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
 from shardkit.sample import Sample
-from shardkit.schema import check_label, length_fields
+from shardkit.schema import Schema, check_label, length_fields
 
 KEYS_REPEAT = "give every sample a key of its own"
 # Files beside the shards, for publishing them.
@@ -28,39 +29,53 @@ def key_hash(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
+@dataclass(frozen=True)
+class Content:
+    """What all shards of a dataset have in common."""
+
+    format: Format
+    spec: ShardSpec
+    label: str = "label"  # the field with the class
+    guessed: Collection[str] = ()  # optional fields that all samples may have
+
+    @property
+    def schema(self) -> Schema:
+        return self.spec.schema
+
+    def schema_of(self, samples: int, stats: Stats) -> Schema:
+        """The schema, now that it is known which fields all samples have."""
+        found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
+        return self.schema.with_optional(found.intersection(self.guessed), False)
+
+
 class ShardSequence:
     """Writes samples into `folder`: shard 0, 1, ... as their limits demand."""
 
     def __init__(
         self,
         folder: Path,
-        format: Format,
-        spec: ShardSpec,
+        content: Content,
         max_samples: int | None,
         *,
-        label: str = "label",
         durable: bool = True,
         unique_keys: bool = False,
     ) -> None:
-        """`label` is the field with the class.
+        """Without `durable` the shards are not synced: whoever reads them compares checksums.
 
-        Without `durable` the shards are not synced: whoever reads them compares their checksums.
         With `unique_keys` they are not compared: the source cannot repeat one.
         """
         self._folder = folder
-        self._format = format
-        self._spec = spec
+        self._content = content
         self._max_samples = max_samples
         self._writer: ShardWriter | None = None
         self._samples = 0  # in the open shard
         self._keys: set[str] = set()  # in the open shard
-        self._label = label
         self._durable = durable
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
-        self.stats = Stats.of(spec.schema, label)
+        self.stats = Stats.of(content.schema, content.label)
         self._key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
-        self._length_fields = length_fields(spec.schema)
+        self._length_fields = length_fields(content.schema)
         self._lengths = array("I")
 
     def write(self, sample: Sample) -> None:
@@ -68,12 +83,9 @@ class ShardSequence:
         if self._samples == self._max_samples:
             self._close_shard()
         self._check(sample)
-        if self._writer is None:
-            self._open_shard()
-        if not self._written(sample):
+        if not self._open_shard().write(sample):
             self._close_shard()
-            self._open_shard()
-            self._written(sample)
+            self._open_shard().write(sample)
         self._samples += 1
         if not self._unique_keys:
             self._keys.add(sample["__key__"])
@@ -95,12 +107,8 @@ class ShardSequence:
         """What no single sample tells: keys that were used, labels without a class."""
         key = sample["__key__"]
         if key in self._keys:
-            raise SampleError(
-                "two samples have the same key",
-                key=key,
-                fix=KEYS_REPEAT,
-            )
-        for field, names in self._spec.classes.items():
+            raise SampleError("two samples have the same key", key=key, fix=KEYS_REPEAT)
+        for field, names in self._content.spec.classes.items():
             check_label(sample, field, names)
 
     def abandon(self) -> None:
@@ -110,29 +118,31 @@ class ShardSequence:
             self._writer = None
 
     @property
-    def _path(self) -> Path:
-        return self._folder / file_name(f"shard-{len(self.shards):06d}", self._format.name)
+    def _stem(self) -> str:
+        return f"shard-{len(self.shards):06d}"
 
-    def _written(self, sample: Sample) -> bool:
-        assert self._writer is not None
-        return self._writer.write(sample)
-
-    def _open_shard(self) -> None:
-        self._writer = self._format.create(self._path, self._spec)
+    def _open_shard(self) -> ShardWriter:
+        """The writer of the shard that is open, which begins with this call if none is."""
+        if self._writer is None:
+            format = self._content.format
+            path = self._folder / file_name(self._stem, format.name)
+            self._writer = format.create(path, self._content.spec)
+        return self._writer
 
     def _close_shard(self) -> None:
         writer, self._writer = self._writer, None
         assert writer is not None
         writer.close()
-        stem = f"shard-{len(self.shards):06d}"
         if self._samples:
             self.stats.encoded.update(writer.encoded)
             self.stats.keys.update(writer.keys)
-            shard = finished_shard(self._folder, stem, self._format.name, durable=self._durable)
+            name = self._content.format.name
+            shard = finished_shard(self._folder, self._stem, name, durable=self._durable)
             self.shards.append(replace(shard, samples=self._samples))
         else:
-            for path in (*self._folder.glob(stem + "*"), *self._folder.glob(f"{FOLDER}/{stem}*")):
-                storage.remove(path)
+            for folder in (self._folder, self._folder / FOLDER):
+                for path in [*folder.glob(f"{self._stem}*")]:
+                    storage.remove(path)
         self._samples = 0
         self._keys.clear()
 

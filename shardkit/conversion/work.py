@@ -17,7 +17,7 @@ from typing import Any
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shards import ShardSequence
+from shardkit.conversion.shards import Content, ShardSequence
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
@@ -28,7 +28,6 @@ from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
 from shardkit.recipe import Recipe
 from shardkit.sample import Sample, renamed, safe_key
-from shardkit.schema import Schema
 
 RESULT = "result.json"
 UNFINISHED = ".tmp"
@@ -44,7 +43,8 @@ class Work:
     folder: Path
     reading: Reading
     recipe: Recipe  # without sources and classes
-    schema: Schema  # of the samples after their steps, and with their new names
+    spec: ShardSpec
+    label: str  # the field with the class
     durable: bool  # whether the shards are final, or to be joined
 
 
@@ -83,13 +83,10 @@ def run_task(work: Work, report: Report) -> None:
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:
-    source, recipe = work.reading.source, work.recipe
     shards = ShardSequence(
         folder,
-        get_format(recipe.format),
-        ShardSpec(work.schema, recipe.shard_size, source.names_in(work.schema, recipe.rename)),
-        recipe.shard_samples,
-        label=recipe.rename.get(source.label, source.label),
+        Content(get_format(work.recipe.format), work.spec, work.label),
+        work.recipe.shard_samples,
         durable=work.durable,
         unique_keys=work.reading.unique_keys,
     )
@@ -146,7 +143,7 @@ def _checked(sample: Sample, work: Work) -> Sample:
     sample = renamed(sample, recipe.rename)
     if recipe.safe_keys and not work.reading.source.safe_keys:
         sample = {**sample, "__key__": safe_key(sample["__key__"])}
-    return work.schema.check(sample) if recipe.transform is not None else sample
+    return work.spec.schema.check(sample) if recipe.transform is not None else sample
 
 
 class _Reporter:
