@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardkit import manifest as manifests
 from shardkit.codecs.image import SUFFIXES
@@ -19,9 +18,6 @@ from shardkit.formats import FORMATS, format_of
 from shardkit.formats.foreign import Kind, kind_by_name, kind_of_folder, not_read
 from shardkit.splits import CARD, check_card, common_start, grouped, shown_images
 from shardkit.walk import Walk, kind_of_file
-
-if TYPE_CHECKING:
-    pass
 
 # Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
 _CACHE = re.compile(r"(cache-[0-9a-f]+(_\d+_of_\d+)?|tmp\w+)\.arrow")

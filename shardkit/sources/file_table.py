@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import xxhash
 
 from shardkit.sample import key_of, unique_key
+from shardkit.sources.base import Source
 from shardkit.sources.files import Planned
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ class FileTable:
     def __len__(self) -> int:
         return len(self.names)
 
+    def stem(self, index: int) -> str:
+        """The path without its suffix, which is the key but for `odd_keys`."""
+        return self.relative(index).rpartition(".")[0]
+
     def relative(self, index: int) -> str:
         folder = self.folders[self.folder_of[index]]
         return f"{folder}/{self.names[index]}" if folder else self.names[index]
 
     def planned(self, index: int) -> Planned:
         return Planned(int(self.times[index]), int(self.inodes[index]), self.began)
-
-    def original(self, index: int) -> str | None:
-        """The path of a file where its key does not tell it."""
-        return self.relative(index) if index in self.odd_keys else None
 
     def select(self: _Table, indices: Indices) -> _Table:
         """These files alone, in this order."""
@@ -71,6 +72,27 @@ class FileTable:
         for first in range(0, len(self.names), _NAMES):
             names = "\0".join(self.names[first : first + _NAMES])
             digest.update(names.encode("utf-8", "surrogateescape") + b"\0")
+
+
+class FileSource(Source, Generic[_Table]):
+    """Files below a root: each is a sample, with what belongs to it."""
+
+    def __init__(self, root: str, files: _Table) -> None:
+        super().__init__()
+        self._root = root
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def key(self, index: int) -> str:
+        return self._files.odd_keys.get(index) or self._files.stem(index)
+
+    def name(self, index: int) -> str:
+        return self._files.relative(index)
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._files.relative(index) if index in self._files.odd_keys else None
 
 
 def odd_keys(names: Iterable[tuple[str, str]]) -> dict[int, str]:

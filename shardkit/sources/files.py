@@ -33,12 +33,7 @@ def read_with_status(path: str, size: int | None = None) -> tuple[bytes, os.stat
     except OSError as error:
         raise unreadable(error, path) from error
     if size is not None and len(data) != size:
-        raise SampleError(
-            "the file changed while the conversion ran",
-            path=path,
-            expected=f"{size:,} bytes, as when the run was planned",
-            found=f"{len(data):,} bytes" if len(data) < size else "more",
-        )
+        raise changed(path, f"{len(data):,} bytes" if len(data) < size else "more", size=size)
     return data, about
 
 
@@ -65,12 +60,15 @@ def check_unchanged(path: str, planned: Planned) -> None:
         raise unreadable(error, path) from error
 
 
-def changed(path: str, found: str, kind: type[ShardkitError] = SampleError) -> ShardkitError:
-    """The error for a file that is not what it was, as far as its size does not tell."""
+def changed(
+    path: str, found: str, kind: type[ShardkitError] = SampleError, *, size: int | None = None
+) -> ShardkitError:
+    """The error for a file that is not what it was; `size` is what it had, if it tells."""
+    what = "the file as it was" if size is None else f"{size:,} bytes, as"
     return kind(
         "the file changed while the conversion ran",
         path=path,
-        expected="the file as it was when the run was planned",
+        expected=f"{what} when the run was planned",
         found=found,
         fix="run the same command again when nobody writes to the source any more",
     )

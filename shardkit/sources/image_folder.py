@@ -23,8 +23,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
-from shardkit.sources.base import Source
-from shardkit.sources.file_table import FileTable
+from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import Planned, changed, read_file, read_with_status
 from shardkit.sources.metadata import Metadata
 
@@ -52,20 +51,15 @@ SIDECARS = (
 )
 
 
-class ImageFolder(Source):
+class ImageFolder(FileSource["Files"]):
     """Images under `root`. About 130 bytes of memory per file: names, sizes and times."""
 
     def __init__(self, root: Path, files: Files, schema: Schema, classes: tuple[str, ...] | None):
-        super().__init__()
-        self._root = os.fspath(root)
-        self._files = files
+        super().__init__(os.fspath(root), files)
         self.schema = schema
         self.class_names = {} if classes is None else {"label": classes}
         self._labelled = classes is not None
         self._rows: list[tuple[int, ...]] | None = None
-
-    def __len__(self) -> int:
-        return len(self._files.names)
 
     def __getitem__(self, index: int) -> Sample:
         files = self._files
@@ -127,16 +121,6 @@ class ImageFolder(Source):
         digest.update(json.dumps([self.classes, files.labels]).encode())
         times = xxhash.xxh3_128((files.times ^ files.sidecar_times).data)
         return {"files": digest.hexdigest(), "times": times.hexdigest()}
-
-    def key(self, index: int) -> str:
-        relative = self._files.relative(index)
-        return self._files.odd_keys.get(index) or relative[: relative.rindex(".")]
-
-    def name(self, index: int) -> str:
-        return self._files.relative(index)
-
-    def original(self, index: int, key: str) -> str | None:
-        return self._files.original(index)
 
 
 @dataclass

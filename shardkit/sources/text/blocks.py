@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import SampleError
-from shardkit.sources.files import unreadable
+from shardkit.sources.files import changed, unreadable
 
 BLOCK = 1 << 20  # bytes per read
 _EXPANSION_BLOCKS = 32  # that tell how much a file grows
@@ -57,12 +57,7 @@ def stored_blocks(path: str, size: int, start: int, block: int) -> Iterator[byte
 
 def _check_size(path: str, planned: int, found: int) -> None:
     if found != planned:
-        raise SampleError(
-            "the file changed while the conversion ran",
-            path=path,
-            expected=f"{planned:,} bytes, as when the run was planned",
-            found=f"{found:,} bytes",
-        )
+        raise changed(path, f"{found:,} bytes", size=planned)
 
 
 def _decompressed(path: str, stored: Iterator[bytes], compression: str) -> Iterator[bytes]:

@@ -11,7 +11,8 @@ import numpy as np
 from shardkit.errors import SampleError
 from shardkit.sample import Sample
 from shardkit.schema import Schema, Text
-from shardkit.sources.base import Document, Source, Stream
+from shardkit.sources.base import Document, Stream
+from shardkit.sources.file_table import FileSource
 from shardkit.sources.files import check_unchanged
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
@@ -23,21 +24,16 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Indices
 
 
-class TextFiles(Source):
+class TextFiles(FileSource[Files]):
     """Files of text under `root`, each a document."""
 
     reads_text = True
     unique_keys = True
 
     def __init__(self, root: str, files: Files, errors: str) -> None:
-        super().__init__()
-        self._root = root
-        self._files = files
+        super().__init__(root, files)
         self._errors = errors
         self.schema = Schema({LINE_FIELD: Text()})
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def __getitem__(self, index: int) -> Sample:
         key = self.key(index)
@@ -57,15 +53,6 @@ class TextFiles(Source):
 
     def fingerprint(self) -> dict[str, str]:
         return self._files.fingerprint([LINE_FIELD])
-
-    def key(self, index: int) -> str:
-        return self._files.odd_keys.get(index) or self._files.stem(index)
-
-    def name(self, index: int) -> str:
-        return self._files.relative(index)
-
-    def original(self, index: int, key: str) -> str | None:
-        return self._files.original(index)
 
 
 class Parts(NamedTuple):

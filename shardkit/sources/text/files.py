@@ -32,7 +32,7 @@ class Files(FileTable):
         return name
 
     def stem(self, index: int) -> str:
-        """The path without suffixes, which is the key of a whole file but for odd ones."""
+        """The path without its suffixes, that of compression too."""
         suffixes = len(self.names[index]) - len(self.name(index).stem)
         return self.relative(index)[:-suffixes]
 
