@@ -26,7 +26,7 @@ FLAT = "a name without slashes and backslashes, other than '..' and names of dev
 
 
 def is_safe(name: str, *, flat: bool = False) -> bool:
-    """Whether a name leads to a place inside the folder it is relative to, on any system.
+    """Whether a name leads to a path inside the folder it is relative to, on any system.
 
     `flat`: to one in that folder itself.
     """
@@ -40,7 +40,7 @@ def is_safe(name: str, *, flat: bool = False) -> bool:
 
 
 def checked_name(name: Any, path: str | os.PathLike[str], field: str, *, flat: bool = False) -> str:
-    """A name that stands in `field` of the file at `path`, as it is.
+    """The name in `field` of the file at `path`, as it is.
 
     Raises DamagedError for one that is not text, or not `is_safe`.
     """

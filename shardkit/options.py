@@ -41,8 +41,8 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 class ImageOptions:
     """What is done to images.
 
-    None is what nobody asked for: images that are right otherwise pass as they are, and for those
-    that are re-encoded IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
+    None: not asked for. Images that are right otherwise pass as they are; for those that are
+    re-encoded, IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
     """
 
     resize: int | None = None  # pixels of a side: which one, `resize_mode` says
@@ -82,7 +82,7 @@ class ImageOptions:
 
     @property
     def mask_fields(self) -> tuple[str, ...] | None:
-        """The fields that are masks; None where nobody said."""
+        """The fields that are masks; None where it was not said."""
         if self.masks is None:
             return None
         return () if self.masks == "none" else tuple(self.masks.split(","))

@@ -26,7 +26,7 @@ from shardkit.options import (
 # These make no other dataset: class names are in the hashes of `sources`.
 _NO_PART = ("on_error", "classes")
 
-# An entry of options that is missing stands for these.
+# What a missing entry of options means.
 OPTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "image": asdict(ImageOptions()),
     "text": asdict(TextOptions()),

@@ -118,7 +118,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def look(entry: os.DirEntry[str]) -> tuple[int, int, int]:
-    """Size, time, inode of a file; what is none is kept, so that reading it fails in its turn."""
+    """Size, time, inode of a file; other entries have NO_FILE, and fail when they are read."""
     try:
         about = entry.stat()
     except OSError:

@@ -91,7 +91,7 @@ class Commit:
         names = {self._out.name, manifest.as_posix()}
         try:
             old = manifests.load(self._out)
-        except ShardkitError:  # it is damaged, so what the new one has stands for it
+        except ShardkitError:  # it is damaged: it is taken to have what the new one has
             return names | {*self._out_last(self._dataset)}
         own = manifests.FOLDER + "/"
         stem = self._out.name.rpartition(".")[0] + "."  # what all names of its files begin with
@@ -100,7 +100,7 @@ class Commit:
         return names | {name for name in tops if name.removeprefix(own).startswith(stem)}
 
     def _refuse_to_replace(self, old: set[str]) -> None:
-        """Raise OutputError where a file that is not ours stands in the place of one of ours."""
+        """Raise OutputError where a file that is not ours has the name of one of ours."""
         for name in self._out_last(self._dataset):
             path, new = self._folder / name, self._dataset / name
             if name in old | {self._out.name} or not os.path.lexists(path):

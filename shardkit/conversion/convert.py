@@ -37,7 +37,7 @@ def convert(
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
     DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
     After any of them, the same call continues where this one stopped; for a sequence, whose content
-    nobody can compare, it begins again.
+    cannot be compared, it begins again.
     """
     began = time.monotonic()
     checked = ConvertOptions.of(**options)

@@ -1,4 +1,4 @@
-"""Where tasks begin and end, from sizes alone, so that nobody's number of workers matters.
+"""Where tasks begin and end, from sizes alone, whatever the number of workers.
 
 Where values are copied, a task makes about one shard. Where images are decoded or text is
 tokenized, tasks are cut by that work: each is at most a small share of what is left, so that no
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 # and the blocks of tokens of another cannot be made again.
 TASKS = "2"
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
-_SHARES = 64  # of what is left, of which a task is at most one, where tasks are cut by work
+_FRACTION = 64  # where tasks are cut by work, each is at most 1/64 of what is left
 _LEAST_WORK = 2 << 20  # bytes to decode or tokenize, in a fifth of a second or so
 _LEAST_BLOCKS = 128  # of a task's own: the last one may not be full
 _TOKEN_BYTES = 4  # of text that becomes one, about
-# Where values are copied, one process keeps the disk busy, and joining copies them twice: parts of
-# an only shard are there for a run to continue at, and only a large one has any.
+# Where values are copied, one process keeps the disk busy, and joining copies them twice: tasks
+# of less than an only shard are there for a run to continue at, and only a large one has any.
 _COPIED_BYTES = 4000 * 10**6
 _MARGIN = 1.1  # so that a guess of sizes does not fall short
 
@@ -55,7 +55,7 @@ class Cut(NamedTuple):
 
 
 def cuts(part: Part, sizes: Sizes, format: Format, recipe: Recipe) -> list[Cut]:
-    """The tasks of a part whose samples, or parts of a stream, have `sizes` bytes in the source."""
+    """The tasks of a part; its samples, or ranges of a stream, have `sizes` bytes in the source."""
     if _joins(format, recipe.shard_size) and _encodes(part, format):
         found = list(_by_work(part, sizes, format, recipe))
     else:
@@ -111,9 +111,9 @@ def _encodes(part: Part, format: Format) -> bool:
 
 
 def _bounds(part: Part, sizes: Sizes, format: Format, recipe: Recipe) -> Sizes:
-    """Bounds in bytes of what the source's samples, or a stream's parts, become.
+    """Bounds in bytes of what the source's samples, or a stream's ranges, become.
 
-    Where steps change them or nobody knows their number, about what a few tell, and some more.
+    Where steps change them or their number is not known, about what a few tell, and some more.
     """
     if isinstance(part.source, Source) and not part.steps:
         return format.bound(sizes, len(part.schema))
@@ -145,7 +145,7 @@ def _tried(part: Part, rename: dict[str, str]) -> tuple[int, Stats, int]:
 
 
 def _without_padding(steps: Steps) -> Steps:
-    """The same, less the padding of a last block, which of few documents would be a large part."""
+    """The same, less the padding of a last block, which of few documents would be a lot."""
     text = steps.text
     if text is None or text.options.seq_len is None or text.options.pack == "pad":
         return steps
@@ -160,7 +160,7 @@ def _least_work(part: Part) -> int:
 
 
 def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> Iterator[Cut]:
-    """Tasks of at most `most` bytes of work, and less towards the end: see _SHARES.
+    """Tasks of at most `most` bytes of work, and less towards the end: see _FRACTION.
 
     With a `shard` of so many samples, each of its multiples is a cut between shards.
     """
@@ -169,7 +169,7 @@ def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> 
     while start < samples:
         left = int(ends[-1] - ends[start])
         whole = -(-left // most)
-        shares = max(whole, min(_SHARES, left // least), 1)
+        shares = max(whole, min(_FRACTION, left // least), 1)
         aim = int(ends[start]) - (-left // shares)
         stop = max(int(np.searchsorted(ends, aim, side="right")) - 1, start + 1)
         joined = joined or shares > whole

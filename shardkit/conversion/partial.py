@@ -93,7 +93,7 @@ class Partial:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove the tasks that are not finished, and that nobody is at."""
+        """Remove what is there of tasks that are not finished."""
         for entry in sorted(self.tasks.glob("*")):
             if entry.name.endswith(UNFINISHED) or not is_finished(entry):
                 storage.remove(entry)

@@ -115,21 +115,21 @@ def _groups(
         if not joined:
             yield from ([one] for one in run)
             continue
-        parts = list(run)
-        sizes = [part.shard.file.bytes for part in parts]
+        several = list(run)
+        sizes = [one.shard.file.bytes for one in several]
         room = max((max_bytes or 2 * sum(sizes)) - max(sizes), *sizes, 1)
         aim = sum(sizes) / -(-sum(sizes) // room) if sum(sizes) else 0  # of each shard
         group: list[Made] = []
         size = samples = done = shards = 0
-        for part, more in zip(parts, sizes, strict=True):
+        for one, more in zip(several, sizes, strict=True):
             full = max_bytes is not None and (
                 size + more > max_bytes or done + more / 2 > aim * (shards + 1)
             )
-            count = part.shard.samples
+            count = one.shard.samples
             if group and (full or (max_samples is not None and samples + count > max_samples)):
                 yield group
                 group, size, samples, shards = [], 0, 0, shards + 1
-            group.append(part)
+            group.append(one)
             size, samples, done = size + more, samples + count, done + more
         yield group
 
@@ -195,8 +195,8 @@ def _joined(content: Content, group: list[Made], folder: Path, stem: str) -> Sha
     spec = replace(content.spec, max_bytes=None)
     if group:
         assert isinstance(format, Joins)
-        parts = [made.folder / made.shard.file.name for made in group]
-        format.join(path, parts, spec)
+        paths = [made.folder / made.shard.file.name for made in group]
+        format.join(path, paths, spec)
     else:
         format.create(path, spec).close()
     shard = finished_shard(folder, stem, format.name)
@@ -223,15 +223,15 @@ def _check_files(made: Made) -> None:
             continue
         storage.remove(made.folder)
         raise StorageError(
-            "a part of a shard, made by an earlier run, is not as it was written",
+            "a shard to be joined, made by an earlier run, is not as it was written",
             path=path,
             expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
-            fix="run the same command again: it makes this part anew",
+            fix="run the same command again: it makes this shard again",
         )
 
 
 def _check_keys(content: Content, made: list[Made]) -> None:
-    """Raise SampleError where a key stands in two shards. Within each it was checked already."""
+    """Raise SampleError where a key is in two shards. Within each it was checked already."""
     folders = dict.fromkeys(one.folder for one in made)
     hashes = [np.frombuffer(storage.read(folder / HASHES), np.uint64) for folder in folders]
     every = np.concatenate([np.zeros(0, np.uint64), *hashes])
@@ -307,16 +307,16 @@ def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]
     names = length_fields(schema)
     if not names:
         return []
-    parts = [folder / LENGTH_ROWS for folder in folders]
-    sizes = [part.stat().st_size for part in parts]
+    rows = [folder / LENGTH_ROWS for folder in folders]
+    sizes = [path.stat().st_size for path in rows]
     dtype = lengths_dtype(names)
     about = {"descr": dtype.descr, "fortran_order": False, "shape": (sum(sizes) // dtype.itemsize,)}
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, about)
     with storage.create(path) as file:
         storage.write(file, [header.getvalue()])
-        for part, size in zip(parts, sizes, strict=True):
-            storage.append(file, part, size)
+        for own, size in zip(rows, sizes, strict=True):
+            storage.append(file, own, size)
     storage.sync(path)
     return [path]
 

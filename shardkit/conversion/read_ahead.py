@@ -77,7 +77,7 @@ class Reading:
     def __str__(self) -> str:
         """What it is, for an error."""
         if isinstance(self.source, Stream):
-            return f"{len(self.source)} parts of {self.source.sizes().sum():,} bytes"
+            return f"{len(self.source)} byte ranges of {self.source.sizes().sum():,} bytes"
         return f"{len(self.source)} samples from {self.source.name(0)!r} on"
 
     def _streamed(self, stream: Stream, ignored: Counter[str]) -> Iterator[Item]:
@@ -94,7 +94,7 @@ class Reading:
 
 
 def _key(document: Document) -> str:
-    """The key of a document, or what stands for it where there is none."""
+    """The key of a document; where it has none, its name."""
     sample = document.sample
     if isinstance(sample, SampleError):
         return str(sample.where.get("key", document.name))
@@ -116,8 +116,8 @@ def _in_order(
 ) -> Iterator[tuple[int, Read]]:
     """All samples in order, after their `steps`; one that is bad comes as its error.
 
-    Files that are in memory are read best without any thread: more would only stand in each
-    other's way. Where reading waits for a disk or a network, more and more chunks are read ahead.
+    Files that are in memory are read best without any thread: more would only hinder each
+    other. Where reading waits for a disk or a network, more and more chunks are read ahead.
     Steps for images are work for `threads` of them, as codecs let others run meanwhile.
     """
     ahead = busy = 2 * threads if threads > 1 and steps.images is not None else 0

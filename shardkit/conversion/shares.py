@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slice:
-    """Of a source: its samples, or of a stream its parts, in this order."""
+    """Of a source: its samples, or of a stream its ranges, in this order."""
 
     order: Indices
     share: Share | None = None  # of a stream: only these documents
-    counts: Indices | None = None  # of a stream with a limit: documents of each part in `order`
+    counts: Indices | None = None  # of a stream with a limit: documents of each range in `order`
 
 
 def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
@@ -74,19 +74,19 @@ def shares_of(shares: dict[str, float]) -> dict[str, Share]:
 def _stream_slices(
     name: str, stream: Stream, shares: dict[str, float], limit: int | None
 ) -> Iterator[tuple[str, Slice]]:
-    """Every split reads all parts, and leaves out the documents that are not its own."""
-    parts = np.arange(len(stream))
+    """Every split reads all ranges, and leaves out the documents that are not its own."""
+    ranges = np.arange(len(stream))
     of_split: dict[str, Share | None] = {**shares_of(shares)} or {name: None}
     for split, share in of_split.items():
         if limit is None:
-            yield split, Slice(parts, share)
+            yield split, Slice(ranges, share)
         else:
             counts = np.array(list(_counts(stream, share, limit)), np.int64)
-            yield split, Slice(parts[: len(counts)], share, counts)
+            yield split, Slice(ranges[: len(counts)], share, counts)
 
 
 def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
-    """How many of the first documents each part has, up to the part that has the last of them."""
+    """How many of the first documents each range has, up to the range that has the last of them."""
     for number in range(len(stream)):
         reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
         count = sum(1 for _ in reading.items(1))

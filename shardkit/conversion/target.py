@@ -65,7 +65,7 @@ class Target:
         return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
 
     def check(self, source: Path | None) -> None:
-        """Raise OutputError for a target in the source, or in the place of what is not ours."""
+        """Raise OutputError for a target in the source, or where something is that is not ours."""
         if source is not None:
             self._check_apart(source)
         parent = self.absolute.parent

@@ -63,7 +63,7 @@ def _sequence(
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
-            found=f"{type(source).__name__}, of which nobody knows how many samples it gives",
+            found=f"{type(source).__name__}, which does not say how many samples it gives",
             fix="make a list of it, or write its samples one by one with shardkit.create",
         )
     return SequenceSource(source, None if schema is None else Schema(schema), classes)
@@ -121,7 +121,7 @@ def _found_at(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
 def _loose(
     path: Path, found: Contents | None, recipe: Recipe, strict: bool
 ) -> dict[str, Source | Stream]:
-    """Files of images or of text; text that stands beside images belongs to them.
+    """Files of images or of text; text beside images belongs to them.
 
     `found` is what is in a folder, None for a file.
     """

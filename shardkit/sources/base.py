@@ -1,4 +1,4 @@
-"""The contracts of what a conversion reads: a list of samples, or parts that are read in order."""
+"""The contracts of what a conversion reads: samples, or byte ranges read in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Described:
     # What else the source has for each of its samples: fields that are not asked for (None), and
     # those that no field can hold, with the error that says so.
     others: Mapping[str, ShardkitError | None] = MappingProxyType({})
-    # Fields that are optional because nobody knows before the end whether all samples have them.
+    # Fields that are optional because only the end tells whether all samples have them.
     guessed: Collection[str] = frozenset()
     all_known: bool = True  # whether no sample has a field that is neither in `schema` nor here
     # By field, the names of the classes that its values number.
@@ -43,7 +43,7 @@ class Described:
     ignored: dict[str, int]
     reads_text: bool = False  # of files, in an encoding
     safe_keys: bool = False  # whether keys are as `sample.safe_key` makes them
-    unique_keys: bool = False  # whether keys cannot repeat, so that nobody has to compare them
+    unique_keys: bool = False  # whether keys cannot repeat, so that they need no comparing
 
     def __init__(self) -> None:
         self.ignored = {}
@@ -121,10 +121,10 @@ class Source(Described, ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
-        """What identifies the content, in parts with a name each; None if nothing does.
+        """What identifies the content, by name; None if nothing does.
 
-        The part `times` decides only whether an interrupted run may continue: it is no part of the
-        manifest, as copying a folder changes it.
+        `times` decides only whether an interrupted run may continue: it is not in the manifest, as
+        copying a folder changes it.
         """
 
     def key(self, index: int) -> str | None:
@@ -141,10 +141,10 @@ class Source(Described, ABC):
 
 
 class Stream(Described, ABC):
-    """`len(stream)` parts, each a run of samples that can only be read from its beginning.
+    """`len(stream)` byte ranges, each with samples that can only be read from its beginning.
 
-    How many samples a part has is known when it was read. Parts are small where the source allows
-    it: a long file of lines has many, a compressed one is a single part of any size.
+    How many samples a range has is known when it was read. Ranges are small where the source allows
+    it: a long file of lines has many, a compressed one is a single range of any size.
     """
 
     @abstractmethod
@@ -152,11 +152,11 @@ class Stream(Described, ABC):
 
     @abstractmethod
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of every part once decompressed, as well as they are known without reading it."""
+        """Bytes of every range once decompressed, as well as they are known without reading it."""
 
     @abstractmethod
-    def select(self, parts: Indices) -> Stream:
-        """A stream of these parts alone, in this order: small, and picklable for a worker."""
+    def select(self, ranges: Indices) -> Stream:
+        """A stream of these ranges alone, in this order: small, and picklable for a worker."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
@@ -164,15 +164,15 @@ class Stream(Described, ABC):
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """The samples of all parts, in order; in memory that does not grow with their number.
+        """The samples of all ranges, in order; in memory that does not grow with their number.
 
-        Raises SourceError or StorageError where reading cannot go on: nobody knows then what would
-        have followed.
+        Raises SourceError or StorageError where reading cannot go on: what would have followed is
+        not known then.
         """
 
 
-_PROBES = 16  # samples, or parts of a stream, that tell about all
-_PROBE_BYTES = 1 << 14  # read of each part
+_PROBES = 16  # samples, or ranges of a stream, that tell about all
+_PROBE_BYTES = 1 << 14  # read of each range
 
 
 def some_of(source: Source | Stream, order: Indices | None = None) -> Iterator[Document]:
@@ -183,9 +183,9 @@ def some_of(source: Source | Stream, order: Indices | None = None) -> Iterator[D
     if isinstance(source, Source):
         yield from source.select(chosen).documents()
         return
-    for part in chosen:
+    for number in chosen:
         read = 0
-        for document in source.select(np.array([part])).documents():
+        for document in source.select(np.array([number])).documents():
             yield document
             read += document.size
             if read >= _PROBE_BYTES:

@@ -41,7 +41,7 @@ class DatasetSource(Source):
         """`key_table` is that of a larger dataset, of which this one is a part.
 
         It is read where it is needed: with each task it would go to all workers again and again.
-        `prefixes`, by shard, stand before the keys; by default they make keys differ. `planned`, by
+        `prefixes`, by shard, go before the keys; by default they make keys differ. `planned`, by
         shard, is known once there is a fingerprint.
         """
         super().__init__()
@@ -140,7 +140,7 @@ class DatasetSource(Source):
 
 
 def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
-    """For shards of others that count their samples anew in each: what makes the keys differ.
+    """For shards of others that each number their samples from zero: what makes the keys differ.
 
     It is the shard's name, before all keys of all shards; a note of the source says so.
     """

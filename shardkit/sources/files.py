@@ -45,7 +45,7 @@ def refuse_changed(
 ) -> None:
     """Raise an error of a kind for a file that was written or replaced since, to the same size.
 
-    An inode counts only together with a later change: some file systems number files anew.
+    An inode counts only together with a later change: some file systems renumber files.
     """
     replaced = about.st_ino != planned.inode and about.st_ctime_ns >= planned.began
     if replaced or about.st_mtime_ns != planned.time:
@@ -70,7 +70,7 @@ def changed(
         path=path,
         expected=f"{what} when the run was planned",
         found=found,
-        fix="run the same command again when nobody writes to the source any more",
+        fix="run the same command again when nothing writes to the source any more",
     )
 
 

@@ -165,7 +165,7 @@ def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def mixed_time(time: int, sidecar: int) -> int:
-    """What stands for the time of an image's sidecar, so that those of all can be mixed."""
+    """The time of a sidecar, shifted by its number, so that one number stands for those of all."""
     return time << sidecar & 2**63 - 1
 
 

@@ -103,7 +103,7 @@ def test_one_shard_of_more_work_than_tasks_share_is_one(
     source: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As with more than 64 tasks of 256 MB.
-    monkeypatch.setattr("shardkit.conversion.cuts._SHARES", 2)
+    monkeypatch.setattr("shardkit.conversion.cuts._FRACTION", 2)
     monkeypatch.setattr("shardkit.conversion.cuts._TASK_BYTES", 5_000)
     convert(source, single(tmp_path, format), format, image=ImageOptions(resize=16))
     with shardkit.open(single(tmp_path, format)) as dataset:
@@ -189,7 +189,7 @@ def test_a_part_that_a_power_cut_took_is_made_again(
         part.write_bytes(bytes(size if damage == "zeros" else size // 2))
     with pytest.raises(StorageError, match="not as it was written") as error:
         convert(source, out, format)
-    assert "it makes this part anew" in str(error.value)
+    assert "it makes this shard again" in str(error.value)
     assert not out.exists()
     convert(source, out, format)
     assert files_of(out.parent) == files_of(tmp_path / "reference")

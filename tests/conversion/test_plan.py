@@ -25,7 +25,7 @@ from shardkit.recipe import Recipe
 from shardkit.schema import Schema, Text
 from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Source, Stream
-from shardkit.sources.text.scan import PART
+from shardkit.sources.text.scan import RANGE
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
 
@@ -45,13 +45,13 @@ class LongFile(Stream):
         super().__init__()
         self.schema = Schema({"text": Text()})
         self._size = size
-        self._parts = np.arange(-(-size // PART)) if parts is None else parts
+        self._parts = np.arange(-(-size // RANGE)) if parts is None else parts
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def sizes(self) -> Indices:
-        return np.minimum(PART, self._size - self._parts * PART)
+        return np.minimum(RANGE, self._size - self._parts * RANGE)
 
     def select(self, parts: Indices) -> LongFile:
         return LongFile(self._size, self._parts[parts])
@@ -144,7 +144,7 @@ def test_less_than_one_block_in_a_hundred_ends_with_its_task(seq_len: int, gpt2:
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_BLOCKS", 1)
-    monkeypatch.setattr("shardkit.sources.text.scan.PART", 1_000)
+    monkeypatch.setattr("shardkit.sources.text.scan.RANGE", 1_000)
 
 
 @pytest.mark.usefixtures("small_tasks")

@@ -103,7 +103,7 @@ def expected(gpt2: Path) -> list[list[int]]:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files in parts of 4 kB, and an only shard in pieces: both are decided in planning alone."""
-    monkeypatch.setattr(scan, "PART", 4096)
+    monkeypatch.setattr(scan, "RANGE", 4096)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 8_000)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_BLOCKS", 8)
 

@@ -173,7 +173,7 @@ def test_shards_that_tasks_made_together_load_from_disk(
     datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 500)
-    monkeypatch.setattr("shardkit.sources.text.scan.PART", 400)
+    monkeypatch.setattr("shardkit.sources.text.scan.RANGE", 400)
     lines = [f"line {number}, and so on" for number in range(300)]
     (tmp_path / "in.txt").write_text("\n".join(lines))
     out = tmp_path / "out"

@@ -132,7 +132,7 @@ def test_every_form_comes_back_from_any_encoding_compression_and_cutting(
         content = table([["text", "n"], *([t, n] for n, t in enumerate(texts))], suffix, ending)
     raw = content.encode(encoding)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "PART", 4 * data.draw(st.integers(1, 20)))
+        patch.setattr(scan, "RANGE", 4 * data.draw(st.integers(1, 20)))
         patch.setattr(blocks, "BLOCK", 4 * data.draw(st.integers(1, 20)))
         patch.setattr(blocks, "COMPRESSED_BLOCK", data.draw(st.integers(1, 50)))
         name = f"a.{suffix}.{how}".rstrip(".")
@@ -159,7 +159,7 @@ def test_every_form_comes_back_from_any_encoding_compression_and_cutting(
 
 
 def test_parts_are_taken_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "PART", 40)
+    monkeypatch.setattr(scan, "RANGE", 40)
     for name in "ab":
         put_lines(tmp_path / f"{name}.jsonl", ({"text": f"{name}{n}"} for n in range(30)))
     source = stream(tmp_path)
@@ -377,7 +377,7 @@ def test_memory_is_that_of_a_block_and_a_document(
 def test_a_very_long_line_is_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    monkeypatch.setattr(scan, "PART", 1 << 20)
+    monkeypatch.setattr(scan, "RANGE", 1 << 20)
     text = "long " * 4_000_000
     content = {"txt": text, "jsonl": json.dumps({"text": text}), "csv": f"text\n{text}"}[suffix]
     source = stream(put(tmp_path / f"a.{suffix}", content + "\nend\n"))

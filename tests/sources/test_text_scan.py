@@ -217,7 +217,7 @@ def test_an_essay_that_is_called_test_is_no_split(tmp_path: Path) -> None:
 def test_long_files_are_cut_where_a_line_can_be_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "PART", 64)
+    monkeypatch.setattr(scan, "RANGE", 64)
     rows = [["text", "n"], *([f"row {n}", n] for n in range(40))]
     plain = table(rows, "tsv", "\n").replace('"', "")
     put(tmp_path / "plain.tsv", plain)
@@ -234,7 +234,7 @@ def test_long_files_are_cut_where_a_line_can_be_found(
 def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_planning_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "PART", 64)
+    monkeypatch.setattr(scan, "RANGE", 64)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("text\n" + "line\n" * 40)
     real = open
@@ -268,7 +268,7 @@ def test_the_plan_of_many_files_is_small(tmp_path: Path) -> None:
     tracemalloc.start()
     table = scan._table(folders, [scan._Found(*file) for file in found])
     names = sum(sys.getsizeof(name) for name in table.names)
-    parts = scan._parts(str(tmp_path), table)
+    parts = scan._ranges(str(tmp_path), table)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(parts.file) == 50_000

@@ -55,15 +55,15 @@ class TextFiles(FileSource[Files]):
         return self._files.fingerprint([LINE_FIELD])
 
 
-class Parts(NamedTuple):
-    """Runs of files: the number of the file, and between which bytes of it a record begins."""
+class Ranges(NamedTuple):
+    """Byte ranges of files: the number of the file, and between which bytes a record begins."""
 
     file: npt.NDArray[np.uint32]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]  # of a compressed file an estimate, which nothing is cut by
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """The same, where parts that lie one behind the other are one."""
+        """The same, where ranges that lie one behind the other are one."""
         behind = (self.file[1:] == self.file[:-1]) & (self.start[1:] == self.end[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~behind])[: len(self.file)])
         last = np.concatenate([first[1:], [len(self.file)]])[: len(first)] - 1
@@ -84,24 +84,27 @@ class TextStream(Stream):
     reads_text = True
     unique_keys = True
 
-    def __init__(self, root: str, files: Files, parts: Parts, fields: Fields, errors: str) -> None:
+    def __init__(
+        self, root: str, files: Files, ranges: Ranges, fields: Fields, errors: str
+    ) -> None:
         super().__init__()
         self._root = root
         self._files = files
-        self._parts = parts
+        self._ranges = ranges
         self._fields = fields
         self._errors = errors
         self.schema = fields.schema
 
     def __len__(self) -> int:
-        return len(self._parts.file)
+        return len(self._ranges.file)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        return self._parts.end - self._parts.start
+        return self._ranges.end - self._ranges.start
 
-    def select(self, parts: Indices) -> TextStream:
-        used, file = np.unique(self._parts.file[parts], return_inverse=True)
-        chosen = Parts(file.astype(np.uint32), self._parts.start[parts], self._parts.end[parts])
+    def select(self, ranges: Indices) -> TextStream:
+        used, file = np.unique(self._ranges.file[ranges], return_inverse=True)
+        start, end = self._ranges.start[ranges], self._ranges.end[ranges]
+        chosen = Ranges(file.astype(np.uint32), start, end)
         files = self._files.select(used.astype(np.int64))
         stream = TextStream(self._root, files, chosen, self._fields, self._errors)
         stream.narrow(self.selection)
@@ -111,10 +114,10 @@ class TextStream(Stream):
         return self._files.fingerprint(list(self._fields.schema))
 
     def documents(self) -> Iterator[Document]:
-        for file, start, end in self._parts.runs():
-            yield from self._part(file, start, end)
+        for file, start, end in self._ranges.runs():
+            yield from self._range(file, start, end)
 
-    def _part(self, file: int, start: int, end: int) -> Iterator[Document]:
+    def _range(self, file: int, start: int, end: int) -> Iterator[Document]:
         relative, name = self._files.relative(file), self._files.name(file)
         text = open_file(self._root, self._files, file, self._errors, self._fields.text)
         cells = name.form in ("csv", "tsv")
@@ -125,7 +128,7 @@ class TextStream(Stream):
                 sample: Sample | SampleError
                 ignored: tuple[str, ...] = ()
                 if done == start > 0:
-                    done = at  # what lies between is the end of the last part's last line
+                    done = at  # what lies between is the end of the last range's last line
                 try:
                     if isinstance(value, SampleError):
                         raise value

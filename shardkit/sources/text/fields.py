@@ -22,7 +22,7 @@ class Fields:
     text: str
     others: Mapping[str, FieldType]
     every: bool = False  # whether a field that is none of these is an error
-    selection: Selection = ALL_FIELDS  # what is none of it is left out without a word
+    selection: Selection = ALL_FIELDS  # other fields are left out without being counted
 
     @property
     def schema(self) -> Schema:
@@ -45,7 +45,7 @@ class Fields:
         return sample
 
     def left_out(self, values: Mapping[str, Any], taken: Sample, *, cells: bool) -> tuple[str, ...]:
-        """The fields of a document that have a value and were not taken, though nobody said so."""
+        """The fields of a document that have a value, are selected, and were not taken."""
         if len(values) == len(taken):
             return ()
         return tuple(

@@ -18,7 +18,7 @@ from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.text.blocks import expansion
-from shardkit.sources.text.documents import Parts, TextFiles, TextStream, located, open_file
+from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import Files
@@ -32,7 +32,7 @@ _ABOUT = re.compile(
     r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
     r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
 )
-PART = 1 << 19  # bytes of a part of a file that can be cut; a multiple of 4, as characters may be
+RANGE = 1 << 19  # bytes of a range of a file that can be cut; a multiple of 4, as characters may be
 _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # of each
 _SAMPLE_BYTES = 256 << 10  # of each, unless its first document is longer
@@ -91,7 +91,7 @@ def _source(
         names = ((files.stem(i), files.name(i).suffix) for i in range(len(files)))
         files.odd_keys = odd_keys(names)
         return TextFiles(root, files, errors)
-    stream = TextStream(root, files, _parts(root, files), fields, errors)
+    stream = TextStream(root, files, _ranges(root, files), fields, errors)
     stream.others = {n: None for n in sampled.names() if n not in fields.schema}
     stream.all_known = sampled.whole
     stream.guessed = frozenset(fields.others)
@@ -354,21 +354,21 @@ def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
     )
 
 
-# --- parts ------------------------------------------------------------------------------
+# --- byte ranges ------------------------------------------------------------------------
 
 
-def _parts(root: str, files: Files) -> Parts:
-    """Long files in parts of equal length, where a reader finds the start of a line by itself."""
+def _ranges(root: str, files: Files) -> Ranges:
+    """Long files in ranges of equal length, where a reader finds the start of a line by itself."""
     lengths = files.lengths()
     cut = np.zeros(len(files), bool)
-    for index in np.flatnonzero(files.sizes > PART).tolist():
+    for index in np.flatnonzero(files.sizes > RANGE).tolist():
         cut[index] = _can_be_cut(root, files, index)
-    counts = np.where(cut, -(-lengths // PART), 1)
+    counts = np.where(cut, -(-lengths // RANGE), 1)
     file = np.repeat(np.arange(len(files)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    start = (np.arange(len(file)) - first) * PART
-    end = np.where(cut[file], np.minimum(start + PART, lengths[file]), lengths[file])
-    return Parts(file.astype(np.uint32), start.astype(np.int64), end.astype(np.int64))
+    start = (np.arange(len(file)) - first) * RANGE
+    end = np.where(cut[file], np.minimum(start + RANGE, lengths[file]), lengths[file])
+    return Ranges(file.astype(np.uint32), start.astype(np.int64), end.astype(np.int64))
 
 
 def _can_be_cut(root: str, files: Files, index: int) -> bool:
