@@ -27,9 +27,9 @@ from shardkit.version import __version__
 # Name -> help.
 COMMANDS = {
     "convert": "Convert images, text or a dataset into shards.",
-    "inspect": "Say what is in a dataset or a shard.",
+    "inspect": "Describe a dataset or a shard.",
     "verify": "Find every flipped bit, missing file and damaged image.",
-    "doctor": "Find out what holds loading back, and what to change.",
+    "doctor": "Find what slows loading down, and what to change.",
     "bench": "Measure how fast datasets load, side by side.",
     "formats": "List the formats and what each can do.",
 }

@@ -37,13 +37,24 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
 @click.command("bench", context_settings={"show_default": True})
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
-    "--threads", callback=_numbers, metavar="N,...", help="To try.  [default: 1,2,4,... processors]"
+    "--threads",
+    callback=_numbers,
+    metavar="N,...",
+    help="Threads to try.  [default: 1,2,4,... processors]",
 )
 @click.option(
-    "--workers", callback=_numbers, metavar="N,...", help="Of torch's DataLoader, to try as well."
+    "--workers",
+    callback=_numbers,
+    metavar="N,...",
+    help="Processes of torch's DataLoader to try as well.",
 )
 @click.option(
-    "--batch-size", "batch_sizes", default="64", callback=_numbers, metavar="N,...", help="To try."
+    "--batch-size",
+    "batch_sizes",
+    default="64",
+    callback=_numbers,
+    metavar="N,...",
+    help="Batch sizes to try.",
 )
 @click.option(
     "--transform",
@@ -51,9 +62,11 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     default="crop",
     callback=_words,
     metavar="NAME,...",
-    help="To try: crop, resize, center, decode, none, or your own of the pixels: module:function",
+    help="To try: crop, resize, center, decode, none, or your own function: module:function",
 )
-@click.option("--size", "side", default=224, metavar="N", help="Pixels a side that these make.")
+@click.option(
+    "--size", "side", default=224, metavar="N", help="Width and height of their output, in pixels."
+)
 @click.option(
     "--measure",
     "measures",
@@ -62,8 +75,8 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     metavar="NAME,...",
     help="What to measure.",
 )
-@click.option("--cold", is_flag=True, help="Measure with files that are not in memory, too.")
-@click.option("--rounds", default=5, metavar="N", help="Runs of each setting that count.")
+@click.option("--cold", is_flag=True, help="Measure with an empty page cache, too.")
+@click.option("--rounds", default=5, metavar="N", help="Counted runs of each setting.")
 @click.option("--limit", default=10_000, metavar="N", help="Most samples in a run.")
 @click.option("--peers", is_flag=True, help="Measure the other libraries that are installed, too.")
 @click.option(
@@ -71,16 +84,16 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Look for them in this environment, or in those inside of it. Repeatable.",
+    help="Look for them in this environment, or in those in this folder. Repeatable.",
 )
 @click.option(
     "--work",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write what these read here, and keep it.",
+    help="Write the data of other libraries here, and keep them.",
 )
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
-@click.option("--quiet", is_flag=True, help="Say nothing but results and errors.")
+@click.option("--quiet", is_flag=True, help="Print only results and errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     paths: tuple[Path, ...],

@@ -58,11 +58,13 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "--shard-size", metavar="SIZE", help="Largest shard: 64MB, 1GiB, ...  [default: 256MB]"
 )
 @click.option("--shard-samples", type=int, metavar="N", help="Most samples in a shard, instead.")
-@click.option("--shuffle", is_flag=True, help="Shuffle all samples, once and for all.")
-@click.option("--seed", type=int, default=0, help="Another seed is another shuffle.")
+@click.option("--shuffle", is_flag=True, help="Shuffle all samples.")
+@click.option("--seed", type=int, default=0, help="Seed of the shuffle.")
 @click.option("--workers", type=int, metavar="N", help="Processes.  [default: all cores]")
 @click.option("--limit", type=int, metavar="N", help="Only so many samples of each split.")
-@click.option("--plan", "plan_only", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option(
+    "--plan", "plan_only", is_flag=True, help="Print what would be done, without doing it."
+)
 @click.option(
     "--split",
     default="auto",
@@ -91,12 +93,16 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     help="Store all fields but these. Repeatable.",
 )
 @click.option(
-    "--rename", multiple=True, callback=_renames, metavar="A=B", help="Call field A B. Repeatable."
+    "--rename",
+    multiple=True,
+    callback=_renames,
+    metavar="A=B",
+    help="Rename field A to B. Repeatable.",
 )
 @click.option(
     "--safe-keys",
     is_flag=True,
-    help="Percent-encode what is neither letter (A to Z), digit, -, _ nor / in keys.",
+    help="Percent-encode all characters of keys but ASCII letters, digits, -, _ and /.",
 )
 @click.option("--resize", type=int, metavar="N", help="Make images smaller: N pixels a side.")
 @click.option(
@@ -150,13 +156,16 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     help="Of .txt: one a file or one a line; auto: of a folder files, of a file lines.",
 )
 @click.option(
-    "--encoding", default="utf-8", metavar="NAME", help="Of text; auto: find out, file by file."
+    "--encoding",
+    default="utf-8",
+    metavar="NAME",
+    help="Encoding of text; auto: detected, file by file.",
 )
 @click.option(
     "--encoding-errors",
     type=click.Choice(["strict", "replace", "ignore"]),
     default="strict",
-    help="Bytes that are no text: an error, U+FFFD, or nothing.",
+    help="Bytes that are not valid text: an error, U+FFFD, or left out.",
 )
 @click.option(
     "--tokenizer", metavar="FILE", help="Store tokens: tokenizer.json, a folder, a name, ..."
@@ -170,10 +179,10 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--append-eos/--no-append-eos",
     default=None,
-    help="End documents by a token.  [default: if the tokenizer has one]",
+    help="End documents with a token.  [default: if the tokenizer has one]",
 )
 @click.option("--eos-token", metavar="TOKEN", help="Which, where the tokenizer does not say.")
-@click.option("--bos", is_flag=True, help="Begin documents by a token.")
+@click.option("--bos", is_flag=True, help="Begin documents with a token.")
 @click.option("--seq-len", type=int, metavar="N", help="Pack documents into blocks of N tokens.")
 @click.option(
     "--pack",
@@ -187,7 +196,9 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     default="pad",
     help="A block that is not full: fill it, keep it short, or drop it.",
 )
-@click.option("--transform", metavar="MODULE:FUNCTION", help="A step of your own, on every sample.")
+@click.option(
+    "--transform", metavar="MODULE:FUNCTION", help="Your own function, applied to every sample."
+)
 @click.option(
     "--on-error",
     type=click.Choice(["fail", "skip"]),
@@ -195,8 +206,10 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     help="A bad sample stops the run, or is dropped and listed in errors.jsonl.",
 )
 @click.option("--max-errors", type=int, default=1000, help="With skip: stop when there are more.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing dataset, once this is done.")
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace an existing dataset, once the new one is complete."
+)
+@click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def command(
     source: Path,

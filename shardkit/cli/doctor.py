@@ -12,19 +12,45 @@ from shardkit.cli import print_json, search_here
 
 @click.command("doctor", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--batch-size", type=click.IntRange(1), default=64, metavar="N", help="Of one rank.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    default=64,
+    metavar="N",
+    help="Samples in a batch of one rank.",
+)
 @click.option(
     "--transform",
     default="crop",
     metavar="NAME",
-    help="What happens to images: crop (random, resized), resize, center, decode, none, "
+    help="Transform of images: crop (random, resized), resize, center, decode, none, "
     "or your own module:function.",
 )
-@click.option("--size", type=click.IntRange(1), default=224, metavar="N", help="Side of a crop.")
-@click.option("--threads", type=click.IntRange(0), metavar="N", help="[default: all processors]")
-@click.option("--workers", type=click.IntRange(0), metavar="N", help="A DataLoader's, instead.")
-@click.option("--window", type=click.IntRange(1), metavar="N", help="Samples that are shuffled.")
-@click.option("--ranks", type=click.IntRange(1), default=1, metavar="N", help="Training together.")
+@click.option(
+    "--size",
+    type=click.IntRange(1),
+    default=224,
+    metavar="N",
+    help="Width and height of crops, in pixels.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Threads that load.  [default: all processors]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Processes of a DataLoader, instead of threads.",
+)
+@click.option(
+    "--window", type=click.IntRange(1), metavar="N", help="Samples in the shuffle window."
+)
+@click.option(
+    "--ranks", type=click.IntRange(1), default=1, metavar="N", help="Processes that train together."
+)
 @click.option(
     "--need",
     type=click.FloatRange(0, min_open=True),
@@ -36,7 +62,7 @@ from shardkit.cli import print_json, search_here
     type=click.FloatRange(0, min_open=True),
     default=2.0,
     metavar="S",
-    help="Of each short run, about.",
+    help="Approximate length of each run.",
 )
 @click.option("--tune", is_flag=True, help="Try the best settings; print the line of code to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -50,7 +76,7 @@ def command(
     seconds: float,
     **options: Any,
 ) -> None:
-    """Find out what holds loading of PATH back: a dataset, or a folder of images."""
+    """Find what slows down loading of PATH: a dataset, or a folder of images."""
     from shardkit.performance.defaults import open_any, usual_options
     from shardkit.performance.doctor import doctor
     from shardkit.stream import Loader

@@ -22,7 +22,7 @@ _BAR = 40  # characters of the longest
 @click.option("--full", is_flag=True, help="Read every sample: image formats and sizes as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(path: Path, samples: int, full: bool, as_json: bool) -> None:
-    """Say what is in PATH: a dataset or a shard, made by shardkit or by others."""
+    """Describe PATH: a dataset or a shard, made by shardkit or by others."""
     from shardkit.inspection import inspect
 
     report = inspect(path, samples=samples, full=full)

@@ -32,7 +32,7 @@ _PROBLEMS = 100  # that are printed; --json has all
     is_flag=True,
     help="Compare every sample with what the format's own library reads (webdataset, lmdb, ...).",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but problems.")
+@click.option("--quiet", is_flag=True, help="Print only problems.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     path: Path, against: Path | None, decode: bool, client: bool, quiet: bool, as_json: bool

@@ -156,7 +156,7 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
     if len(stored) > _MANY and stored.mean() < _TINY:
         seen = (
             f"{len(stored):,} shards have {stored.mean() / 1e6:.2g} MB on average, and shuffled "
-            "reading opens a file anew for almost every sample, as few can stay open"
+            "reading opens a file again for almost every sample, as few can stay open"
         )
         return _reshard(stream, seen, 256, "make shards of 256 MB")
     return _few(stream, stored, readers, world_size) or _unlike(stream, stored, readers)

@@ -321,7 +321,7 @@ def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
     lost = max(now.start - persistent.start, 0.0)
     return Finding(
         "workers",
-        f"workers start anew for each epoch: {lost:.1f} s before {epoch:.1f} s of loading",
+        f"workers are restarted for each epoch: {lost:.1f} s before {epoch:.1f} s of loading",
         "DataLoader(..., persistent_workers=True)",
         gain=(epoch + lost) / epoch,
     )

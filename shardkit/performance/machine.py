@@ -207,7 +207,7 @@ class System:
     def __init__(self, gpu: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
         """`gpu` is the number of the GPU in use, among those visible to this process."""
         self._clock = clock
-        self._tree = _Tree.found()
+        self._tree = _Tree() if has_psutil() else None
         self._gpu = None if gpu is None else _Gpu.found(gpu)
         self._before: _Sums | None = None
         self._next = clock()  # when to read again
@@ -247,18 +247,11 @@ class System:
 class _Tree:
     """This process and its children, such as a DataLoader's workers."""
 
-    def __init__(self, library: Any) -> None:
-        self._error: type[Exception] = library.Error
-        self._process: psutil.Process = library.Process()
+    def __init__(self) -> None:
+        import psutil
 
-    @classmethod
-    def found(cls) -> _Tree | None:
-        """None where psutil is not installed."""
-        try:
-            import psutil
-        except ImportError:
-            return None
-        return cls(psutil)
+        self._error: type[Exception] = psutil.Error
+        self._process = psutil.Process()
 
     def read(self) -> tuple[float, int | None, int]:
         """Processor seconds and bytes from disks since the start, and bytes of memory."""

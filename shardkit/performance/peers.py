@@ -115,8 +115,8 @@ def _peer(
         return f"its store could not be written: {error.what}"
     command = [python, str(SCRIPT), "run", loop, str(store)]
     measures = ("load",) if name == "ffcv" else ("read", "load")
-    told = {"version": about["version"], "path": os.fspath(store), "note": _note(name, store)}
-    return Contender(name, PEER, command, store, told, measures)
+    details = {"version": about["version"], "path": os.fspath(store), "note": _note(name, store)}
+    return Contender(name, PEER, command, store, details, measures)
 
 
 def _ask(python: str, *words: str) -> dict[str, Any]:

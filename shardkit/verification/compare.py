@@ -85,8 +85,8 @@ class _Comparison:
         self._names = {old: new for old, new in self._recipe.rename.items() if old in source.schema}
         text = self._recipe.text
         only = "" if text.keep_fields else text.field or ""
-        kept = [only] if only in source.schema else list(source.schema)
-        theirs = [self._names.get(name, name) for name in kept]
+        names = [only] if only in source.schema else list(source.schema)
+        theirs = [self._names.get(name, name) for name in names]
         self._common = self._schema.keys() & set(theirs)
         if self._recipe.transform is not None:
             self._note("made with a transform, which verify does not run: only keys are compared")

@@ -255,7 +255,7 @@ def test_workers_that_start_for_each_epoch_are_told(photos: Path, machine: Machi
     dataset = shardkit.torch.StreamingDataset(photos, batch_size=32, transforms=CROP)
     found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)
     told = [finding for finding in found.findings if "persistent_workers=True" in finding.do]
-    assert any("start anew for each epoch" in finding.seen for finding in told)
+    assert any("restarted for each epoch" in finding.seen for finding in told)
 
 
 def test_a_dataloader_of_something_else_is_refused() -> None:
