@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,13 @@ from shardkit.schema import Bytes, FieldType, Image, Schema
 
 _INDEX_BYTES = 64 << 20  # of the index of a foreign TAR, which may be as large as the TAR too
 
-_Fields = dict[str, Member]
-_Scanned = tuple[str, int, _Fields]  # a sample: its key, the key's offset or -1, its members
+
+class _Scanned(NamedTuple):
+    """A sample as its members name it."""
+
+    key: str
+    offset: int  # of the key in the file; -1 where it is not stored contiguously
+    fields: dict[str, Member]
 
 
 def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -35,7 +40,9 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
     else:
         schema = Schema.from_json(layout["schema"])
         field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
-        samples = [(k, at, {field_of.get(e, e): m for e, m in f.items()}) for k, at, f in samples]
+        samples = [
+            s._replace(fields={field_of.get(e, e): m for e, m in s.fields.items()}) for s in samples
+        ]
     if len(samples) * index_struct(schema).size > max(_INDEX_BYTES, source.size):
         raise FormatError(
             "the TAR has too many extensions, most of which few of its samples have",
@@ -50,7 +57,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
         "schema": schema.to_json(),
         "index": b"".join(_records(schema, samples, odd_keys)),
         "odd_keys": odd_keys,
-        "key_hashes": np.fromiter((hash(key) for key, _, _ in samples), np.int64, len(samples)),
+        "key_hashes": np.fromiter((hash(s.key) for s in samples), np.int64, len(samples)),
         **({"ignored": ignored} if ignored else {}),
     }
 
@@ -76,11 +83,11 @@ def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) 
 
 def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
     """Fields of the types that their extensions stand for, in the order in which they appear."""
-    first: _Fields = {}
+    first: dict[str, Member] = {}
     count: Counter[str] = Counter()
-    for _, _, fields in samples:
-        count.update(fields.keys())
-        for field, member in fields.items():
+    for sample in samples:
+        count.update(sample.fields.keys())
+        for field, member in sample.fields.items():
             first.setdefault(field, member)
     return Schema(
         {f: _type(source, f, m)(optional=count[f] < len(samples)) for f, m in first.items()}
@@ -111,10 +118,12 @@ def _samples(source: ByteSource, ignored: Counter[str]) -> list[_Scanned]:
         key, field = split
         if key != current:
             if key in samples:
-                raise _key_again(member, field, samples[key][2]).located(path=source.path, key=key)
-            samples[key] = key, member.name_offset, {}
+                raise _key_again(member, field, samples[key].fields).located(
+                    path=source.path, key=key
+                )
+            samples[key] = _Scanned(key, member.name_offset, {})
             current = key
-        fields = samples[key][2]
+        fields = samples[key].fields
         if field in fields or field in ("__key__", "__url__"):
             raise DamagedError(
                 f"a sample has two members for its field {field!r}",
@@ -126,13 +135,18 @@ def _samples(source: ByteSource, ignored: Counter[str]) -> list[_Scanned]:
             )
         fields[field] = member
     # A member x.__bad__ that is not empty marks a sample which WebDataset drops.
-    good = [s for s in samples.values() if not ("__bad__" in s[2] and s[2].pop("__bad__").size)]
+    good = [s for s in samples.values() if not _is_bad(s.fields)]
     if len(good) < len(samples):
         ignored["sample marked as __bad__"] += len(samples) - len(good)
     return good
 
 
-def _key_again(member: Member, field: str, earlier: _Fields) -> DamagedError:
+def _is_bad(fields: dict[str, Member]) -> bool:
+    mark = fields.pop("__bad__", None)
+    return mark is not None and mark.size > 0
+
+
+def _key_again(member: Member, field: str, earlier: dict[str, Member]) -> DamagedError:
     first = next(iter(earlier.values()))
     if field in earlier:
         what = "two samples of the TAR have the same key"
