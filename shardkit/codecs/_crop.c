@@ -1,11 +1,11 @@
-/* What crop.py does, without the interpreter's lock: JPEGs decoded where a crop needs it, resized;
-   and pixels looked up in tables.
+/* The functions of crop.py, without the interpreter's lock: JPEGs are decoded where a crop needs it,
+   and resized; pixels are looked up in tables.
 
    Resampling is Pillow's antialiased BILINEAR of 8-bit pixels, bit for bit: a triangle filter as
    wide as the scale, its weights in fixed point of 22 bits, rows first, each pass rounded to 8
    bits. Decoding is libjpeg-turbo's with jpeg_crop_scanline and jpeg_skip_scanlines.
 
-   Nothing here trusts a job or an image. */
+   Jobs and images are not trusted. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -33,9 +33,10 @@ static int use_avx2;
 #define HALF (1 << (WEIGHT_BITS - 1))
 /* A weight is HIGH * 2^11 + LOW, as processors multiply pairs of 16 bits. */
 #define LOW_BITS 11
-/* Bytes that may be read and written behind a row, so that no loop needs an end of its own. */
+/* Bytes that may be read and written behind a row, so that loops need no special end. */
 #define SLACK 64
-/* Rows are to begin beside such an address: what is decoded to one goes around the caches. */
+/* Rows begin beside a multiple of this: libjpeg-turbo writes aligned rows past the caches, which
+   takes 1.4 times as long. */
 #define ALIGNED 64
 /* The same as in jpeg.py. */
 #define LEFT 3
@@ -57,17 +58,17 @@ typedef struct {
     int16_t high[2], low[2];
 } Pair;
 
-/* How one side of a window comes from one side of a crop. */
+/* The weights by which one side of a crop is resized to one side of a window. */
 typedef struct {
     int count;        /* of the window's positions; tables go on to a multiple of four */
     int first, stop;  /* the positions of the crop that the window needs */
-    int pairs;        /* of weights for each position; what is not needed is zero */
+    int pairs;        /* of weights for each position; unused ones are zero */
     int *start;       /* where the weights of each position begin, counted from `first` */
     Pair *weights;
     size_t start_size, weights_size;
 } Axis;
 
-/* The memory of one call, which grows to what its largest image needs. */
+/* The memory of one call, which grows to the needs of its largest image. */
 typedef struct {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
@@ -77,7 +78,7 @@ typedef struct {
     size_t rows_size, middle_size;
 } Work;
 
-/* Memory of `wanted` bytes in place of what there is, unless that is large enough; or NULL. */
+/* `memory` if it has `wanted` bytes, else new memory; NULL where there is none. */
 static void *reserved(void *memory, size_t *size, unsigned long long wanted)
 {
     if (wanted <= *size) {
@@ -101,7 +102,7 @@ static void release(Work *work)
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* Which pixels position `at` of `size` is made of: [*start, return value). */
+/* The pixels that position `at` is made of: [*start, return value). */
 static int reach(double scale, double from, int at, int length, int *start)
 {
     double support = scale < 1 ? 1 : scale, center = from + (at + 0.5) * scale;
@@ -388,7 +389,7 @@ static void down(const Pair *weights, int pairs, const uint8_t *rows, size_t str
 
 /* --- one image ------------------------------------------------------------------------------ */
 
-/* Whether a job makes sense whatever the image is. */
+/* Whether a job is valid for some image. */
 static int is_possible(const Job *job, const Image *out)
 {
     return job->x >= 0 && job->y >= 0 && job->width > 0 && job->height > 0 && job->left >= 0 &&
@@ -402,7 +403,7 @@ static int is_inside(const Job *job, long long width, long long height)
     return (long long)job->x + job->width <= width && (long long)job->y + job->height <= height;
 }
 
-/* By what a JPEG is made smaller while it is decoded: as jpeg.py says. */
+/* The factor by which a JPEG is reduced while it is decoded: as in jpeg.py. */
 static int reduction(const Job *job)
 {
     int longest = job->width > job->height ? job->width : job->height, reduced = 1;
@@ -415,7 +416,8 @@ static int reduction(const Job *job)
     return reduced;
 }
 
-/* Where in the image, made smaller by `reduced`, the crop begins; the axes count from there. */
+/* The axes of a job, and in `*x` and `*y` the first pixel of the crop in the image reduced by
+   `reduced`, from which the axes count. */
 static int make_axes(Work *work, const Job *job, int reduced, const Image *out, int *x, int *y)
 {
     int stop_x = (int)(((long long)job->x + job->width + reduced - 1) / reduced);
@@ -429,7 +431,7 @@ static int make_axes(Work *work, const Job *job, int reduced, const Image *out, 
                      job->full_height, job->top, out->height, 0);
 }
 
-/* The bytes from one row to the next of `middle`: those that are as wide as the window. */
+/* The bytes from one row of `middle` to the next: these rows are as wide as the window. */
 static size_t middle_stride(const Work *work)
 {
     return (size_t)work->x.count * CHANNELS + SLACK;
@@ -492,7 +494,7 @@ static void on_failure(j_common_ptr jpeg)
     longjmp(((Work *)jpeg->client_data)->failed, 1);
 }
 
-/* A warning is of pixels that were made up: whoever decodes strictly has to look at them. */
+/* A warning means that pixels were made up: the image is left to the strict decoder. */
 static void on_message(j_common_ptr jpeg, int level)
 {
     if (level < 0) {
@@ -509,8 +511,8 @@ static void start_work(Work *work)
     work->jpeg.client_data = work;
 }
 
-/* Whether a progressive image lacks some of its bits: such a one is smoothed, which looks at more
-   than the crop. */
+/* Whether a progressive image lacks some of its bits: it is then smoothed, which needs pixels outside
+   of the crop. */
 static int is_unfinished(j_decompress_ptr jpeg)
 {
     if (!jpeg->progressive_mode || jpeg->coef_bits == NULL) {
@@ -553,7 +555,7 @@ static void read_row(j_decompress_ptr jpeg, uint8_t *row)
     }
 }
 
-/* As far as `on_failure` does not jump out of it. */
+/* Whether the crop was written; `on_failure` jumps out of it. */
 static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                        unsigned long long most)
 {
@@ -594,8 +596,8 @@ static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const 
     return 1;
 }
 
-/* Each image has a decoder of its own: what one says of tables must not be there for the next, which
-   may lack them. The library gives those without Huffman tables the standard ones. */
+/* Each image has a decoder of its own: its tables must not be used for the next image, which may
+   lack them. The library uses the standard Huffman tables for an image without any. */
 static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                      unsigned long long most)
 {
@@ -611,11 +613,11 @@ static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Im
 
 /* --- for Python ------------------------------------------------------------------------------- */
 
-/* The words of crop.py. */
+/* The messages of crop.py. */
 #define IMPOSSIBLE "a crop without pixels, or a window that is not inside of its size"
 #define OUTSIDE "a crop that is not inside of its image"
 
-/* What a call works on. Buffers keep what they are of alive and in its place. */
+/* The arguments of a call. Buffers keep their objects alive and at their address. */
 typedef struct {
     Py_ssize_t count;
     PyObject *inputs, *outputs;
@@ -705,7 +707,7 @@ static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_
     return 1;
 }
 
-/* The jobs of the call; NULL if one of them makes no sense. */
+/* The jobs of the call; NULL if one of them is invalid. */
 static const Job *jobs_of(Call *call, PyObject *object)
 {
     const Job *jobs = array_of(call, object, 0, (size_t)call->count * sizeof(Job));
@@ -718,7 +720,7 @@ static const Job *jobs_of(Call *call, PyObject *object)
     return jobs;
 }
 
-/* What the function returns. */
+/* Ends a call; returns None, or NULL if an error is set. */
 static PyObject *ended(Call *call)
 {
     end_call(call);
@@ -769,7 +771,7 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
     return ended(&call);
 }
 
-/* Whether there was memory for all. */
+/* Whether there was memory for all images. */
 static int crop_all_pixels(const Call *call, const Job *jobs, int reduced)
 {
     Work work;

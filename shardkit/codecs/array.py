@@ -32,7 +32,7 @@ _SIMPLE = re.compile(rb"'([<>|][biufcSUmM]\d+(?:\[\w+\])?)'")
 
 
 class NpyHeader(NamedTuple):
-    """What stands before the values: `start` is the byte at which those begin."""
+    """The header of a `.npy` file: the values begin at byte `start`."""
 
     descr: bytes  # the type, as Python's source
     fortran: bool
@@ -41,7 +41,7 @@ class NpyHeader(NamedTuple):
 
     @property
     def simple(self) -> np.dtype[Any] | None:
-        """The type, unless it has parts."""
+        """The type; None for a structured one."""
         match = _SIMPLE.fullmatch(self.descr)
         return np.dtype(match[1].decode()) if match else None
 
@@ -75,7 +75,7 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
         raise ValueError(str(error)) from error
     if header is None or dtype is None:
         return _by_numpy(data)
-    values = len(data) - header.start
+    values = len(data) - header.start  # bytes
     _check_size(dtype, header.shape, values)
     count = int(np.prod(header.shape, dtype=object))
     found = np.frombuffer(data, dtype, count, header.start) if values else np.empty(count, dtype)
@@ -83,7 +83,7 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
 
 
 def _by_numpy(data: bytes) -> npt.NDArray[Any]:
-    """For types that have parts, and for headers that others wrote in their own way."""
+    """For structured types, and for headers in another form than NumPy writes."""
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
@@ -100,7 +100,7 @@ def _by_numpy(data: bytes) -> npt.NDArray[Any]:
 
 
 def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:
-    """A shape that lies must not make us reserve what it says."""
+    """Raise ValueError for a damaged shape, before memory is reserved for it."""
     said = int(np.prod([dtype.itemsize, *shape], dtype=object))
     if said != size:
         raise ValueError(f"{said} bytes of values announced, {size} there")
@@ -111,7 +111,7 @@ def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None
 def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
     """The records of a `.npy` file of ours.
 
-    Raises DamagedError, which begins with `what` it is, for any other file.
+    Raises DamagedError for any other file; its message begins with `what`, the name of the table.
     """
     where: dict[str, Any] = {"path": path}
     source = LocalFile(path)

@@ -1,4 +1,4 @@
-"""Colour profiles (ICC): what they turn pixels into, as sRGB. By LittleCMS, through Pillow."""
+"""Colour profiles (ICC): conversion of pixels to sRGB, by LittleCMS through Pillow."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SAME = 2  # levels of 255 that a profile may differ from sRGB and still be it
 
 
 class ProfileError(ValueError):
-    """The bytes are no profile, or not one for pixels of this kind."""
+    """The bytes are not a profile, or one for pixels of another kind."""
 
 
 @functools.lru_cache(maxsize=64)
 def to_srgb(profile: bytes, colour: str) -> Any:
-    """How pixels ("RGB", "GRAY" or "CMYK") become sRGB, for `converted`; None if nothing changes.
+    """The transform of pixels ("RGB", "GRAY" or "CMYK") to sRGB; None if it changes nothing.
 
     Intent: perceptual, as browsers do it. Raises ProfileError.
     """
@@ -33,7 +33,7 @@ def to_srgb(profile: bytes, colour: str) -> Any:
         if opened.profile.xcolor_space.strip() != colour:
             raise ProfileError(f"a profile of {opened.profile.xcolor_space} on {colour} pixels")
         target = ImageCms.createProfile("sRGB")
-        # The fast way is coarse in dark greys; for a table of 256 values the slow one will do.
+        # The optimized transform is coarse in dark greys; a table of 256 values needs no speed.
         flags = ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE
         intent = ImageCms.Intent.PERCEPTUAL
         made = ImageCms.buildTransform(opened, target, mode, "RGB", intent, flags)

@@ -1,5 +1,5 @@
-"""Compressed bytes, decompressed piece by piece: no input takes more memory than a few megabytes
-and its window, or becomes endlessly long."""
+"""Decompression in pieces: no input takes more memory than a few megabytes and its window, and
+the length of the output is limited."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from shardkit.extras import extra
 from shardkit.storage import check_expansion
 
-# Bytes to give at a time: of zstandard, which has no other bound, no more than half a gigabyte.
+# Bytes of input at a time: zstandard has no other bound, and makes at most half a gigabyte of them.
 COMPRESSED_BLOCK = 1 << 14
-_PIECE = 1 << 20  # bytes that are made at a time
+_PIECE = 1 << 20  # bytes of output at a time
 _WINDOW = 1 << 31  # bytes that a decoder may keep, as `zstd --ultra --long=31` asks for
 
 _Decoder: TypeAlias = Any  # of one member, stream or frame: `eof`, `unused_data`, `decompress`
@@ -64,14 +64,14 @@ _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\
 
 
 def compression_of(head: bytes) -> str:
-    """How a file is compressed that begins like this; "" for one that is not."""
+    """The compression of a file that begins with `head`; "" for an uncompressed file."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    """What blocks of COMPRESSED_BLOCK bytes hold.
+    """The decompressed bytes of blocks of COMPRESSED_BLOCK bytes.
 
-    Raises ValueError for what is damaged, cut, or becomes too long (`storage.EXPANSION`).
+    Raises ValueError for data that are damaged, cut, or become too long (`storage.EXPANSION`).
     """
     new, pieces = _DECODERS[compression]
     decoder: _Decoder = None
@@ -80,7 +80,7 @@ def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
         stored, rest = stored + len(block), block
         while rest:
             if decoder is None or decoder.eof:
-                rest = rest.lstrip(b"\0")  # what pads a file after its last member
+                rest = rest.lstrip(b"\0")  # padding after the last member
                 if not rest:
                     break
                 decoder = new()

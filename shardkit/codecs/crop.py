@@ -2,7 +2,7 @@
 
 Resizing is Pillow's antialiased BILINEAR, bit for bit, along the rows first, as Pillow did before
 13. An extension in C (`_crop.c`) decodes only what a crop needs, and needs the interpreter's lock
-once for all images; where it was not built, simplejpeg and Pillow give the same bits.
+once for all images; without it, simplejpeg and Pillow give the same bits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The columns of a job: a crop in pixels of the stored image, the size that it is resized to, the
-# top left corner of the window of that which is wanted (as large as the row that it is written
-# to), and whether that is mirrored left to right, 1 or 0.
+# The columns of a job: a crop in pixels of the stored image; the size that it is resized to; the
+# top left corner of the window of the result (its size is that of the output row); and whether the
+# window is mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
 
 _CHROMA = ("444", "422", "420", "440", "411")
@@ -61,9 +61,9 @@ def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np
     `jobs` has a row of the columns JOB for each. `out` is an array, or a list, of C-contiguous
     arrays (height, width, 3), uint8.
 
-    False is for an image that cannot be done this way: what libjpeg fails at or warns of, a crop
-    that is not inside. Its row is then undefined, and the strict way says what is wrong. Damage
-    behind the last line that a crop needs need not be found.
+    Returns False for an image that cannot be decoded so: libjpeg fails or warns, or the crop is not
+    inside of the image. Its row is then undefined; `pixels.to_rgb` raises an error that says why.
+    Damage behind the last line that a crop needs may not be found.
     """
     jobs = np.ascontiguousarray(jobs, np.int32)
     done = np.zeros(len(images), np.bool_)
@@ -78,8 +78,8 @@ def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np
 def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows, reduced: int = 1) -> None:
     """The same of pixels, C-contiguous arrays (height, width, 3) of RGB.
 
-    Jobs are of images `reduced` times as large: 2, 4 or 8 where they were decoded so, and may then
-    end in the middle of a pixel.
+    `reduced` is 2, 4 or 8 for images that were decoded at that part of their size. Jobs are in
+    pixels of the full size, and may then end in the middle of a reduced one.
     """
     jobs = np.ascontiguousarray(jobs, np.int32)
     if _crop is not None:
@@ -124,7 +124,7 @@ def look_up(pixels: Pixels, table: npt.NDArray[Any], out: npt.NDArray[Any]) -> N
 
 
 def _each(images: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[int], Pixels]]:
-    """Each image with its job and row. Raises ValueError for jobs that make no sense."""
+    """Each image with its job and row. Raises ValueError for invalid jobs."""
     if not jobs.shape == (len(out), len(JOB)) == (len(images), len(JOB)):
         raise ValueError(f"{len(jobs)} jobs and {len(out)} rows for {len(images)} images")
     each = list(zip(images, jobs.tolist(), out, strict=True))
@@ -157,8 +157,8 @@ def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:
 
 
 def _resample(pixels: Pixels, job: list[int], reduced: int, out: Pixels) -> None:
-    """By Pillow. Of reduced pixels those are taken that the crop touches, the outer ones partly:
-    else the result would be off by up to half of one, which is seen."""
+    """By Pillow. Of reduced pixels all are used that the crop touches, the outer ones partly:
+    else the result would be visibly shifted, by up to half of one."""
     from PIL import Image
 
     x, y, width, height, full_width, full_height, left, top, flip = job

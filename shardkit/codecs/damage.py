@@ -1,8 +1,8 @@
-"""Whether an encoded image decodes to its end, strictly: what a decoder forgives is damage here.
+"""Strict check that an encoded image decodes to its end: warnings of decoders count as damage.
 
-JPEG goes through libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
-All else goes through Pillow, which fills up what is missing without a word where the compressed
-rows of a PNG end too soon in good order.
+JPEGs are decoded by libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
+All others are decoded by Pillow, which silently fills in missing rows of a PNG whose compressed
+data end early but correctly: those are counted here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shardkit.options import MAX_PIXELS
 
 
 class TooLargeError(Exception):
-    """Images of so many pixels are not decoded; that does not make them damaged."""
+    """The image has too many pixels to be decoded; it need not be damaged."""
 
 
 def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
-    """What is wrong with an image, in the decoder's words; None if it is whole.
+    """The decoder's message for a damaged image; None for one that is whole.
 
     Raises TooLargeError for an image that was not decoded.
     """
@@ -77,12 +77,12 @@ _INFLATED = 1 << 20  # bytes that are unpacked at a time
 
 
 def _rows_missing(data: bytes) -> str | None:
-    """What a PNG says that has fewer rows, of any of its frames, than its header announces."""
+    """A message for a PNG with fewer rows, in any frame, than its header says; else None."""
     depth, colour, interlaced = data[24], data[25], data[28]
     passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
 
     def size(at: int) -> int:
-        """Bytes of all rows of the frame whose width and height stand there."""
+        """Bytes of all rows of the frame whose width and height are at `at`."""
         width, height = struct.unpack_from(">II", data, at)
         sides = [(-((x - width) // dx), -((y - height) // dy)) for x, y, dx, dy in passes]
         bits = depth * _CHANNELS[colour]
@@ -109,9 +109,9 @@ def _rows_missing(data: bytes) -> str | None:
 
 @contextlib.contextmanager
 def strict_warnings() -> Iterator[None]:
-    """Pillow's one warning that means damage is an error inside; its others are not shown.
+    """Pillow's warning that means damage is an error inside; its others are ignored.
 
-    Filters of warnings belong to the process, so this is entered once and around all threads.
+    Filters of warnings are global to the process, so this is entered once, around all threads.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")

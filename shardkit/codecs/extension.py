@@ -1,4 +1,4 @@
-"""Whether `_crop.c` was built: its extension for fast loading of JPEGs is optional."""
+"""The optional extension `_crop.c`, for fast loading of JPEGs; None where it was not built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 SLOWER = 3  # times as long as with it: random crops of photos take 2.9, the middle of them 3.2
 
 _crop: ModuleType | None
-MISSING: str | None  # why it is not there
+MISSING: str | None  # the reason why it is missing
 try:
     from shardkit.codecs import _crop
 

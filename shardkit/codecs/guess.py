@@ -1,4 +1,4 @@
-"""The schema that a sample's values suggest."""
+"""The schema of a sample, guessed from its values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardkit.schema import (
 
 
 def guessed_schema(sample: Sample) -> Schema:
-    """A schema guessed from one sample's values; encoded images are told from other bytes.
+    """A schema guessed from one sample's values; images are recognized by their first bytes.
 
     Raises SampleError for a value of a type that no field can hold.
     """

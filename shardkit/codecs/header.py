@@ -1,7 +1,7 @@
-"""All that the header of an image says: what must be done for every decoder to show it alike.
+"""Headers of images in full: all properties that decoders may treat differently.
 
 A plain image is upright, of 8 bits, grey or RGB, opaque, a single frame, without a colour profile
-other than sRGB: any decoder makes the same RGB pixels of it. Layouts: ITU T.81 (JPEG), the PNG
+other than sRGB: all decoders give the same RGB pixels. Layouts: ITU T.81 (JPEG), the PNG
 specification, RFC 9649 (WebP), Exif 2.3, ICC.1 annex B (profiles in files).
 """
 
@@ -29,27 +29,27 @@ _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive
 _LOSSLESS = frozenset({0xC3, 0xC5, 0xC6, 0xC7})  # and hierarchical
 _ORIENTATION = {"<": b"\x12\x01\x03\x00\x01\x00\x00\x00", ">": b"\x01\x12\x00\x03\x00\x00\x00\x01"}
 _CHROMA = {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440", (4, 1): "411"}
-_PROFILE_BYTES = 16 << 20  # at most, of one that is packed
+_PROFILE_BYTES = 16 << 20  # at most, of a compressed one
 
 
 class Header(NamedTuple):
-    """What the header of an image says."""
+    """The header of an image."""
 
     format: str
-    width: int  # pixels, as stored: not turned yet
+    width: int  # pixels, as stored: before EXIF's orientation is applied
     height: int
     orientation: int = 1  # EXIF's number: 1 is upright
-    oddity: str = ""  # in a word or two what makes an image not plain, or ""
+    oddity: str = ""  # why the image is not plain, in a word or two, or ""
     profile: bytes | None = None  # its ICC profile
-    colour: str = "RGB"  # the colours that a profile is of: RGB, GRAY or CMYK
+    colour: str = "RGB"  # the colour space that a profile is for: RGB, GRAY or CMYK
     lossless: bool = True
-    chroma: str = ""  # JPEG: how the colour is sampled, "420" and so on
-    huffman: bool = False  # JPEG: whether it brings Huffman tables
-    table: int = 0  # JPEG: the sum of the steps that luma is rounded to: higher is coarser
+    chroma: str = ""  # JPEG: chroma subsampling, "420" and so on
+    huffman: bool = False  # JPEG: whether it has Huffman tables
+    table: int = 0  # JPEG: the sum of the luma quantization table: higher is coarser
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height as a person sees them."""
+        """Width and height of the upright image."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
@@ -70,7 +70,7 @@ def read_header(data: bytes) -> Header:
             f"a {format} header that says {header.width} x {header.height} pixels"
         )
     if header.colour == "GRAY" and header.profile and header.profile[16:20] == b"RGB ":
-        return header._replace(colour="RGB")  # of three equal channels: many editors leave it
+        return header._replace(colour="RGB")  # many editors leave such a profile in
     return header
 
 
@@ -115,7 +115,7 @@ def _jpeg_oddity(marker: int, precision: int, components: int) -> str:
 
 
 def _luma_table(tables: bytes) -> int:
-    """The sum of table 0 in a DQT segment; 0 if it is not there."""
+    """The sum of table 0 in a DQT segment; 0 if the segment does not have it."""
     at = 0
     while at < len(tables):
         size = 128 if tables[at] >> 4 else 64
@@ -127,7 +127,7 @@ def _luma_table(tables: bytes) -> int:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """The orientation in EXIF data; 1 where there is none that makes sense."""
+    """The orientation in EXIF data; 1 where there is none, or an invalid one."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or _ORIENTATION[order] not in tiff:
         return 1
@@ -167,7 +167,7 @@ def _png(data: bytes) -> dict[str, Any]:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, first byte and bytes of each chunk."""
+    """Name, offset of the content, and size of each chunk."""
     at = 8
     while at < len(data):
         size, name = struct.unpack_from(">I4s", data, at)
@@ -176,7 +176,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """A profile; what cannot be unpacked becomes b"", which no profile is."""
+    """A profile, decompressed; b"", an invalid profile, where that fails."""
     with contextlib.suppress(zlib.error):
         return zlib.decompressobj().decompress(packed, _PROFILE_BYTES)
     return b""
@@ -199,7 +199,7 @@ def _webp(data: bytes) -> dict[str, Any]:
                 found["oddity"] = "transparent"
         elif name == b"ICCP":
             found["profile"] = data[start : start + size]
-        elif name == b"ANMF":  # a frame: the chunk in it says how it is packed
+        elif name == b"ANMF":  # a frame: its first chunk says how it is compressed
             found["lossless"] |= data.startswith(b"VP8L", start + 16)
         elif name == b"EXIF":
             found["orientation"] = _exif_orientation(
@@ -228,14 +228,14 @@ def _ppm(data: bytes) -> dict[str, Any]:
     return {**_other(data), **({"oddity": "16-bit"} if many else {})}
 
 
-# --- what Pillow reads ---------------------------------------------------------------------------
+# --- other formats, by Pillow --------------------------------------------------------------------
 
 
 def _other(data: bytes) -> dict[str, Any]:
     with opened(data) as image:
         try:
             return _described(image)
-        except Exception as error:  # its parsers raise whatever damage leads them to
+        except Exception as error:  # its parsers raise any exception on damaged data
             refuse_want_of_memory(error, 0)
             raise NotAnImageError(f"a damaged image: {error}") from error
 
@@ -257,7 +257,7 @@ def _described(image: Any) -> dict[str, Any]:
     orientation = image.getexif().get(_ORIENTATION_TAG, 1) if tiff else 1
     if orientation in range(2, 9):
         found["orientation"] = orientation
-        if orientation >= 5:  # Pillow gives the size as if it were turned already
+        if orientation >= 5:  # Pillow gives the size of the upright image
             found["height"], found["width"] = image.size
     return found
 

@@ -1,7 +1,7 @@
-"""What an encoded image is, from its first bytes: format, width, height; and whether it ends.
+"""Format and size of an encoded image, from its first bytes; and whether its end is there.
 
-No pixel is decoded: JPEG, PNG and WebP are read here in a few microseconds, as every sample of a
-conversion passes; the rarer formats go through Pillow. All else that a header says is in `header`.
+No pixel is decoded. JPEG, PNG and WebP are read here in a few microseconds, as each image of a
+conversion is checked; the rarer formats are read by Pillow. `header` reads all the rest.
 Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
 """
 
@@ -53,9 +53,9 @@ _FRAME = struct.Struct(">HH")
 _JPEG_END = b"\xff\xd9"
 _PNG_END = b"IEND\xae\x42\x60\x82"
 _GIF_END = b"\0;"  # the last block's end, and the trailer
-_TAKEN = 16  # bytes a pixel that decoders take: WebP's has three frames of RGBA, Pillow one
+_TAKEN = 16  # bytes of memory per pixel: WebP's decoder has three frames of RGBA, Pillow one
 
-# Pillow's readers by name, and not `Image.open`: that tries others too, and has a limit of its own.
+# Pillow's readers by name: `Image.open` would try others too, and has a limit of its own.
 _PLUGINS = {
     "png": ("PngImagePlugin", "PngImageFile"),
     "webp": ("WebPImagePlugin", "WebPImageFile"),
@@ -76,9 +76,9 @@ class ImageInfo(NamedTuple):
 
 
 class NotAnImageError(ValueError):
-    """The bytes are no image that we know, or its header is cut or damaged.
+    """The bytes are not an image of a known format, or its header is cut or damaged.
 
-    What an error of a sample says of it: `what` is wrong, what was `expected`, how to `fix` it.
+    `what`, `expected` and `fix` are those of the error of a sample.
     """
 
     what = "the value is not an image"
@@ -87,7 +87,7 @@ class NotAnImageError(ValueError):
 
 
 class CutError(NotAnImageError):
-    """The end of the image is not there."""
+    """The end of the image is missing."""
 
     what = "the image is cut"
     expected = None
@@ -95,14 +95,14 @@ class CutError(NotAnImageError):
 
 
 class DecodeError(NotAnImageError):
-    """The header is right, and the rest is damaged, or of a kind that nobody can show."""
+    """The header is valid, but the rest is damaged, or has pixels without a defined colour."""
 
     what = "the image cannot be decoded"
     expected = None
 
 
 def format_of(data: bytes) -> str | None:
-    """The format that the first bytes announce; None if they announce no image."""
+    """The format of an image by its first bytes; None if they are of no known format."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     for magic, format in _MAGIC:
@@ -120,7 +120,7 @@ def is_image(data: bytes) -> bool:
 
 
 def probe(data: bytes) -> ImageInfo:
-    """Format and size of an encoded image; raises NotAnImageError that says what is wrong."""
+    """Format and size of an encoded image; raises NotAnImageError with the reason."""
     format = format_of(data)
     try:
         if format == "jpeg":
@@ -141,11 +141,11 @@ def probe(data: bytes) -> ImageInfo:
 
 
 def check_end(data: bytes, format: str) -> None:
-    """Raise CutError for an image whose end is not there, as far as its format marks the end.
+    """Raise CutError for an image whose end is missing, as far as its format marks the end.
 
-    Bytes behind the end are passed over: cameras and web servers leave them.
+    Bytes behind the end are ignored: cameras and web servers leave them.
     """
-    if format == "jpeg":  # in the pixels, the two bytes cannot stand by chance
+    if format == "jpeg":  # the two bytes do not occur in the pixels
         whole = data.endswith(_JPEG_END) or data.rfind(_JPEG_END, _scan(data)) >= 0
     elif format == "png":
         whole = data.endswith(_PNG_END) or _PNG_END in data
@@ -160,7 +160,7 @@ def check_end(data: bytes, format: str) -> None:
 
 
 def checked(value: bytes, key: str, field: str) -> ImageInfo:
-    """What `probe` says of a field's value; raises SampleError if that is no whole image."""
+    """`probe` of a field's value; raises SampleError if it is not a whole image."""
     try:
         info = probe(value)
         check_end(value, info.format)
@@ -187,16 +187,16 @@ def unusable(
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, first byte of its content, and the byte behind it: of each segment up to the scan.
+    """Marker, start and stop of the content of each segment, the last of which is the first scan.
 
-    The scan is the last one. Raises struct.error where the bytes end.
+    Raises struct.error where the bytes end.
     """
     at = 2
     while True:
         fill, marker, length = _SEGMENT.unpack_from(data, at)
         if fill != 0xFF:
             raise NotAnImageError(f"a jpeg file whose header is damaged at byte {at}")
-        if marker == 0xFF:  # fill bytes may stand before a marker
+        if marker == 0xFF:  # fill bytes are allowed before a marker
             at += 1
         elif marker in _ALONE:
             at += 2
@@ -218,7 +218,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _scan(data: bytes) -> int:
-    """Where the pixels of a JPEG begin; the end of what there is, if that is not so far."""
+    """The offset of the pixels of a JPEG, or of the end of the bytes if those end before."""
     try:
         return [start for _, start, _ in jpeg_segments(data)][-1]
     except struct.error:
@@ -252,7 +252,7 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
 
 
 def opened(data: bytes) -> Any:
-    """The image as a Pillow image, of which only the header was read; close it after use.
+    """The image as a Pillow image with only its header read; close it after use.
 
     Raises NotAnImageError.
     """
@@ -262,17 +262,16 @@ def opened(data: bytes) -> Any:
     module, name = _PLUGINS[format]
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
-    except Exception as error:  # its parsers raise whatever damage leads them to
-        # WebP's takes memory for the pixels here already.
+    except Exception as error:  # its parsers raise any exception on damaged data
+        # WebP's allocates memory for the pixels here already.
         refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)
         raise NotAnImageError(f"a damaged {format} file: {error}") from error
 
 
 def refuse_want_of_memory(error: Exception, pixels: int) -> None:
-    """Raise MemoryError where an image of so many pixels met an error since memory ran out: that
-    says nothing of the image.
+    """Raise MemoryError if decoding `pixels` pixels failed for lack of memory, not for damage.
 
-    Some decoders have the same words for it as for damage. So what they take is asked for again.
+    Some decoders have the same message for both. So the memory that they need is allocated again.
     """
     try:
         if is_want_of_memory(error):

@@ -1,4 +1,4 @@
-"""JPEG by libjpeg-turbo: what it only warns of is damage, unless nothing of the image is lost."""
+"""JPEG by libjpeg-turbo. Its warnings are errors, unless nothing of the image is lost."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 _END = b"\xff\xd9"
-_START = 20  # bytes before a profile: the mark of the file, and JFIF's segment
+_START = 20  # bytes before a profile: the start marker, and JFIF's segment
 _PROFILE_PART = 65519  # bytes at most of a profile in one segment, of which there are 255
 _SEQUENTIAL = (0xC0, 0xC1)
 _TRIES = 4
-# A JPEG is decoded at 1/2, 1/4 or 1/8 where so many times the wanted size is left: then the result
-# is within 40 dB of what the whole image gives (tests/benchmarks/quality.py).
+# A JPEG is decoded at 1/2, 1/4 or 1/8 where so many times the wanted size is left:
+# the result then has 40 dB or more against the whole image (tests/benchmarks/quality.py).
 LEFT = 3
-# Images of fewer pixels are not worth it, and other fractions would give as many.
+# Smaller images gain nothing, and other fractions would give as many pixels.
 _SHORTEST = 8
 
 
 def reduction(width: int, height: int, to_width: int, to_height: int) -> int:
-    """8, 4, 2 or 1: by what a JPEG is made smaller while it is decoded, to be resized then."""
+    """8, 4, 2 or 1: the factor by which a JPEG is reduced while it is decoded, before resizing."""
     if max(width, height) < _SHORTEST:
         return 1
     scale = min(width // to_width, height // to_height)
@@ -40,7 +40,7 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
     """Pixels, (height, width, channels), of kind "RGB", "GRAY" or "CMYK"; None for a kind of JPEG
     that this library does not read.
 
-    Decoded at the smallest size that it can and that has `width` and `height`. Raises DecodeError.
+    Decoded at the smallest possible size that has `width` and `height`. Raises DecodeError.
     """
     for _ in range(_TRIES):
         try:
@@ -60,9 +60,9 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
 
 
 def _mended(data: bytes, warning: str) -> bytes:
-    """The bytes without what a warning is of, if the image does not depend on it.
+    """The bytes with the cause of a warning removed, if the image does not depend on it.
 
-    Then whatever else is wrong shows in another try: the library gives only its first warning.
+    Decoding again then shows other damage: the library gives only its first warning.
     """
     if "extraneous bytes before marker 0xd9" in warning:  # a scan that went wrong leaves some too
         pixels, end, _ = data.rpartition(_END)
@@ -75,14 +75,15 @@ def _mended(data: bytes, warning: str) -> bytes:
         if marker == 0xE0 and "JFIF revision" in warning and data.startswith(b"JFIF\0", start):
             changed[start + 5] = 1
         elif marker == 0xDA and "SOS parameters" in warning and frame:
-            at = start + 1 + 2 * data[start]  # behind the components: fixed in such files
+            at = start + 1 + 2 * data[start]  # behind the components: constant in such files
             changed[at : at + 3] = b"\0\x3f\0"
     return bytes(changed)
 
 
 def with_huffman_tables(data: bytes) -> bytes:
-    """A JPEG without Huffman tables, with the standard ones, by which it is decoded: frames of
-    Motion JPEG are such. Decoders that are used again may have those of another image instead.
+    """A JPEG without Huffman tables, such as a frame of Motion JPEG, with the standard ones.
+
+    A decoder that is used for several images would else use the tables of the one before.
     """
     frame = next(start for marker, start, _ in jpeg_segments(data) if marker in FRAMES) - 4
     return data[:frame] + _standard_tables() + data[frame:]

@@ -1,11 +1,11 @@
-"""Pixels of encoded images, the same on every machine: decoding any image, and encoding.
+"""Decoding and encoding of images, to the same pixels on every machine.
 
-`to_rgb` gives what a person sees: the first frame, turned as its EXIF data say, in 8-bit sRGB.
-- Transparent pixels show a background, white unless told otherwise.
-- Palettes and grey become RGB; of 16-bit samples the high byte counts.
-- A colour profile is applied. CMYK without one becomes RGB as Pillow does it: 255 - ink - black.
-- Floating-point pixels have no range, and are refused.
-- What a decoder only warns of is damage, unless nothing of the image is lost.
+`to_rgb` gives the image as displayed: the first frame, upright by its EXIF data, in 8-bit sRGB.
+- Transparent pixels show a background, white by default.
+- Palettes and grey become RGB; of 16-bit values the high byte is used.
+- A colour profile is applied. CMYK without one becomes RGB as in Pillow: 255 - ink - black.
+- Floating-point pixels have no defined range, and are refused.
+- Warnings of a decoder count as damage, unless nothing of the image is lost.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PPM_HEADER = 1 << 12  # bytes at most: comments are the only long part
 
 
 class PpmHeader(NamedTuple):
-    """Where the pixels of a PPM stand: rows of 8-bit RGB from the byte `start` on."""
+    """The size of a PPM; its pixels are rows of 8-bit RGB from byte `start` to `stop`."""
 
     width: int
     height: int
@@ -64,7 +64,7 @@ class PpmHeader(NamedTuple):
 def ppm_header(data: bytes) -> PpmHeader | None:
     """The header of a PPM of 8-bit RGB (P6 with 255 values); None for anything else.
 
-    Raises CutError if the pixels are not all there.
+    Raises CutError if pixels are missing.
     """
     match = _PPM.match(data, 0, _PPM_HEADER)
     if match is None or not int(match[1]) or not int(match[2]):
@@ -81,7 +81,7 @@ def ppm_start(width: int, height: int) -> bytes:
 
 
 def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels, (height, width, 3), as a PPM file: nothing is lost, and nothing need be decoded."""
+    """Pixels, (height, width, 3), as a PPM file: without loss, and without compression."""
     height, width, _ = pixels.shape
     return ppm_start(width, height) + pixels.tobytes()
 
@@ -90,10 +90,10 @@ def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 class Decoded(NamedTuple):
-    """Pixels, (height, width, 3) RGB, not turned yet.
+    """Pixels, (height, width, 3) RGB, before EXIF's orientation is applied.
 
-    `reduced` is 2, 4 or 8 where the image was decoded at such a part of its size, and may end in
-    the middle of a pixel. `to_srgb` is what is left to be done with `converted`.
+    `reduced` is 2, 4 or 8 where the image was decoded at 1/2, 1/4 or 1/8 of its size; it may then
+    end in the middle of a pixel. `to_srgb` is a transform that `converted` has still to apply.
     """
 
     pixels: Pixels
@@ -102,9 +102,9 @@ class Decoded(NamedTuple):
 
 
 def to_rgb(data: bytes) -> Pixels:
-    """The pixels of any image as they are seen, (height, width, 3).
+    """The pixels of any image as it is displayed, (height, width, 3).
 
-    Raises NotAnImageError that says what is wrong.
+    Raises NotAnImageError with the reason.
     """
     header = read_header(data)
     transform = None
@@ -128,10 +128,10 @@ def decode(
     """Decode the first frame. `header` is what `read_header` says of `data`.
 
     `least` is the width and height that the image is to be resized to: a JPEG of many times that
-    size is decoded at a smaller one. A `transform` of `color.to_srgb` is applied here, or left to
-    the caller, who may have fewer pixels later.
+    size is decoded at a reduced one. A `transform` of `color.to_srgb` is applied here, or left to
+    the caller, who applies it to fewer pixels after resizing.
 
-    Raises NotAnImageError that says what is wrong, and never gives a part of an image.
+    Raises NotAnImageError with the reason, and never returns a part of an image.
     """
     check_end(data, header.format)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
@@ -177,7 +177,7 @@ def turned(image: Any, orientation: int) -> Any:
 
 
 def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Decoded | None:
-    """By libjpeg-turbo; None for a kind of JPEG that it leaves to others."""
+    """By libjpeg-turbo; None for a kind of JPEG that it does not decode."""
     colour = header.colour
     kind = colour if colour == "CMYK" or (colour == "GRAY" and transform is not None) else "RGB"
     pixels = decode_jpeg(data, kind, -(-header.width // reduced), -(-header.height // reduced))
@@ -198,19 +198,19 @@ def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
 
 @contextlib.contextmanager
 def loaded(data: bytes, header: Header) -> Iterator[Any]:
-    """The first frame as a Pillow image, not turned yet. Raises NotAnImageError."""
+    """The first frame as a Pillow image, not yet upright. Raises NotAnImageError."""
     try:
-        if header.format == "png":  # the checksums of its chunks, which decoding passes over
+        if header.format == "png":  # the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
             image.load()
-            # Pillow turns a TIFF itself. Turning it back costs little, and rotated TIFFs are rare.
+            # Pillow applies the orientation of a TIFF itself: it is undone here.
             back = {6: 8, 8: 6}.get(header.orientation, header.orientation)
             yield turned(image, back) if header.format == "tiff" else image
     except NotAnImageError:
         raise
-    except Exception as error:  # its decoders raise whatever damage leads them to
+    except Exception as error:  # its decoders raise any exception on damaged data
         refuse_want_of_memory(error, header.width * header.height)
         raise DecodeError(f"a damaged image: {error}") from error
 
@@ -224,7 +224,7 @@ def _as_rgb(image: Any, colour: str, background: Colour, transform: Any) -> Pixe
     if image.mode == "CMYK":
         return _from_cmyk(np.asarray(image), transform)
     if image.mode.startswith("I"):
-        # "I" is how Pillow says 16 bits where it has no mode of that size for the file's format.
+        # Pillow has 16-bit values in mode "I" where it has no 16-bit mode for the file's format.
         values = np.asarray(image).clip(0, 0xFFFF)
         if isinstance(image.info.get("transparency"), int):
             alpha = PIL.Image.fromarray(values != image.info["transparency"]).convert("L")
@@ -257,9 +257,9 @@ def encode(
 ) -> bytes:
     """Pixels, (height, width, 3) RGB, as a file of `format`: jpeg, png, webp or ppm.
 
-    `quality` and `chroma` ("444", "422", "420") are for lossy ones, `lossless` is for WebP. A
-    `profile` is stored with the image. Raises ValueError for an image that the format is too
-    small for.
+    `quality` and `chroma` ("444", "422", "420") are for lossy formats, `lossless` is for WebP. A
+    `profile` is stored with the image. Raises ValueError for an image that is too large for the
+    format.
     """
     side = max(pixels.shape[:2])
     if side > _SIDES.get(format, side):
@@ -276,8 +276,8 @@ def encode(
 
 
 def _to_png(pixels: Pixels, profile: bytes | None) -> bytes:
-    """Each row less its pixels shifted by one (filter 1, Sub), and only runs compressed: of photos
-    it is 3 % larger than what Pillow makes in twice the time."""
+    """Filter 1 (Sub) for each row, and zlib's run-length strategy: photos are 3 % larger than by
+    Pillow, in half the time."""
     height, width, _ = pixels.shape
     values = pixels.reshape(height, -1)
     rows = np.empty((height, 1 + 3 * width), np.uint8)

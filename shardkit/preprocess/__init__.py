@@ -1,1 +1,1 @@
-"""Deterministic steps that are done once, while converting, and never again while training."""
+"""Deterministic steps that are applied once, while converting."""

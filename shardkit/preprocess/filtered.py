@@ -1,10 +1,10 @@
-"""How a sample is dropped that an option does not want, though nothing is wrong with it."""
+"""Valid samples that an option or a transform drops."""
 
 from __future__ import annotations
 
 
 class Filtered(Exception):  # noqa: N818 - no error
-    """A sample is not wanted. `reason` is the same for all alike; `found` is of this one."""
+    """A sample is dropped. `reason` is the same for all such samples, `found` is of this one."""
 
     def __init__(self, reason: str, found: str, key: str) -> None:
         super().__init__(f"{reason}: {found}")

@@ -1,4 +1,4 @@
-"""What happens to the images of a sample: filters, steps, masks, and a step of the user's own."""
+"""The steps for the images of a sample: filters, resizing, encoding, masks, a user's transform."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _one_transform = threading.Lock()  # a user's function need not know of threads
 
 @dataclass
 class Shaped:
-    """A sample as it is to be stored; images by what became of them, and why."""
+    """A sample as it is to be stored, with counts of what was done to its images, and why."""
 
     sample: Sample
     images: dict[str, int] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class ImageSteps:
     images: tuple[str, ...]
     masks: dict[str, str]
     transform: Transform | None = None
-    raw: str = "array"  # what raw pixels are stored as: "array"; or "ppm", as masks are then too
-    arrays: tuple[str, ...] = ()  # called as masks are: they stay as they are
+    raw: str = "array"  # how raw pixels are stored: "array"; or "ppm", then masks too
+    arrays: tuple[str, ...] = ()  # arrays that are named as masks are: unchanged
 
     @functools.cached_property
     def _steps(self) -> ImageProcessor:
@@ -56,7 +56,7 @@ class ImageSteps:
         return ImageProcessor(self.options, self.raw, pixels)
 
     def __call__(self, sample: Sample) -> Shaped:
-        """Raises Filtered, and SampleError for an image that is none or cannot be stored."""
+        """Raises Filtered, and SampleError for an image that is invalid or cannot be stored."""
         found = {n: self._look_at(sample, n) for n in self.images if n in sample}
         drawn = [n for n, of in self.masks.items() if n in sample and of in found]
         if self.transform is not None:
@@ -98,7 +98,7 @@ class ImageSteps:
         return image
 
     def _stored(self, shaped: Shaped, name: str, image: Image, pixels: Pixels | None = None) -> Any:
-        """An image as it is to be stored, and counted."""
+        """Count an image; returns it as it is to be stored."""
         with _errors_of(shaped.sample, name):
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
@@ -111,7 +111,7 @@ class ImageSteps:
         return value
 
     def _mask(self, sample: Sample, name: str, image: Image) -> Any:
-        """The mask of an image, as a Pillow image that lies on the image's new pixels."""
+        """The mask of an image after the same resizing and crop, as a Pillow image."""
         return masks.mask_of(sample[name], image.header, image.window)
 
     def _mask_changes(self, image: Image) -> bool:
@@ -124,7 +124,7 @@ class ImageSteps:
         return masks.ppm_mask(mask) if self.raw == "ppm" else masks.encode_mask(mask)
 
     def _transformed(self, sample: Sample, found: dict[str, Image], drawn: list[str]) -> Shaped:
-        """Give pixels to the user's function, and store what comes back."""
+        """Call the user's function with pixels, and store what it returns."""
         assert self.transform is not None
         given = dict(sample)
         for name, image in found.items():
@@ -160,7 +160,7 @@ class ImageSteps:
 
 
 def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
-    """Why an option does not want an image, and its size."""
+    """The reason why an option drops an image, and its size; None for an image to keep."""
     short, long = sorted((header.width, header.height))
     size = f"{header.width} x {header.height}"
     if options.min_size is not None and short < options.min_size:
@@ -196,7 +196,7 @@ def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_image(values: npt.NDArray[Any], sample: Sample, name: str) -> Pixels:
-    """What a transform returned as an image's pixels; raises SampleError if it is none."""
+    """The pixels that a transform returned; raises SampleError for anything else."""
     if values.dtype == np.uint8 and values.ndim == 2:
         values = np.repeat(values[:, :, None], 3, axis=2)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != 3 or not values.size:

@@ -1,4 +1,4 @@
-"""What passes from a source through the steps to the shards: a sample, or why there is none."""
+"""What goes from a source through the steps to the shards: samples, or their errors."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ if TYPE_CHECKING:
     from shardkit.preprocess.images import ImageSteps, Shaped
     from shardkit.preprocess.text import TextSteps, TextTally
 
-# A sample, or with steps for images what they made of it.
+# A sample, as it was read or after the steps for images; or the reason why there is none.
 Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
 
 
 class Item(NamedTuple):
-    """A sample on its way."""
+    """A sample between source and shard."""
 
     name: str  # what to call it in a list of errors: its path relative to the source, say
     read: Read
     size: int  # bytes of the source that it took
-    original: str | None = None  # the path that it had as a file, where its key does not tell it
+    original: str | None = None  # its path as a file, if the key does not contain it
 
 
 def sample_of(read: Read) -> Sample:
-    """The sample that was read; raises why there is none."""
+    """The sample that was read; raises the error if there is none."""
     if isinstance(read, SampleError | Filtered):
         raise read
     return read if isinstance(read, dict) else read.sample
 
 
 def count_values(names: Iterable[str], ignored: Counter[str]) -> None:
-    """Count the values of a sample that are passed over, by the names of their fields."""
+    """Count the values of a sample that are left out, by the names of their fields."""
     for name in names:
         ignored[f"values of {name!r}"] += 1
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What is done to samples: to each by itself, and then to the text of all in their order."""
+    """The steps for samples: those for each by itself, then those for the text of all in order."""
 
     images: ImageSteps | None = None  # with a user's transform
     text: TextSteps | None = None
-    fields: tuple[str, ...] | None = None  # of each sample, all that is kept
+    fields: tuple[str, ...] | None = None  # the only fields to keep; None: all
 
     def __bool__(self) -> bool:
         return self != Steps()
 
     def shaped(self, sample: Sample | SampleError, ignored: Counter[str]) -> Read:
-        """One sample after the steps for each by itself; what it loses is counted in `ignored`."""
+        """A sample after the steps for each by itself; values left out are counted in `ignored`."""
         if isinstance(sample, SampleError):
             return sample
         if self.fields is not None:
@@ -75,7 +75,7 @@ class Steps:
         tally: TextTally,
         ignored: Counter[str],
     ) -> Iterator[Item]:
-        """What becomes of samples that were shaped; `name` begins the keys of new ones."""
+        """Samples of `shaped` after the steps for text; `name` begins the keys of new ones."""
         return items if self.text is None else self.text(items, name, threads, tally, ignored)
 
     def notes(self) -> list[str]:

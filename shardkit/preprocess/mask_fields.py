@@ -1,7 +1,7 @@
 """Which image fields are masks: maps of classes, instances or depth, whose pixels are numbers.
 
-A name that users of WebDataset and Hugging Face give to masks is enough. An image of another name
-that looks like one is a question to the user, as both answers can destroy it.
+Fields with the names that WebDataset and Hugging Face users give to masks are masks. For another
+image that looks like a mask the user is asked, as a wrong guess would destroy its values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.options import MAX_PIXELS
 from shardkit.sources.base import Source, Stream, some_of
 
-# As in `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
+# For names such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
 _MASKS = {
     *("mask", "masks", "trimap", "parsing", "panoptic", "semantic", "instances", "instanceids"),
     *("seg", "segs", "segm", "segmap", "segmask", "segmentation", "segmentations", "semseg"),
@@ -28,13 +28,13 @@ _MASKS = {
     *("depth", "depthmap", "disparity"),
 }
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-# Of the pixels of a mask most equal the one beside them: 0.9 and more in ADE20K, Cityscapes, COCO.
-# Of photos that never were a JPEG less than 0.2 do, of those on white up to 0.7.
+# The share of pixels that equal their neighbour: in masks of ADE20K, Cityscapes and COCO 0.9 and
+# more; in photos that never were a JPEG less than 0.2, in those on white up to 0.7.
 _FLAT = 0.8
 
 
 def is_mask_name(field: str) -> bool:
-    """Whether a field is called as masks are."""
+    """Whether a field has a name that masks usually have."""
     stem, dot, suffix = field.rpartition(".")
     name = stem if dot and suffix.lower() in SUFFIXES else field
     words = {name.lower(), *(word.lower() for word in _WORDS.findall(name))}
@@ -44,10 +44,10 @@ def is_mask_name(field: str) -> bool:
 def mask_fields(
     image_fields: Sequence[str], said: tuple[str, ...] | None, source: Source | Stream | None
 ) -> dict[str, str]:
-    """The masks among image fields, with the image that each lies on.
+    """The masks among image fields, each with its image.
 
-    `said` is what the user says, or None. Samples of a `source` are looked at where names do not
-    tell. Raises UsageError where it cannot be known.
+    `said` are those that the user names, or None. Where names are not enough, samples of `source`
+    are decoded. Raises UsageError where it is not clear.
     """
     masks = said if said is not None else tuple(name for name in image_fields if is_mask_name(name))
     if not set(masks) <= set(image_fields):
@@ -58,7 +58,7 @@ def mask_fields(
         _ask_about(_maps(images or masks, source), images)
     if said and not images:
         raise UsageError("masks lie on images, and all images are masks", found=", ".join(masks))
-    # Where all are called masks, they are images whatever they are called.
+    # Where all have names of masks, they are images.
     return {name: _image_of(name, images) for name in masks if images}
 
 
@@ -80,7 +80,7 @@ def _ask_about(maps: Sequence[str], images: Sequence[str]) -> None:
 
 
 def _image_of(mask: str, images: Sequence[str]) -> str:
-    """The image whose name begins with the same words; or else that of this name, or the first."""
+    """The image whose name shares the most leading words; of equal ones "image", or the first."""
 
     def likeness(name: str) -> tuple[int, bool]:
         words = zip(re.split("[._]", name), re.split("[._]", mask), strict=False)
@@ -90,7 +90,7 @@ def _image_of(mask: str, images: Sequence[str]) -> str:
 
 
 def _maps(fields: Sequence[str], source: Source | Stream) -> list[str]:
-    """The fields of which all samples that are looked at could be masks."""
+    """The fields whose values could be masks in all of a few samples."""
     seen: dict[str, bool] = {}
     for document in some_of(source):
         sample = document.sample
@@ -98,7 +98,7 @@ def _maps(fields: Sequence[str], source: Source | Stream) -> list[str]:
             continue
         for name in fields:
             if name in sample and seen.get(name, True):
-                with contextlib.suppress(NotAnImageError):  # the conversion will meet it again
+                with contextlib.suppress(NotAnImageError):  # the conversion will report it
                     seen[name] = _may_be_mask(sample[name])
     return [name for name in fields if seen.get(name)]
 

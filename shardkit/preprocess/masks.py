@@ -1,8 +1,7 @@
-"""Masks: images of numbers, not of light. Their values stay what they are.
+"""Masks: images whose pixels are class numbers, instances or depth.
 
-A mask goes where its image goes, with the nearest pixel of the old one for each of the new, and
-is always stored without loss. Margins are 0. Values are those that are stored: palette numbers are
-not looked up, and no profile or background applies.
+A mask gets the geometry of its image, by nearest pixels, and is stored without loss. Margins are 0.
+Values are the stored ones: palettes, profiles and backgrounds are not applied.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MaskError(NotAnImageError):
-    """A mask that does not lie on its image."""
+    """A mask of another size than its image."""
 
     what = "the mask does not fit its image"
     expected = "the same width and height"
@@ -30,7 +29,7 @@ class MaskError(NotAnImageError):
 
 
 class TooDeepError(NotAnImageError):
-    """A mask of values that a format has no room for."""
+    """A mask with values that a format cannot hold."""
 
     what = "the format cannot hold the values of the mask"
     expected = "8 bits"
@@ -38,11 +37,10 @@ class TooDeepError(NotAnImageError):
 
 
 def mask_of(data: bytes, image: Header, window: Window) -> Any:
-    """A mask as a Pillow image that lies on the `window` of its upright image, of which that
-    resizes all.
+    """The `window` of an upright mask, as a Pillow image. The window has no crop, and no flip.
 
-    `image` is the header of the image it belongs to, and says how the mask is turned, unless
-    the mask says it itself or was drawn on the upright image. Raises NotAnImageError.
+    `image` is the header of its image. A mask of the image's stored size has the image's
+    orientation, unless its own header has one. Raises NotAnImageError.
     """
     header = read_header(data)
     check_end(data, header.format)
@@ -65,14 +63,14 @@ def _cut(mask: Any, window: Window) -> Any:
     size = (window.full_width, window.full_height)
     if mask.size != size:
         mask = mask.resize(size, Resampling.NEAREST)
-    if (window.columns, window.rows) != size:  # beyond its edges, a crop is 0
+    if (window.columns, window.rows) != size:  # a crop is 0 beyond the edges
         left, top = window.left, window.top
         mask = mask.crop((left, top, left + window.columns, top + window.rows))
     return mask
 
 
 def values_of(mask: Any) -> npt.NDArray[Any]:
-    """The values of a mask, (height, width), or (height, width, channels) if it is in colour."""
+    """The values of a mask, (height, width), or (height, width, channels) if it has several."""
     values = np.asarray(mask)
     return values.astype(np.uint8) if values.dtype == bool else values
 

@@ -1,6 +1,6 @@
-"""Documents of tokens into blocks of one length.
+"""Packs documents of tokens into blocks of one length.
 
-A block is a run of whole documents or pieces of them; where each ends in the block is kept, for
+A block is a sequence of whole documents or pieces of them; the end of each is stored with it, for
 attention masks. All packers are deterministic and hold a bounded number of tokens.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
-# Of one window of `nosplit`: its last blocks are the ones that stay half empty.
+# The window of `nosplit`: its last blocks are only partly filled.
 _WINDOW_BLOCKS = 512
 _WINDOW_PIECES = 16_384
 
@@ -27,7 +27,7 @@ _WINDOW_PIECES = 16_384
 class Block(NamedTuple):
     """`tokens` (at most seq_len,), and `doc_ends` (documents,): the positions behind each one.
 
-    What stands behind the last end is padding.
+    Tokens after the last end are padding.
     """
 
     tokens: Tokens
@@ -40,10 +40,10 @@ def ends_dtype(seq_len: int) -> str:
 
 
 class Packer(ABC):
-    """Takes documents, gives blocks.
+    """Packs documents into blocks.
 
-    `counts` has, for the summary, "padding" and "dropped" tokens, and documents that were "cut":
-    they stand in more than one block.
+    `counts` has, for the summary, "padding" and "dropped" tokens, and documents that were "cut"
+    into several blocks.
     """
 
     def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
@@ -55,14 +55,14 @@ class Packer(ABC):
 
     @abstractmethod
     def add(self, document: Tokens) -> Iterator[Block]:
-        """The blocks that are complete with this document."""
+        """The blocks that this document completes."""
 
     @abstractmethod
     def finish(self) -> Iterator[Block]:
-        """The blocks that are left when all documents are in."""
+        """The remaining blocks, after the last document."""
 
     def _block(self, pieces: list[Tokens], length: int) -> Iterator[Block]:
-        """A block of these pieces, `length` tokens together; filled up, or left out, as asked."""
+        """A block of these pieces, `length` tokens in all; padded or dropped by the options."""
         missing = self._seq_len - length
         if missing and self._remainder == "drop":
             self.counts["dropped"] += length
@@ -80,7 +80,7 @@ class Packer(ABC):
         self.counts["cut"] += 1
         starts = range(0, len(document), self._seq_len)
         *full, end = [document[start : start + self._seq_len] for start in starts]
-        return [*full, end.copy()]  # an end that waits for others must not keep the whole document
+        return [*full, end.copy()]  # a view would keep the whole document in memory
 
 
 class Concat(Packer):
@@ -110,7 +110,7 @@ class Concat(Packer):
 
 
 class OneEach(Packer):
-    """One document in a block; a longer one has several."""
+    """One document in a block; a longer one takes several."""
 
     def add(self, document: Tokens) -> Iterator[Block]:
         for piece in self._cut(document):
@@ -151,9 +151,9 @@ class BestFit(Packer):
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """Which pieces go together: blocks in the order of their first pieces, those in their own."""
+    """The indexes of the pieces of each block, both in ascending order."""
     blocks: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # what is left in a block, and its number; sorted
+    rooms: list[tuple[int, int]] = []  # free tokens of a block, and its number; sorted
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         length = lengths[number]
         at = bisect_left(rooms, (length, 0))

@@ -1,7 +1,7 @@
-"""What happens to one image: looked at, decoded, resized, turned, coloured, cut, encoded.
+"""The steps for one image: decode, resize, turn upright, convert to sRGB, crop, encode.
 
-An image that already is what was asked for passes byte for byte. The others are re-encoded, in this
-order: what comes after resizing has fewer pixels to be done on.
+An image that already is as the options ask passes byte for byte. Resizing comes first, as the steps
+after it then have fewer pixels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 RESIZED = "resized"
-# What stays in its format where pixels change, and what the others become: in formats that hold any
-# image, and in those that hold pixels as they are, and else JPEG alone.
+# The image formats that are kept where pixels change, and the format of all others: for datasets
+# that hold any image ("array"), and for those that hold JPEG and raw pixels alone ("ppm").
 _WRITABLE = {"array": (("jpeg", "png", "webp", "ppm"), "png"), "ppm": (("jpeg", "ppm"), "jpeg")}
 _ODD = {"animated": "animated (first frame)"}
 # Larger images are decoded one at a time in a process, so that its memory has a bound.
@@ -51,40 +51,40 @@ _LUMA = (
 
 
 class TooManyPixelsError(NotAnImageError):
-    """So many that decoding the image, or resizing it to them, would take all memory."""
+    """The image has too many pixels to be decoded or resized in memory."""
 
     what = "the image has too many pixels"
-    expected = f"at most {MAX_PIXELS:,} to be decoded, unless told otherwise"
+    expected = f"at most {MAX_PIXELS:,} to be decoded, unless --max-pixels is given"
     fix = "drop those over N pixels with --max-pixels N, which may be larger than this"
 
 
 class Image(NamedTuple):
-    """An image whose header was read, and what is to become of it."""
+    """An image whose header was read, and the steps for it."""
 
     data: bytes
     header: Header
     window: Window  # of its upright pixels
-    format: str  # to be stored in
+    format: str  # the image format to store
     to_srgb: Any  # the transform of its colour profile, or None
-    reasons: list[str]  # why its pixels must be re-encoded; none: it can pass
+    reasons: list[str]  # why it must be re-encoded; empty: it can pass
 
     @property
     def is_whole(self) -> bool:
-        """Whether all pixels are wanted, in the size that they have."""
+        """Whether it is neither resized, cropped nor padded."""
         return self.window == Window.whole(*self.header.upright)
 
     @property
     def moves(self) -> bool:
-        """Whether its pixels are moved: resized, cut, padded or turned."""
+        """Whether it is resized, cropped, padded or turned upright."""
         changes = not self.is_whole or self.header.orientation != 1
         return changes and bool(self.reasons)
 
 
 class Stored(NamedTuple):
-    """What an image is stored as: a file's bytes, or raw pixels; and what that is called."""
+    """An image as it is stored: a file's bytes, or raw pixels; and what was done."""
 
     value: Any
-    done: str  # "passed", "resized", "encoded"; "recompressed", or "kept" if that was no gain
+    done: str  # "passed", "resized", "encoded", "recompressed", or "kept" where that was no smaller
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class ImageProcessor:
     """The steps that options ask for, on one image. All raise NotAnImageError."""
 
     options: ImageOptions
-    raw: str  # what raw pixels are stored as: "array", or "ppm" files
-    pixels: bool  # whether anything is done to pixels, so that no image may stay as it is unseen
+    raw: str  # how raw pixels are stored: "array", or "ppm" files
+    pixels: bool  # whether any step is on pixels; else all images pass
 
     @property
     def as_array(self) -> bool:
         return self.options.format == "raw" and self.raw == "array"
 
     def look_at(self, data: bytes) -> Image:
-        """Read the header, and decide."""
+        """Read the header, and decide on the steps."""
         options, header = self.options, read_header(data)
         check_end(data, header.format)
         window = geometry(*header.upright, options)
@@ -125,7 +125,7 @@ class ImageProcessor:
         return Image(data, header, window, format, transform, reasons)
 
     def _profile(self, header: Header) -> tuple[Any, str]:
-        """The transform of a colour profile, and what to say of it if it is not sRGB."""
+        """The transform of a colour profile, and a description of it if it is not sRGB."""
         if header.profile is None or (self.options.icc == "keep" and header.colour == "RGB"):
             return None, ""
         try:
@@ -135,7 +135,7 @@ class ImageProcessor:
         return transform, "with a colour profile" if transform is not None else ""
 
     def stored(self, image: Image, pixels: Pixels | None = None) -> Stored:
-        """What an image is stored as. `pixels` are those made of it, if they are there already.
+        """An image as it is stored. `pixels` are the result of `made`, if it was called before.
 
         Raises ValueError for pixels that the format cannot hold.
         """
@@ -151,7 +151,7 @@ class ImageProcessor:
         return Stored(value, "resized" if RESIZED in image.reasons else "encoded")
 
     def check(self, data: bytes, header: Header | None = None) -> None:
-        """Decode an image or a mask that passes to its end, if that is asked for."""
+        """Decode to its end an image or a mask that passes, if the options ask for it."""
         if self.options.check != "decode":
             return
         with _guarded(header or read_header(data), self.options):
@@ -160,7 +160,7 @@ class ImageProcessor:
             raise DecodeError(words)
 
     def _is_finer(self, header: Header) -> bool:
-        """Whether an image that could pass has more quality than was asked for."""
+        """Whether an image that could pass has a higher quality than the options ask for."""
         quality, chroma = self.options.quality, self.options.chroma
         if header.format == "jpeg":
             finer = quality is not None and 0 < header.table < _table(quality)
@@ -216,7 +216,7 @@ class ImageProcessor:
 
 
 def codec_versions() -> dict[str, str]:
-    """Of the libraries that decide the bytes."""
+    """The versions of the libraries on which the bytes depend."""
     return {
         "simplejpeg": simplejpeg.__version__,
         "pillow": PIL.__version__,
@@ -227,7 +227,7 @@ def codec_versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _guarded(header: Header, options: ImageOptions) -> Any:
-    """Decode inside: raises TooManyPixelsError, and waits while another thread has a large one."""
+    """Decode inside: raises TooManyPixelsError; one thread at a time decodes a large image."""
     count = header.width * header.height
     if options.max_pixels is None and count > MAX_PIXELS:
         raise TooManyPixelsError(f"{header.width:,} x {header.height:,}, which is {count:,} pixels")

@@ -1,4 +1,4 @@
-"""Which steps the samples of a source go through, and which fields they have after them."""
+"""The steps for the images of a source, and the schema after them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def steps_for(
     raw: str,
     source: Source | Stream | None = None,
 ) -> ImageSteps | None:
-    """The steps for samples with these fields; None if there is nothing to do.
+    """The steps for samples with these fields; None if there are none.
 
-    Which fields are masks, `mask_fields` says of them and of a few samples of `source`. `raw` says
-    what raw pixels are stored as, "array" or "ppm". Raises UsageError for options of images where
-    there are none, and where images may be masks.
+    Masks are found by `mask_fields`, from names and a few samples of `source`. `raw` is how raw
+    pixels are stored, "array" or "ppm". Raises UsageError for options of images where there are no
+    images, and where images may be masks.
     """
     image_fields = [name for name, kind in schema.items() if isinstance(kind, Image)]
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
@@ -43,7 +43,7 @@ def steps_for(
         raise UsageError("there are options for images, and no images", found=fields or None)
     changes = options.pixels or transform is not None or raw == "ppm"
     masks = mask_fields(image_fields, options.mask_fields, source if changes else None)
-    # Masks must not become JPEGs, even where nothing else is to be done.
+    # Masks must not become JPEGs, even where there are no other steps.
     if not options.active and transform is None and not (masks and raw == "ppm"):
         return None
     if raw == "ppm" and options.format in ("png", "webp"):
@@ -54,9 +54,9 @@ def steps_for(
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
-    """The fields of the samples after their steps. A transform is tried on a few of them.
+    """The schema of the samples after their steps. A transform is tried on a few of them.
 
-    Raises UsageError for one that makes two things of the same sample.
+    Raises UsageError for a transform with two results for the same sample.
     """
     if steps is None:
         return source.schema
@@ -83,7 +83,7 @@ def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
 def _transformed(
     fields: dict[str, FieldType], steps: ImageSteps, source: Source | Stream
 ) -> Schema:
-    """The fields that a transform leaves or adds; optional are those that not all samples have."""
+    """The fields after a transform; those that not all samples have are optional."""
     made = list(_tried(steps, source))
     kinds: dict[str, FieldType] = {}
     for before, after in made:
@@ -100,7 +100,7 @@ def _transformed(
 
 
 def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
-    """The type of a field with this value: the one it had, if that still fits."""
+    """The type of a field with this value: the type before, if the value still fits."""
     if kind is not None:
         try:
             kind.check(value)
@@ -112,7 +112,7 @@ def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
 
 
 def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample, Sample]]:
-    """A few samples before and after their steps, of those that are neither bad nor dropped."""
+    """A few samples before and after their steps, without those that fail or are dropped."""
     assert steps.transform is not None
     compared = False
     for name, sample, *_ in some_of(source):
@@ -127,7 +127,7 @@ def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample,
                     expected="equal results for equal samples: they are stored once and for all",
                     fix="leave what is random to training, or seed it from the sample's key",
                 )
-        except (SampleError, Filtered):  # the conversion will meet it again, and say so
+        except (SampleError, Filtered):  # the conversion will report it
             continue
         compared = True
         yield sample, after

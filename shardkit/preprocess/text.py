@@ -1,4 +1,4 @@
-"""What happens to the text of documents: tokens instead, in blocks of one length if asked."""
+"""The steps for text: tokens of documents, and blocks of one length of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOKENS = "tokens"
 DOC_ENDS = "doc_ends"
 
-# Documents that are encoded together: enough for a thread to be worth waking.
+# Documents that are encoded together: enough work to wake a thread for.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 19
 _COUNTS = ("padding", "dropped", "cut")
@@ -37,7 +37,7 @@ _COUNTS = ("padding", "dropped", "cut")
 
 @dataclass
 class TextTally:
-    """What became of the documents; counts of several tasks merge in any order.
+    """Counts of documents and tokens; those of several tasks merge in any order.
 
     `counts` has "bytes" of their text in UTF-8, and the packer's "padding", "dropped" and "cut".
     `lengths` are the documents' tokens, with those that begin and end them.
@@ -73,14 +73,14 @@ class TextTally:
 
 @dataclass(frozen=True)
 class TextSteps:
-    """The steps for samples with text in `field`; with `seq_len`, many samples become others."""
+    """The steps for samples with text in `field`; with `seq_len`, they become samples of blocks."""
 
     tokenizer: Tokenizer
     options: TextOptions
     field: str
 
     def schema_after(self, schema: Schema) -> Schema:
-        """The fields of what comes out. Raises UsageError for fields that would be lost or met."""
+        """The schema after the steps. Raises UsageError for fields that cannot be kept."""
         others = {n: kind for n, kind in schema.items() if n != self.field}
         kept = others if self.options.keep_fields else {}
         if TOKENS in kept:
@@ -109,11 +109,10 @@ class TextSteps:
         tally: TextTally,
         ignored: Counter[str] | None = None,
     ) -> Iterator[Item]:
-        """Documents in, samples out, in order; `name` begins the keys of blocks.
+        """Samples with tokens of documents, in order; `name` begins the keys of blocks.
 
-        Values that have no place in what comes out are counted in `ignored`.
-
-        Several `threads` encode at once: the libraries let others run meanwhile.
+        Values of fields that are left out are counted in `ignored`. `threads` threads encode at
+        once, as the libraries release the interpreter lock.
         """
         if not self.options.keep_fields:
             items = self._only_text(items, Counter() if ignored is None else ignored)
@@ -123,7 +122,7 @@ class TextSteps:
         return self._blocks(encoded, name, tally)
 
     def _only_text(self, items: Iterable[Item], ignored: Counter[str]) -> Iterator[Item]:
-        """The documents, whose other fields are counted, as they are left out."""
+        """The documents; their other fields are counted, as they are left out."""
         kept = {"__key__", self.field}
         for item in items:
             if not isinstance(item.read, SampleError | Filtered):
@@ -131,7 +130,7 @@ class TextSteps:
             yield item
 
     def _document(self, item: Item, tokens: Tokens | None) -> Item:
-        """The sample of a document; one of other fields alone has no tokens."""
+        """The sample of a document, without tokens if the document has no text."""
         read = item.read
         if isinstance(read, SampleError | Filtered):
             return item
@@ -173,7 +172,7 @@ class TextSteps:
     def _encoded(
         self, items: Iterable[Item], threads: int, tally: TextTally
     ) -> Iterator[tuple[Item, Tokens | None]]:
-        """Every document with its tokens; what is none, or has no text, with None."""
+        """Each document with its tokens; with None for an error, or a document without text."""
         pending: deque[tuple[list[Item], Future[_Encoded]]] = deque()
         batches = _batches(items, self.field)
         if threads < 2:
@@ -199,7 +198,7 @@ class TextSteps:
         present = [text for text in texts if text is not None]
         try:
             encoded: list[Any] = self.tokenizer.encode(present)
-        except SampleError:  # of which one?
+        except SampleError:  # one by one, to find which
             encoded = [self._alone(text) for text in present]
         found = zip(map(self._framed, encoded), map(_size, present), strict=True)
         return [None if text is None else next(found) for text in texts]
@@ -211,7 +210,7 @@ class TextSteps:
             return error
 
     def _framed(self, ids: npt.NDArray[np.uint32] | SampleError) -> Tokens | SampleError:
-        """A document's ids in the type that is stored, with those that begin and end it."""
+        """A document's ids in their stored dtype, with bos and eos tokens."""
         if isinstance(ids, SampleError):
             return ids
         before = [self.tokenizer.bos_id] if self.options.bos else []
@@ -223,8 +222,8 @@ class TextSteps:
         tokens[len(before) + len(ids) :] = after
         return tokens
 
-    def _untold(self, item: Item) -> Item:
-        """What has no text: a sample of its other fields, or nothing to store."""
+    def _without_text(self, item: Item) -> Item:
+        """A document without text: a sample of its other fields, or dropped."""
         if self.options.keep_fields or isinstance(item.read, SampleError | Filtered):
             return item
         left_out = Filtered("without text", item.name, sample_of(item.read)["__key__"])
@@ -235,7 +234,7 @@ class TextSteps:
     ) -> Iterator[tuple[Item, Tokens | None]]:
         for item, found in zip(batch, encoded, strict=True):
             if found is None:
-                yield self._untold(item), None
+                yield self._without_text(item), None
             elif isinstance(found[0], SampleError):
                 found[0].where["key"] = sample_of(item.read)["__key__"]
                 yield item._replace(read=found[0]), None
@@ -290,7 +289,7 @@ def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
 
 
 def _size(text: str) -> int:
-    """Bytes in UTF-8, also of what is no valid Unicode."""
+    """Bytes in UTF-8, also of invalid Unicode."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,4 +1,4 @@
-"""A step of the user's own: any function of a sample, as part of a conversion.
+"""A user's transform: any function of a sample, as a step of a conversion.
 
 It gets the sample with its images as pixels, read-only arrays of uint8 (height, width, 3), and
 masks as (height, width), after all other steps and before encoding. It returns the sample to store:
@@ -27,24 +27,24 @@ from shardkit.sample import Sample
 
 @dataclass(frozen=True)
 class Transform:
-    """A user's function. `digest` is of its code and its arguments; None where nothing tells it."""
+    """A user's function. `digest` is of its code and arguments; None if it cannot be imported."""
 
     name: str
     function: Callable[[Sample], Sample | None] = field(repr=False)
     digest: str | None
 
     def __call__(self, sample: Sample) -> Sample | None:
-        """Raises SampleError for whatever the function raises, or gives that is no sample."""
+        """Raises SampleError for any exception of the function, and if it returns no sample."""
         key = sample["__key__"]
         try:
             made = self.function(sample)
-        except MemoryError:  # that says nothing of the sample
+        except MemoryError:  # not an error of the sample
             raise
         except Exception as error:
             raise SampleError(
                 f"the transform raised {type(error).__name__}: {error}",
                 key=key,
-                fix=f"mend {self.name}, or drop such samples with --on-error skip",
+                fix=f"fix {self.name}, or drop such samples with --on-error skip",
             ) from error
         if made is not None and not (isinstance(made, dict) and all(type(n) is str for n in made)):
             raise SampleError(
@@ -57,7 +57,7 @@ class Transform:
 
 
 def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
-    """The transform that an option names, or is. Raises UsageError if workers cannot have it."""
+    """The transform that an option is or names. Raises UsageError if workers cannot load it."""
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
@@ -99,13 +99,13 @@ def _name_of(function: Any) -> str:
 
 
 def _digest(function: Any) -> str | None:
-    """A hash of what the function is made of: its state, and the source of the modules it is from.
+    """A hash of the function's state, and of the source of the modules that define it.
 
-    None for what is not importable: code of the running script, of a notebook, in another function.
+    None if it cannot be imported: defined in the running script, a notebook, or another function.
     """
     try:
         digest = xxhash.xxh3_128(_pickled(function))
-    except Exception:  # whatever the state of a user's object raises
+    except Exception:  # the state of a user's object may raise anything
         return None
     inner = function
     modules = set()
@@ -131,7 +131,7 @@ def _pickled(function: Any) -> bytes:
 
 
 class _Steady(pickle.Pickler):
-    """Sets have another order in every process: it writes sorted lists for them."""
+    """Writes sets as sorted lists, as their order differs from process to process."""
 
     def persistent_id(self, value: Any) -> Any:
         is_set = isinstance(value, set | frozenset)

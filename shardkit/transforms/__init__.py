@@ -1,4 +1,4 @@
-"""What happens to samples while they are loaded: images cropped and resized, and a user's own."""
+"""Transforms of samples while they are loaded: crops and sizes of images, and a user's own."""
 
 from shardkit.transforms.draws import Draws as Draws
 from shardkit.transforms.steps import CenterCrop as CenterCrop

@@ -1,4 +1,4 @@
-"""A user's own step of a chain: any function of a value, or of several values by name."""
+"""A user's own transform: any function of a value, or of several values by name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardkit.transforms.draws import Draws
 class Call:
     """Calls a user's function, in any thread.
 
-    One with a parameter `rng` gets a numpy Generator for it. One with a method `set_random_seed`,
-    as albumentations' have, keeps its own generator: each thread has a copy, which gets a seed
-    before each call. So what they draw depends on (seed, epoch, sample) alone.
+    A function with a parameter `rng` gets a numpy Generator. An object with a method
+    `set_random_seed`, such as albumentations', has its own generator: each thread has a copy of the
+    object, and seeds it before each call. So random numbers depend on (seed, epoch, sample) alone.
     """
 
     def __init__(self, function: Callable[..., Any], stream: int) -> None:
@@ -35,9 +35,9 @@ class Call:
     def __call__(
         self, values: dict[str, Any], by_name: bool, draws: Draws, row: int
     ) -> dict[str, Any]:
-        """What becomes of the values of some fields: of one, or of all by name.
+        """The new values of some fields: of one, or of all by name.
 
-        What else a function returns by name is not used. Raises ShardkitError.
+        Other names that a function returns are ignored. Raises ShardkitError.
         """
         if not by_name:
             ((name, value),) = values.items()
@@ -65,7 +65,7 @@ class Call:
         except Exception as error:
             raise SampleError(
                 f"the transform {self!r} raised {type(error).__name__}: {error}",
-                fix='mend it, or leave such samples out with on_error="skip"',
+                fix='fix it, or leave such samples out with on_error="skip"',
             ) from error
         if made is None:
             raise SampleError(f"the transform {self!r} returned nothing", fix="return a value")
@@ -77,7 +77,7 @@ class Call:
         if not hasattr(self._own, "function"):
             self._own.function = copy.deepcopy(self._function)
         own: Any = self._own.function
-        own.set_random_seed(draws.number(row, self._stream) >> 32)  # as many bits as all seeds have
+        own.set_random_seed(draws.number(row, self._stream) >> 32)  # 32 bits, as all seeds have
         return own  # type: ignore[no-any-return]
 
 
@@ -89,5 +89,5 @@ def name_of(function: Any) -> str:
 def _takes_rng(function: Callable[..., Any]) -> bool:
     try:
         return "rng" in inspect.signature(function).parameters
-    except (ValueError, TypeError):  # some of those that are written in C do not tell
+    except (ValueError, TypeError):  # some functions in C have no signature
         return False

@@ -1,7 +1,7 @@
-"""The transforms of some fields, one after the other, for some samples at once.
+"""The transforms of some fields, in their order, for several samples at once.
 
 A chain is made of stages. Neighbouring transforms of images become one `Job`: a crop or a resize,
-then windows of that and flips, which one call does for all samples.
+then a window of that and flips, in one call for all samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Failed(NamedTuple):
-    """Why there is no value, and the number of the field that it is about."""
+    """The error of a value, and the index of its field."""
 
     error: NotAnImageError | ShardkitError
     field: int = 0
@@ -50,10 +50,10 @@ class Failed(NamedTuple):
 
 @dataclass
 class Group:
-    """Some samples on their way through a chain."""
+    """Samples between two stages of a chain."""
 
-    rows: list[int]  # their numbers
-    columns: list[list[Any]]  # of each field, their values
+    rows: list[int]  # their rows in the batch
+    columns: list[list[Any]]  # for each field, their values
     draws: Draws
 
     def without(self, failed: Mapping[int, Failed]) -> Group:
@@ -65,15 +65,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Job:
-    """Transforms of images that one call does; without any, images are only decoded."""
+    """Transforms of images that are done in one call; without any, images are only decoded."""
 
     stream: int  # of random numbers
     steps: tuple[Geometric, ...] = ()
 
     def takes(self, step: Transform) -> bool:
-        """Whether another transform can be a part of it: at most one crop or resize, then one
-        window, and flips.
-        """
+        """Whether another transform fits in: at most one crop or resize, then one window; flips."""
         if not self.steps or not isinstance(step, RandomResizedCrop | Resize | CenterCrop):
             return True
         return isinstance(step, CenterCrop) and not any(
@@ -88,7 +86,7 @@ class Job:
     def run(self, group: Group, size: Size | None, make: Make) -> dict[int, Failed]:
         """Replace images by pixels, and masks by values.
 
-        `size` is what all have to come out in, if that is known.
+        `size` is the size that all results must have, if it is known.
         """
         images = ImageBatch.of(group.columns[0])
         failed = {number: Failed(error) for number, error in images.errors.items()}
@@ -125,7 +123,7 @@ class Job:
 
 
 def _checked(window: Window, size: Size | None) -> Window:
-    """Raise NotAnImageError for what cannot come out, or not in the size that is expected."""
+    """Raise NotAnImageError for a window that is too large, or not of the expected size."""
     if size is not None and (window.rows, window.columns) != size:
         raise SizeError(
             f"{window.columns:,} x {window.rows:,} pixels instead of {size[1]:,} x {size[0]:,}"
@@ -140,7 +138,7 @@ Stage = Job | Normalize | Call
 
 @dataclass(frozen=True)
 class Chain:
-    """What happens to some fields: to an image and what lies on it, or to any others."""
+    """The stages for some fields: for an image and its masks, or for any others."""
 
     fields: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -192,7 +190,7 @@ class Chain:
         samples: Mapping[int, Sample],
         errors: dict[int, ShardkitError],
     ) -> list[int]:
-        """The samples that have the fields. To those that have none of them, nothing is done."""
+        """The rows of samples that have the fields. Samples with none of them stay unchanged."""
         complete = []
         for row, sample in samples.items():
             absent = [name for name in self.fields if name not in sample]
@@ -238,7 +236,7 @@ class Chain:
         out: Mapping[str, npt.NDArray[Any]],
         dtype: np.dtype[Any],
     ) -> Make:
-        """What gives a stage the array for a sample: in the batch, or between two stages."""
+        """A function that gives a stage the output array for a sample: in the batch, or new."""
         name, size = self.fields[0], self.sizes[number]
         following = self.stages[number + 1 : number + 2]
         if not following and name in self.outputs and name in out:
@@ -269,7 +267,7 @@ class Chain:
         samples: Mapping[int, Sample],
         out: Mapping[str, npt.NDArray[Any]],
     ) -> None:
-        """Put what was made into the batch, where it is not there yet, or into the samples."""
+        """Write results to the batch, unless they are there already, or to the samples."""
         masks = self.fields[1:] if any(isinstance(stage, Job) for stage in self.stages) else ()
         for name, column in zip(self.fields, group.columns, strict=True):
             in_batch = name in self.outputs and name in out

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # between the states of SplitMix64
-_UNUSED = np.uint64(11)  # bits of 64 that a float's fraction has no room for
+_UNUSED = np.uint64(11)  # bits of 64 that a float's fraction does not have
 _FRACTION = 2.0**-53
 
 
@@ -36,7 +36,7 @@ class Draws:
         return len(self._rows)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """Those of some of the samples, which are named in their order."""
+        """The numbers of some of the samples, by ascending row."""
         if len(rows) == len(self):
             return self
         some = copy.copy(self)
@@ -44,7 +44,7 @@ class Draws:
         return some
 
     def uniform(self, stream: int, count: int) -> npt.NDArray[np.float64]:
-        """(samples, count) numbers from 0 up to 1, without 1."""
+        """Numbers in [0, 1), float64 of shape (samples, count)."""
         steps = np.arange(count, dtype=np.uint64) * _STEP
         states = (self._rows ^ _hash(stream))[:, None] + steps
         return (splitmix(states) >> _UNUSED).astype(np.float64) * _FRACTION
@@ -54,7 +54,7 @@ class Draws:
         return np.random.Generator(np.random.PCG64(self.number(row, stream)))
 
     def number(self, row: int, stream: int) -> int:
-        """A whole number of 64 bits for one sample: the seed of another's generator."""
+        """A number of 64 bits for one sample, to seed a generator."""
         return int(splitmix(self._rows[row : row + 1] ^ _hash(stream))[0])
 
 

@@ -1,7 +1,7 @@
 """Pixels of many images at once, cropped, resized and mirrored into rows of a batch.
 
-A value is an encoded image or its pixels. Plain JPEGs go through one call that decodes only what
-is needed; all others are decoded strictly, one by one.
+A value is an encoded image or its pixels. Plain JPEGs are done in one call that decodes only
+what is needed; all others are decoded strictly, one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PixelsError(NotAnImageError):
 
 
 class TooLargeError(NotAnImageError):
-    """So many pixels that one image would take all memory."""
+    """The image has too many pixels to be decoded or resized in memory."""
 
     what = "the image has too many pixels"
     expected = f"at most {MAX_PIXELS:,}"
@@ -42,7 +42,7 @@ class TooLargeError(NotAnImageError):
 
 
 class SizeError(NotAnImageError):
-    """An image of another size than its field says."""
+    """An image of another size than that of its field."""
 
     what = "the image is not of the size that all images of its field have"
     expected = None
@@ -51,7 +51,7 @@ class SizeError(NotAnImageError):
 
 @dataclass
 class ImageBatch:
-    """Some values, and what their headers say. Those of `errors` are no images."""
+    """Values with their headers. Those of `errors` are not images."""
 
     values: Sequence[Any]
     sizes: list[tuple[int, int]]  # width and height of each, upright
@@ -70,11 +70,11 @@ class ImageBatch:
         return made
 
     def header(self, number: int) -> Header:
-        """What a mask has to know of its image."""
+        """The header of an image, for its masks; of pixels, one with their size."""
         return self.headers.get(number) or Header("", *self.sizes[number])
 
     def cut(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
-        """Write images to the arrays that `out` has for them; returns those that fail."""
+        """Write each image's window to its array in `out`; returns the errors."""
         inside = {n: window.clipped() for n, window in windows.items()}
         within = {
             n: np.empty((inner.rows, inner.columns, 3), np.uint8) if windows[n].beyond else out[n]
@@ -90,7 +90,7 @@ class ImageBatch:
                 np.array([jobs[number] for number in arrays], np.int32),
                 [within[number] for number in arrays],
             )
-        for number in set(left).difference(arrays):  # pixels of one at a time are in memory
+        for number in set(left).difference(arrays):  # one by one, to bound memory
             try:
                 pixels = to_rgb(self.values[number])
             except NotAnImageError as error:
@@ -119,7 +119,7 @@ class ImageBatch:
     def _all_plain(
         self, jobs: Mapping[int, tuple[int, ...]], out: Mapping[int, Pixels]
     ) -> list[int]:
-        """Cut all that one call can do; returns the numbers of the others."""
+        """Do all that one call can do; returns the numbers of the others."""
         plain = [n for n in jobs if n in self.headers and can_crop(self.values[n], self.headers[n])]
         if not plain:
             return list(jobs)
@@ -133,13 +133,13 @@ class ImageBatch:
 
 
 def _as_pixels(value: Any) -> Any:
-    """The pixels of a PPM, which stand in it as they are; any other value as it is."""
+    """The pixels of a PPM, which are uncompressed; any other value as it is."""
     if not isinstance(value, bytes) or not value.startswith(b"P6"):
         return value
     try:
         header = ppm_header(value)
     except CutError:
-        return value  # the strict way says what is wrong
+        return value  # decoding it raises the error
     if header is None:
         return value
     pixels = np.frombuffer(value, np.uint8, header.stop - header.start, header.start)

@@ -1,4 +1,4 @@
-"""What lies on an image: values that stay what they are, and go where their image goes."""
+"""Masks while they are loaded: their values get the geometry of their image, unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ColourError(NotAnImageError):
-    """A mask with more than one value for a pixel, or with values that are no whole numbers."""
+    """A mask with more than one value for a pixel, or with values that are not whole numbers."""
 
     what = "the value is not a mask"
     expected = "a whole number for each pixel of its image"
@@ -27,7 +27,7 @@ class ColourError(NotAnImageError):
 
 
 def mask_values(value: Any, image: Header) -> Values:
-    """The values of a mask, (height, width), as it lies on its upright image.
+    """The values of a mask, (height, width), upright as its image.
 
     Raises NotAnImageError.
     """
@@ -50,7 +50,7 @@ def mask_values(value: Any, image: Header) -> Values:
 
 
 def cut_mask(mask: Values, window: Window) -> Values:
-    """A mask where its image goes: nearest values, and 0 in margins."""
+    """The window of a mask: nearest values, and 0 in margins."""
     columns, no_columns = _sources(
         window.x, window.width, window.full_width, window.left, window.columns
     )
@@ -66,7 +66,7 @@ def cut_mask(mask: Values, window: Window) -> Values:
 def _sources(
     start: int, length: int, full: int, first: int, count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Along one side, which old value each of the new has, and which of the new have none."""
+    """Along one side: the index of the old value of each new one, and which new ones have none."""
     wanted = np.arange(first, first + count)
     outside = (wanted < 0) | (wanted >= full)
     return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
@@ -74,7 +74,7 @@ def _sources(
 
 @functools.lru_cache(maxsize=1024)
 def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
-    """Which of `length` values each of `full` is nearest to, by Pillow's NEAREST."""
+    """The index of the nearest of `length` values for each of `full`, by Pillow's NEAREST."""
     from PIL import Image
 
     line = Image.fromarray(np.arange(length, dtype=np.int32)[None])

@@ -1,4 +1,4 @@
-"""The transforms of images: frozen objects, checked when made.
+"""The transforms of images: frozen objects, checked when they are created.
 
 Names, options and meanings are those of torchvision. A size is a number, or (height, width).
 """
@@ -48,12 +48,12 @@ class Transform:
 
 @dataclass(frozen=True, repr=False)
 class Geometric(Transform):
-    """Base of those that say where pixels go, some by random numbers from 0 up to 1."""
+    """Base of the transforms that move pixels, some by random numbers in [0, 1)."""
 
-    numbers: ClassVar[int] = 0  # how many of those
+    numbers: ClassVar[int] = 0  # how many random numbers it takes
 
     def known(self, size: Size | None) -> Size | None:
-        """The size that comes out, as far as that of the image and the options tell it."""
+        """The size of the result, if the size of the image and the options determine it."""
         return size
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
@@ -210,7 +210,7 @@ class Normalize(Transform):
 
     @functools.cached_property
     def _table(self) -> npt.NDArray[Any]:
-        """What each of the 256 values of a channel becomes: (256, 3)."""
+        """The result for each of the 256 values of a channel: (256, 3)."""
         exact = (np.arange(256)[:, None] / 255 - np.array(self.mean)) / np.array(self.std)
         if self.is_bfloat16:
             return to_bfloat16(exact.astype(np.float32))
@@ -219,13 +219,13 @@ class Normalize(Transform):
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 of finite numbers; of two as near, the even one."""
+    """The bits of the nearest bfloat16 of finite numbers; ties are rounded to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _margin(length: int, wanted: int) -> int:
-    """What is cut off before the middle; negative: what is added."""
+    """Pixels that are cut off before the middle; negative: pixels that are added."""
     return round((length - wanted) / 2) if length > wanted else -((wanted - length) // 2)
 
 

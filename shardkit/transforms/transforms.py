@@ -27,11 +27,11 @@ _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
 
 
 class Transforms:
-    """What happens to the samples of a dataset before they are put into a batch.
+    """The transforms of the samples of a dataset, applied before batching.
 
     A field has a transform, or several in their order. Transforms of images get encoded images,
     or pixels, uint8 (height, width, 3); of several fields the first is the image and the others
-    are masks, which go where it goes. All else that can be called gets the value of the field; of
+    are masks, which get the same geometry. Any other callable gets the value of the field; of
     several fields it gets the values by name, and returns a dict of them. It is called in several
     threads at once.
 
@@ -70,7 +70,7 @@ class Transforms:
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields that come out as images of ours, (height, width, 3)."""
+        """The fields whose results are images, (height, width, 3), and not of a callable."""
         return frozenset(
             chain.fields[0] for chain in self.chains if not isinstance(chain.stages[-1], Call)
         )
@@ -87,14 +87,14 @@ class Transforms:
 
     @property
     def halves(self) -> frozenset[str]:
-        """Those of them that hold the bits of bfloat16."""
+        """The fields of images that hold the bits of bfloat16."""
         last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
 
     def outputs(self) -> dict[str, Output]:
-        """Shape and type of the fields of which they are known before anything is read.
+        """Shape and dtype of the fields for which they are known before reading.
 
-        Images are (height, width, 3), masks (height, width). The others come out in the samples.
+        Images are (height, width, 3), masks (height, width). Other results are in the samples.
         """
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
@@ -106,9 +106,9 @@ class Transforms:
     ) -> dict[int, ShardkitError]:
         """Transform samples, all but those that are None; returns the errors of those that fail.
 
-        `draws` has a row for each sample. What becomes of a field of `out` is written to the
-        sample's row of its array, whose shape and type are those of `outputs`; else it takes the
-        place of the value in the sample.
+        `draws` has a row for each sample. The result of a field in `out` is written to the sample's
+        row of its array, whose shape and dtype are those of `outputs`; other results replace the
+        values in the samples.
         """
         errors: dict[int, ShardkitError] = {}
         for chain in self.chains:
@@ -160,7 +160,7 @@ def _chain(
 
 
 def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
-    """Steps, of which neighbours are one where that is possible. Each has a stream of its own."""
+    """The steps, with neighbours as one job where possible. Each has its own random stream."""
     stages: list[Stage] = []
     for number, step in enumerate(steps, stream):
         last = stages[-1] if stages else None
@@ -184,7 +184,7 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
 
 
 def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
-    """The size of a field's images, if it is known. Raises UsageError for what has none."""
+    """The size of a field's images, if it is known. Raises UsageError for other fields."""
     if isinstance(kind, Image):
         return None
     if isinstance(kind, Array) and kind.dtype in (None, np.dtype(np.uint8).str):

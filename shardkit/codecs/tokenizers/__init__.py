@@ -1,4 +1,4 @@
-"""Tokenizers: from text to numbers, as the library that a tokenizer was made for would do it."""
+"""Tokenizers: from text to ids, the same as by the library that a tokenizer was made for."""
 
 from shardkit.codecs.tokenizers.names import load_tokenizer, open_copy
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer

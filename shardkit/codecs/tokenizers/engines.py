@@ -1,4 +1,4 @@
-"""The libraries that do the work, behind two calls: texts to arrays of ids, and ids to text."""
+"""The tokenizer libraries behind one interface: texts to arrays of ids, and ids to text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.uint32]
 
-_AT_ONCE = 1 << 16  # characters that are looked up
-# Where there are no special tokens, tiktoken looks for the empty string: 0.02 s for each megabyte.
+_AT_ONCE = 1 << 16  # characters that are looked up at a time, to bound memory
+# Without special tokens, tiktoken searches for the empty string: 0.02 s for each megabyte.
 _NO_SPECIAL = {"\0": 2**32 - 2}
 
 
@@ -36,9 +36,9 @@ class Engine(Protocol):
 
 @functools.lru_cache(maxsize=1)
 def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.Tokenizer:
-    """A tokenizer.json that neither cuts nor pads what it encodes.
+    """A tokenizer.json, without truncation and padding.
 
-    It takes a while, and is asked for twice: to look at it, and to compare a fast engine with it.
+    Cached, as opening is slow and happens twice: to inspect it, and to compare the fast engine.
     """
     from tokenizers import Tokenizer
 
@@ -60,14 +60,14 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether a library failed; where Rust panics, it raises what is no Exception."""
+    """Whether a library failed; a panic in Rust raises a BaseException."""
     if isinstance(error, ShardkitError | MemoryError):
         return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Tokenizers:
-    """The `tokenizers` library, which decides what is right for a tokenizer.json."""
+    """The `tokenizers` library, the reference for a tokenizer.json."""
 
     def __init__(self, data: bytes, path: str, special_tokens: str) -> None:
         self.tokenizer = open_tokenizers(data, path, special_tokens)
@@ -95,7 +95,7 @@ def make_encoding(
 
 
 def encode_text(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ids | None:
-    """None if tiktoken's regex engine gives up, as it does on a million spaces."""
+    """The ids of a text; None if tiktoken's regex engine fails, as it does on a million spaces."""
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
     except UnicodeEncodeError:
@@ -231,7 +231,7 @@ def open_sentencepiece(data: bytes, path: str) -> Any:
 
 
 def check_unicode(texts: Sequence[str]) -> None:
-    """Raises SampleError for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    """Raises SampleError for a lone surrogate, which JSON can contain and UTF-8 cannot."""
     for text in texts:
         if text.isascii():
             continue
@@ -257,11 +257,11 @@ def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:
 
 
 def _table(ranges: Iterable[tuple[int, int]], unassigned: bool = False) -> npt.NDArray[np.bool_]:
-    """Marks the code points that make a document one for `tokenizers`.
+    """A table that marks the code points for which a document is encoded by `tokenizers`.
 
-    For normalization, those too that this Python does not know yet. Of text without such, Python
-    can tell whether it is normalized for `tokenizers` too: it stays so in later versions of
-    Unicode, and in earlier ones, which merely know fewer characters that move or join.
+    For normalization, also those that are unassigned in this Python's Unicode. Text without them is
+    normalized for `tokenizers` if it is for Python: it stays normalized in later versions of
+    Unicode, and in earlier ones, which have fewer characters that are reordered or composed.
     """
     table = np.zeros(CODES, bool)
     for start, stop in ranges:

@@ -1,4 +1,4 @@
-"""What the name of a tokenizer stands for, and what has to be decided when it is opened."""
+"""Finds the tokenizer that a user names, and decides which library encodes with it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _USUAL = {
 def load_tokenizer(
     name: str | os.PathLike[str], special_tokens: str = "special", eos_token: str | None = None
 ) -> Tokenizer:
-    """The tokenizer that a file, a folder or a name stands for.
+    """The tokenizer of a file, a folder or a name.
 
     In this order: a path that exists; an encoding of tiktoken's; a repository of the Hugging Face
-    hub. `special_tokens`: what tokens such as "<|endoftext|>" are where they stand in a document,
-    "special" or "text". Raises UsageError for what is no tokenizer or cannot be had.
+    hub. `special_tokens`: how text such as "<|endoftext|>" in a document is encoded, as a "special"
+    token or as "text". Raises UsageError for anything that is not a tokenizer or cannot be loaded.
     """
     if special_tokens not in SPECIAL_TOKENS:
         raise UsageError(
@@ -68,9 +68,9 @@ def load_tokenizer(
 def open_copy(
     path: str | os.PathLike[str], identity: Mapping[str, Any], fast: bool = False
 ) -> Tokenizer:
-    """The tokenizer of a dataset, from the copy of its file that is kept beside the manifest.
+    """The tokenizer of a dataset, from the copy of its file beside the manifest.
 
-    `fast`: to encode with, so that it is worth to prove that the faster engine may be used. Raises
+    `fast`: use the faster engine if it is proven to give the same ids, which takes time. Raises
     DamagedError if the file is not the one that the manifest names.
     """
     file = Path(path) / identity["file"] if Path(path).is_dir() else Path(path)
@@ -138,13 +138,13 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _fetched(name: str) -> Path:
-    """The folder of a hub repository's tokenizer, from the hub or from what is kept of it here."""
+    """The local folder of a hub repository's tokenizer, downloaded or from the hub's cache."""
     from huggingface_hub import snapshot_download
 
     wanted = ["tokenizer.json", "*.model", "*.tiktoken", *_SIDECARS]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as error:  # the library's own, those of its HTTP client, and ValueError
+    except Exception as error:  # its own errors, those of its HTTP client, and ValueError
         raise UsageError(
             f"there is no file {name!r}, and it could not be had from the Hugging Face hub",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
@@ -181,7 +181,7 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
     fast: dict[str, Any] = {}
     try:
         found = bytelevel.settings(document, special_tokens)
-        with ThreadPoolExecutor(1) as thread:  # both libraries let others run meanwhile
+        with ThreadPoolExecutor(1) as thread:  # both libraries release the interpreter lock
             measured = thread.submit(patterns.unsafe, found.pattern)
             bytelevel.prove(model, bytelevel.ranks(model, found.pattern))
         fast = {"pattern": found.pattern, "nfc": found.nfc, "unsafe": measured.result()}
@@ -205,7 +205,7 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
 
 
 def _ranks(path: Path, data: bytes, special_tokens: str, eos_token: str | None) -> Tokenizer:
-    """A file of ranks says neither how text is split nor which special tokens there are."""
+    """A file of ranks has neither the split pattern nor the special tokens: its name tells them."""
     facts = FACTS.get(path.stem)
     if facts is None:
         raise UsageError(
@@ -298,7 +298,7 @@ def _ids(
     named: Mapping[str, str],
     eos_token: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """`eos_id`, `bos_id` and `pad_id`: asked for, named by a file, or guessed; and what to say."""
+    """`eos_id`, `bos_id` and `pad_id`, given, named by a file or guessed; and notes on them."""
     if eos_token is not None and eos_token not in vocab:
         raise UsageError(
             f"eos_token is {eos_token!r}, which is not in the vocabulary",

@@ -1,4 +1,4 @@
-"""Split patterns that two regex engines follow alike, and characters that they see differently.
+"""Split patterns that two regex engines match alike, and characters that they class differently.
 
 `tokenizers` splits text by Oniguruma, tiktoken by Rust's regex crates. Both take the first
 alternative that matches, and the patterns below use nothing else than classes of characters,

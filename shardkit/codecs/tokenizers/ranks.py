@@ -1,4 +1,4 @@
-"""Files of tiktoken's ranks: lines of base64 and a number; and facts that such a file lacks."""
+"""Files of tiktoken's ranks: lines of base64 and a number; and the facts that they lack."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FACTS = {
 
 
 def are_ranks(data: bytes) -> bool:
-    """Whether a file begins as one of ranks does."""
+    """Whether the first line of a file is one of ranks."""
     return _LINE.match(data) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer is to the rest of shardkit: a small object that workers get, and its engine."""
+"""A tokenizer as a small object that workers get, and its engine, loaded where it is used."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer's file, and what was decided about it; `load_tokenizer` makes one.
+    """A tokenizer's file, and how it is encoded with; `load_tokenizer` makes one.
 
     Its pickle holds no engine: that is loaded where it is first used, once per process. Workers
     do not decide again, so they must have the same libraries, and the file as it was.
     """
 
     kind: str  # "huggingface", "tiktoken" or "sentencepiece"
-    engine: str  # what does the work: "tokenizers", "tiktoken" or "sentencepiece"
-    path: str | None  # None: an encoding that tiktoken keeps, under the name of `file`
-    file: str  # what a dataset calls its copy
+    engine: str  # the library that encodes: "tokenizers", "tiktoken" or "sentencepiece"
+    path: str | None  # None: an encoding of tiktoken's, with the name of `file`
+    file: str  # the file name of the copy in a dataset
     digest: str  # xxh3-128 of the file's bytes, as 32 hex digits
     special_tokens: str
     vocab_size: int  # the largest id + 1
@@ -42,7 +42,7 @@ class Tokenizer:
     bos_id: int | None
     pad_id: int | None
     notes: tuple[str, ...] = ()  # for the user: what was decided, and why
-    # What tiktoken has to be told beside the ranks.
+    # What tiktoken needs beside the ranks.
     pattern: str = ""
     nfc: bool = False
     added: tuple[tuple[str, int], ...] = ()
@@ -57,8 +57,8 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, without any that mark its beginning or end.
 
-        Thread-safe. Raises SampleError for a text that is not valid Unicode, or of which the
-        tokenizer can make nothing.
+        Thread-safe. Raises SampleError for a text that is not valid Unicode, or that the tokenizer
+        cannot encode.
         """
         engine = self._engine()
         try:
@@ -75,7 +75,7 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text for people; not always what was encoded."""
+        """Text for people; not always the text that was encoded."""
         numbers = [int(index) for index in ids]
         try:
             return self._engine().decode(numbers)
@@ -89,7 +89,7 @@ class Tokenizer:
             ) from error
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest keeps; `open_copy` needs no more than this and the file."""
+        """The entry of a manifest, which `open_copy` takes with the file."""
         found: dict[str, Any] = {
             "kind": self.kind,
             "file": self.file,
@@ -105,11 +105,11 @@ class Tokenizer:
         return found
 
     def versions(self) -> dict[str, str]:
-        """The libraries that decide the ids."""
+        """The versions of the libraries on which the ids depend."""
         return dict(self.libraries)
 
     def files(self) -> dict[str, bytes]:
-        """What a dataset keeps, by name, so that the same tokenizer can be opened again."""
+        """The files to store in a dataset, by name, for `open_copy`."""
         return {self.file: self._data()}
 
     def at(self, path: str | Path) -> Tokenizer:
@@ -144,7 +144,7 @@ class Tokenizer:
             ) from error
 
     def _data(self) -> bytes:
-        """The file's bytes; raises SourceError if they are no longer those that were looked at."""
+        """The file's bytes; raises SourceError if they have changed since it was opened."""
         if self.path is None:
             data = encoding_data(Path(self.file).stem)
         else:
