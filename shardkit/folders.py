@@ -152,7 +152,7 @@ def refuse_foreign(found: Contents) -> None:
 
 
 def shards_by_split(found: Contents, *, together: bool = False) -> dict[str, list[str]]:
-    """The shards of a folder, a list for each split; `{"": shards}` if names tell of one at most.
+    """The shards of a folder, a list for each split; `{"": shards}` if names name one at most.
 
     `together`: all are wanted as one. Raises FormatError for shards of several formats or of
     several datasets, UsageError for names that leave a question.

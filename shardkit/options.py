@@ -227,7 +227,7 @@ class ConvertOptions:
 
     @classmethod
     def of(cls, **options: Any) -> ConvertOptions:
-        """The options by name; raises UsageError for a name that is none."""
+        """The options by name; raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
 
@@ -285,7 +285,7 @@ def _may_be_none(kind: type[Any], name: str) -> bool:
 
 
 def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
-    """Raises UsageError for an option that is none of those."""
+    """Raises UsageError for an option with another value than those allowed."""
     value = getattr(options, name)
     if value not in allowed:
         words = ", ".join(repr(choice) for choice in allowed if choice is not None)

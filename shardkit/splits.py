@@ -61,7 +61,7 @@ def split_of(name: str, *, numbered: bool = True) -> str | None:
 
 
 def kind_of_split(name: str) -> str | None:
-    """Which of "train", "validation", "test" a name speaks of anywhere, if it is one of them.
+    """Which of "train", "validation", "test" a name contains anywhere, if it is one of them.
 
     >>> kind_of_split("seg_train"), kind_of_split("train_test")
     ('train', None)
@@ -71,7 +71,7 @@ def kind_of_split(name: str) -> str | None:
 
 
 def grouped(path: Path, names: Sequence[str], *, documents: bool = False) -> dict[str, Split]:
-    """The splits of files below a folder; none where names do not speak of any.
+    """The splits of files below a folder; empty where names contain none.
 
     What files or folders are called below the folder that holds them all decides, and where they
     begin alike (`imagenet-train-0.tar`), what follows. Among `documents`, files that are a sample
@@ -149,7 +149,7 @@ def _tops(
 
 
 def _refuse_hints(path: Path, names: Sequence[str], start: str) -> None:
-    """Raise UsageError where names speak of several splits in a way that is not understood."""
+    """Raise UsageError where names contain several splits, but not where they are looked for."""
     said: dict[str, str] = {}
     for name in names:
         parts = name[len(start) :].split("/")

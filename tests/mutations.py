@@ -192,7 +192,7 @@ MUTATIONS = [
         "conversion/test_one_shard.py",
     ),
     Mutation(
-        "conversion/read_ahead.py",
+        "conversion/shares.py",
         "self.start <= key_fraction(key) < self.stop",
         "self.start < key_fraction(key) <= self.stop + 0.1",
         "conversion/test_convert.py conversion/test_text.py",

@@ -59,7 +59,7 @@ class DatasetWriter:
         self._open = True
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: its fields, and its `__key__` (a number where there is none).
+        """Add one sample: its fields, and its `__key__`; by default its number.
 
         Raises SampleError for a value that does not fit the schema, or a key that was used before;
         the dataset goes on without that sample.

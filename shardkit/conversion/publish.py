@@ -189,7 +189,7 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
 
 
 def _joined(content: Content, group: list[Made], folder: Path, stem: str) -> Shard:
-    """One shard of those that tasks made; an empty one of none."""
+    """One shard of those that tasks made; an empty one if there are none."""
     format = content.format
     path = folder / file_name(stem, format.name)
     spec = replace(content.spec, max_bytes=None)

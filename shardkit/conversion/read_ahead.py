@@ -10,8 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import xxhash
-
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.preprocess.filtered import Filtered
@@ -22,28 +20,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from shardkit.conversion.shares import Share
+
 # Threads that read ahead inside a task at most, and how much each reads at a time.
 _MAX_THREADS = 8
 _WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
 _CHUNK_SAMPLES = 64
 _CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class Share:
-    """The samples of a split: those whose keys have hashes from `start` to `stop`, of 0 to 1."""
-
-    start: float
-    stop: float
-
-    def has(self, key: str) -> bool:
-        return self.start <= key_fraction(key) < self.stop
-
-
-def key_fraction(key: str) -> float:
-    """A number from 0 to 1 that depends on the key alone."""
-    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
 
 
 @dataclass(frozen=True)

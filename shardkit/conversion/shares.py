@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 
-from shardkit.conversion.read_ahead import Reading, Share, key_fraction
+from shardkit.conversion.read_ahead import Reading
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import parse_split
 from shardkit.order import permutation
@@ -18,6 +19,22 @@ from shardkit.sources.base import Source, Stream
 if TYPE_CHECKING:
     from shardkit.recipe import Recipe
     from shardkit.sources.base import Indices
+
+
+@dataclass(frozen=True)
+class Share:
+    """The samples of a split: those whose keys have hashes from `start` to `stop`, of 0 to 1."""
+
+    start: float
+    stop: float
+
+    def has(self, key: str) -> bool:
+        return self.start <= key_fraction(key) < self.stop
+
+
+def key_fraction(key: str) -> float:
+    """A number from 0 to 1 that depends on the key alone."""
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
 
 
 @dataclass(frozen=True)

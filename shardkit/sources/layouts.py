@@ -1,7 +1,7 @@
 """Folders of images that are no folders of classes: COCO, VOC, YOLO, splits under other names.
 
 Their labels are in files that are not read yet. Taking their folders for classes would give wrong
-labels without a word, so each is refused with the folder to give instead.
+labels without any sign of it, so each is refused with the folder to give instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from shardkit.errors import UsageError
 from shardkit.splits import KINDS, kind_of_split, mixed_splits
 
-# What the folders of such datasets are called, in lower case: where images are, and what tells of
+# What the folders of such datasets are called, in lower case: where images are, and what describes
 # them (boxes, masks, lists).
 IMAGES = {
     *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.plan import Task, make_plan
-from shardkit.conversion.read_ahead import Reading, Share
-from shardkit.conversion.shares import by_hash, shares_of
+from shardkit.conversion.read_ahead import Reading
+from shardkit.conversion.shares import Share, by_hash, shares_of
 from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, UsageError
 from shardkit.manifest import has_manifest, load_any

@@ -27,7 +27,7 @@ from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
 from shardkit.walk import NO_FILE, Walk, kind_of_file, look
 
-# Files at the top of a folder that tell of its data, and are no data unless there are no others.
+# Files at the top of a folder that describe its data: themselves data only if there are no others.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
     r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
@@ -176,7 +176,7 @@ def _folder(root: Path) -> _Corpus:
 
 
 def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
-    """Raise SourceError where what can be read only tells of what cannot."""
+    """Raise SourceError where the only files that can be read describe others that cannot."""
     beside = {kind: count for kind, count in others.items() if kind not in ("hidden", "empty file")}
     if beside:
         raise SourceError(
@@ -283,7 +283,7 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
         try:
             file = open_file(corpus.root, files, index, "strict")
             encoding = detect(file.blocks())
-        except SampleError:  # which reading will say in its turn
+        except SampleError:  # which is reported when the file is read
             continue
         if encoding not in files.encodings:
             files.encodings.append(encoding)
@@ -386,5 +386,5 @@ def _can_be_cut(root: str, files: Files, index: int) -> bool:
     try:
         found = open_file(root, files, index, "strict").blocks()
         return not any(b'"' in block for block in found)
-    except SampleError:  # which reading will say in its turn
+    except SampleError:  # which is reported when the file is read
         return False
