@@ -1,0 +1,504 @@
+"""A cache of remote data: pages of 1 MiB, in a folder that processes share, or in memory.
+
+The order of all epochs is known in advance, so that the page that goes is the one that is needed
+last (Belady's rule), and not the one that was used least recently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import sys
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import xxhash
+
+from shardkit import storage
+from shardkit.errors import StorageError, UsageError
+from shardkit.options import parse_size
+
+if sys.platform != "win32":
+    import fcntl
+
+PAGE = 1 << 20  # bytes; the last page of a file is shorter
+MEMORY_LIMIT = 1 << 30  # bytes of a cache in memory, unless another limit is given
+
+# When a page is needed next: larger is later, infinity is never, or unknown. It must not use the
+# cache itself.
+NextUse: TypeAlias = Callable[[str, int], float]
+_Page: TypeAlias = tuple[str, int]  # a file and the number of a page in it
+
+
+class PageCache(ABC):
+    """Pages of remote files, up to a limit in bytes.
+
+    A page has a number, from 0, in a file, which has a name of letters and digits. An object that
+    was replaced is another file: the name is made of URL, size and ETag. Any thread may use a
+    cache, and a process after a fork. Pickled, it is the same folder, or empty memory.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._used = 0  # bytes; holds while the cache is locked
+        self._last: list[_Page] = []  # pages that are needed late, the last of them at the end
+        self._until_ranking = 0  # pages that may still go by that list
+        _caches.add(self)
+
+    @abstractmethod
+    def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
+        """The bytes of a page, or those from `start` to before `stop`, from 0 up; None if the page
+        is not in the cache."""
+
+    @abstractmethod
+    def resident(self, file: str, number: int) -> bool:
+        """Whether a page is in the cache, unread."""
+
+    def put(
+        self, file: str, number: int, data: bytes, next_use: NextUse, keep: float | None = None
+    ) -> bool:
+        """Add a page that is needed at `keep` (None: when `next_use` says); True if it is in the
+        cache now.
+
+        Pages that are needed later than it make room, the latest first, and of several the oldest.
+        False where those do not suffice, the disk is full, or another process has the cache locked
+        for long: the data are then used without the cache. A caller who knows no order lets all
+        pages be needed at infinity and gives `keep=0`: then the oldest go. Raises StorageError
+        where the folder fails otherwise, and NotFoundError where it was removed.
+        """
+        if keep is None:
+            keep = next_use(file, number)
+        size = self._occupied(len(data))
+        with self._locked() as locked:
+            if not locked:
+                return False
+            if self.resident(file, number):
+                return True
+            room = self._room()  # once: some systems free what is removed later
+            if size > room:
+                return False
+            while self._used + size > room:
+                page = self._needed_last(next_use, keep)
+                if page is None:
+                    return False
+                self._remove(*page)
+            return self._store(file, number, data)
+
+    def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
+        """The page to go next; None where all are needed until `keep`.
+
+        To rank all pages takes long, so the end of a ranking serves for several pages: 1 in 16 of
+        those that there were. What was used meanwhile is needed later than the ranking says, which
+        the next one knows.
+        """
+        if self._until_ranking <= 0 or not self._last:
+            pages = self._newest_first()
+            pages.sort(key=lambda page: next_use(*page))  # stable: the oldest stay behind
+            self._last = pages[-max(len(pages) // 8, 64) :]
+            self._until_ranking = len(pages) // 16
+        self._until_ranking -= 1
+        if not self._last or next_use(*self._last[-1]) <= keep:
+            return None
+        return self._last.pop()
+
+    @abstractmethod
+    def _locked(self) -> contextlib.AbstractContextManager[bool]:
+        """Keep others from changing the cache; False where one of them does for too long."""
+
+    @abstractmethod
+    def _room(self) -> int:
+        """Bytes that the pages may take now."""
+
+    @abstractmethod
+    def _occupied(self, length: int) -> int:
+        """Bytes that a page of this length takes."""
+
+    @abstractmethod
+    def _newest_first(self) -> list[_Page]:
+        """All pages, those that were added last first."""
+
+    @abstractmethod
+    def _store(self, file: str, number: int, data: bytes) -> bool:
+        """Add a page for which there is room; False where there is none after all."""
+
+    @abstractmethod
+    def _remove(self, file: str, number: int) -> None:
+        """Remove a page, if another process has not done so."""
+
+    @abstractmethod
+    def _forked(self) -> None:
+        """Called in a new process, whose only thread this is: release the locks of the others."""
+
+
+_caches: weakref.WeakSet[PageCache] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        cache._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class MemoryCache(PageCache):
+    """Pages in the memory of this process."""
+
+    limit: int
+
+    def __init__(self, limit: int = MEMORY_LIMIT) -> None:
+        _check_limit(limit, PAGE)
+        super().__init__(limit)
+        self._pages: dict[_Page, bytes] = {}  # the oldest first
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemoryCache, (self.limit,)
+
+    def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
+        data = self._pages.get((file, number))
+        return None if data is None else data[start:stop]
+
+    def resident(self, file: str, number: int) -> bool:
+        return (file, number) in self._pages
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        with self._lock:
+            yield True
+
+    def _room(self) -> int:
+        return self.limit
+
+    def _occupied(self, length: int) -> int:
+        return length
+
+    def _newest_first(self) -> list[_Page]:
+        return list(reversed(self._pages))
+
+    def _store(self, file: str, number: int, data: bytes) -> bool:
+        self._used += len(data)
+        self._pages[file, number] = bytes(data)
+        return True
+
+    def _remove(self, file: str, number: int) -> None:
+        self._used -= len(self._pages.pop((file, number)))
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self._used = sum(map(len, self._pages.values()))
+
+
+# The files of a cache folder. Only who holds the lock writes, so one temporary name is enough.
+_MARK = "shardkit-cache.json"  # says that the folder is a cache
+_LOCK = "shardkit-cache.lock"  # locked while the folder is changed; holds the bytes in use
+_TEMPORARY = "shardkit-cache.tmp"  # a page that is being written
+_PAGE_NAME = re.compile(r"([^\W_]+)-(\d+)\.page", re.ASCII)
+_VERSION = {"version": 1}
+_CHECKSUM = 8  # bytes of xxh3-64 at the beginning of a page's file
+_BLOCK = 4096  # bytes: disks give space to files in blocks of this size
+_CHANGING = -1  # in place of the bytes in use: whoever finds it counts again
+_SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small one
+_PATIENCE = 10.0  # seconds to wait for the lock
+_MOST_CHECKED = 1 << 16  # names of pages whose checksums were compared
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FolderCache(PageCache):
+    """Pages in a folder, one file each, for all processes of a machine.
+
+    Reading takes no lock, as a page is renamed into place whole and stays readable while it is
+    removed. Writing is done by one process at a time. The bytes in use stand in the locked file,
+    and a mark while they change: the system releases the lock of a process that dies, and the next
+    one finds the mark, removes what was left and counts again.
+
+    The limit is of bytes on the disk: a page takes whole blocks of 4 KiB. Whatever the limit,
+    1 GB of the disk is left free (5 % of a small one).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int | None = None) -> None:
+        """Raises UsageError for a folder that is not empty and no cache, or cannot be written."""
+        if sys.platform == "win32":
+            raise UsageError(
+                "a cache folder needs locks that Windows does not have",
+                fix="give no folder: pages are then cached in memory",
+            )
+        _check_limit(limit, self._occupied(PAGE))
+        self._set(os.path.realpath(folder), limit)
+        try:
+            self._prepare()
+        except (StorageError, OSError) as error:
+            raise UsageError(
+                "the cache folder cannot be used",
+                path=folder,
+                found=getattr(error, "what", str(error)),
+                fix="give a folder of this machine that you may write to",
+            ) from error
+
+    def _set(self, folder: str, limit: int | None) -> None:
+        super().__init__(limit)
+        self.folder = Path(folder)
+        self._prefix = os.path.join(folder, "")
+        self._temporary = self.folder / _TEMPORARY
+        self._checked: set[str] = set()  # pages whose checksums this process has compared
+        self._handles: set[int] = set()  # of the lock file, one for each thread that has it open
+        self._patience = _PATIENCE
+
+    def __getstate__(self) -> tuple[str, int | None]:
+        return str(self.folder), self.limit
+
+    def __setstate__(self, state: tuple[str, int | None]) -> None:
+        self._set(*state)
+
+    def _prepare(self) -> None:
+        """Make the folder a cache, or make sure that it is one; remove what a crash left."""
+        storage.make_folder(self.folder)
+        mark = self.folder / _MARK
+        if os.path.lexists(mark):
+            _check_mark(mark)
+        else:
+            foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY}
+            if foreign and not mark.exists():  # another process may have made it meanwhile
+                raise UsageError(
+                    "the cache folder is not empty, and no cache of shardkit",
+                    path=self.folder,
+                    found=sorted(foreign)[0],
+                    fix="give an empty or a new folder",
+                )
+        with self._locked() as locked:
+            if locked:
+                if not mark.exists():
+                    storage.write_file(self._temporary, json.dumps(_VERSION).encode())
+                    storage.rename(self._temporary, mark)
+                self._count()  # a machine that lost power may have another number in the file
+            elif not mark.exists():
+                raise StorageError("another process has it locked, or its disk is full")
+
+    def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
+        path = self._path(file, number)
+        try:
+            handle = storage.regular(path, os.O_RDONLY | _NO_LINK)
+        except OSError as error:
+            if storage.shortage(error):
+                raise storage.explain(error, "open", Path(path)) from error
+            return None
+        try:
+            if stop is not None and 0 <= start <= stop and path in self._checked:
+                data = os.pread(handle, stop - start, _CHECKSUM + start)
+                if len(data) == stop - start:
+                    return data
+            checksum = os.pread(handle, _CHECKSUM, 0)
+            data = os.pread(handle, os.fstat(handle).st_size, _CHECKSUM)
+        except OSError:  # the disk fails
+            checksum, data = b"", b""
+        finally:
+            os.close(handle)
+        if xxhash.xxh3_64_digest(data) != checksum:
+            self._discard(file, number)
+            return None
+        self._remember(path)
+        return data if start == 0 and stop is None else data[start:stop]
+
+    def resident(self, file: str, number: int) -> bool:
+        return self._size(file, number) > 0
+
+    def _path(self, file: str, number: int) -> str:
+        if not (file.isascii() and file.isalnum()):
+            raise ValueError(f"the name of a file in a cache is letters and digits, not {file!r}")
+        return f"{self._prefix}{file}-{number:d}.page"
+
+    def _size(self, file: str, number: int) -> int:
+        """Bytes that a page takes of the disk; 0 if it is not there, or is no file of ours."""
+        try:
+            found = os.lstat(self._path(file, number))
+        except FileNotFoundError:
+            return 0
+        return _blocks(found.st_size) if stat.S_ISREG(found.st_mode) else 0
+
+    def _remember(self, path: str) -> None:
+        if len(self._checked) >= _MOST_CHECKED:
+            self._checked.clear()
+        self._checked.add(path)
+
+    def _discard(self, file: str, number: int) -> None:
+        """Remove a damaged page."""
+        with self._locked() as locked:
+            if locked:
+                self._remove(file, number)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        handle = self._open_lock()
+        try:
+            locked = self._acquire(handle)
+            count = int.from_bytes(os.pread(handle, 8, 0), "little", signed=True)
+            if not locked or not self._write_count(handle, _CHANGING):
+                yield False
+                return
+            if count > 0:
+                self._used = count
+            else:  # a new file, or a process has died
+                self._count()
+            yield True
+            self._write_count(handle, self._used)
+        finally:
+            self._close_lock(handle)
+
+    def _write_count(self, handle: int, count: int) -> bool:
+        """False where the disk is full."""
+        try:
+            with storage.explained("write", self.folder / _LOCK):
+                os.pwrite(handle, count.to_bytes(8, "little", signed=True), 0)
+        except StorageError as error:
+            if not _full(error):
+                raise
+            return False
+        return True
+
+    def _open_lock(self) -> int:
+        """A handle of its own for each change, so that threads too keep each other out."""
+        path = self.folder / _LOCK
+        with storage.explained("lock", path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+        self._handles.add(handle)
+        return handle
+
+    def _acquire(self, handle: int) -> bool:
+        """Wait for the lock, though not for ever: its holder may be stopped."""
+        until, delay = time.monotonic() + self._patience, 0.0005
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    self._patience = 0.0
+                    return False
+            except OSError as error:  # not all file systems have locks
+                raise storage.explain(error, "lock", self.folder / _LOCK) from error
+            else:
+                self._patience = _PATIENCE
+                return True
+            time.sleep(delay)
+            delay = min(2 * delay, 0.01)
+
+    def _close_lock(self, handle: int) -> None:
+        """Closing alone would not release a lock whose handle a forked process has a copy of."""
+        self._handles.discard(handle)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+    def _forked(self) -> None:
+        for handle in self._handles:
+            os.close(handle)
+        self._handles.clear()
+
+    def _count(self) -> None:
+        """Find the bytes in use, and remove what a process that died was writing."""
+        storage.remove(self._temporary)
+        self._used = sum(_blocks(found.st_size) for _, found in self._files())
+
+    def _files(self) -> Iterator[tuple[_Page, os.stat_result]]:
+        """The pages in the folder; other files, and links, are none."""
+        with storage.explained("read", self.folder), os.scandir(self.folder) as entries:
+            for entry in entries:
+                name = _PAGE_NAME.fullmatch(entry.name)
+                if name is not None and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield (name[1], int(name[2])), entry.stat(follow_symlinks=False)
+
+    def _newest_first(self) -> list[_Page]:
+        ages = sorted(((found.st_mtime_ns, page) for page, found in self._files()), reverse=True)
+        return [page for _, page in ages]
+
+    def _room(self) -> int:
+        disk = shutil.disk_usage(self.folder)
+        most = self._used + disk.free - min(_SPARE, disk.total // 20)
+        return most if self.limit is None else min(self.limit, most)
+
+    def _occupied(self, length: int) -> int:
+        return _blocks(_CHECKSUM + length)
+
+    def _store(self, file: str, number: int, data: bytes) -> bool:
+        path = self._path(file, number)
+        if os.path.lexists(path):  # no page, or it would be resident
+            return False
+        try:
+            with storage.create(self._temporary) as new:
+                storage.write(new, [xxhash.xxh3_64_digest(data), data])
+        except StorageError as error:
+            storage.remove(self._temporary)
+            if not _full(error):
+                raise
+            return False
+        storage.rename(self._temporary, Path(path))
+        self._used += self._occupied(len(data))
+        self._remember(path)
+        return True
+
+    def _remove(self, file: str, number: int) -> None:
+        if size := self._size(file, number):
+            storage.remove(Path(self._path(file, number)))
+            self._used -= size
+
+
+def _blocks(size: int) -> int:
+    return max(math.ceil(size / _BLOCK), 1) * _BLOCK
+
+
+def _check_mark(mark: Path) -> None:
+    with contextlib.suppress(ValueError):
+        if not mark.is_symlink() and json.loads(storage.read(mark, 1000)) == _VERSION:
+            return
+    raise UsageError(
+        "the cache folder was made by another version of shardkit, or is damaged",
+        path=mark,
+        fix="remove the folder, or give another one",
+    )
+
+
+def _full(error: StorageError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+
+
+def _check_limit(limit: int | None, least: int) -> None:
+    if limit is not None and limit < least:
+        raise UsageError(
+            "the limit of the cache has no room for a page",
+            found=f"{limit:,} bytes",
+            expected=f"{least:,} bytes or more",
+            fix="give a larger cache_limit, such as 1GB",
+        )
+
+
+def cache_from(
+    cache: str | os.PathLike[str] | None = None, cache_limit: int | str | None = None
+) -> PageCache:
+    """The cache in a folder, else in memory, with a limit in bytes or as text such as "200GB".
+
+    What is None comes from SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT. Raises UsageError for a folder
+    or a limit that cannot be used.
+    """
+    folder = cache if cache is not None else os.environ.get("SHARDKIT_CACHE") or None
+    text = cache_limit if cache_limit is not None else os.environ.get("SHARDKIT_CACHE_LIMIT")
+    try:
+        limit = None if text is None or text == "" else parse_size(text)
+    except UsageError as error:
+        what = "the limit of the cache (cache_limit, or SHARDKIT_CACHE_LIMIT) is no size"
+        raise UsageError(what, found=error.found, expected=error.expected) from None
+    if folder is None:
+        return MemoryCache(MEMORY_LIMIT if limit is None else limit)
+    return FolderCache(storage.local(folder, output=True), limit)

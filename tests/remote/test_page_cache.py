@@ -1,0 +1,732 @@
+"""The cache of pages: what goes, the limit, and processes that share a folder and die."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit import page_cache, storage
+from shardkit.errors import NotFoundError, StorageError, UsageError
+from shardkit.page_cache import PAGE, FolderCache, MemoryCache, PageCache, cache_from
+from tests.conftest import files_of
+from tests.conversion.test_crash import Died, Dying
+from tests.remote.pages import FULL_PAGE, LIMIT, never, page
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+MARK, LOCK = "shardkit-cache.json", "shardkit-cache.lock"
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes of the disk that pages take, and one that is being written."""
+    files = [entry for entry in os.scandir(folder) if entry.name.endswith((".page", ".tmp"))]
+    return sum(max(math.ceil(entry.stat().st_size / 4096), 1) * 4096 for entry in files)
+
+
+def counted(folder: Path) -> int:
+    return int.from_bytes((folder / LOCK).read_bytes(), "little", signed=True)
+
+
+def check(folder: Path) -> None:
+    """A folder that nobody uses: nothing is left over, the count is right, all pages are whole."""
+    cache = FolderCache(folder)
+    names = {path.name for path in folder.iterdir()} - {MARK, LOCK}
+    assert all(name.endswith(".page") for name in names), names
+    assert counted(folder) == on_disk(folder)
+    for name in names:
+        file, number = name.removesuffix(".page").split("-")
+        data = cache.get(file, int(number))
+        assert data is not None, name
+        assert data == page(file, int(number), len(data))
+
+
+@pytest.fixture(params=["folder", "memory"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., PageCache]:
+    """Makes a cache that has room for so many whole pages."""
+
+    def made(pages: int = 4) -> PageCache:
+        if request.param == "memory":
+            return MemoryCache(pages * PAGE)
+        return FolderCache(tmp_path / "cache", pages * FULL_PAGE)
+
+    return made
+
+
+def test_pages_come_back_whole_and_in_slices(make: Callable[..., PageCache]) -> None:
+    cache = make()
+    assert cache.get("a", 0) is None
+    assert not cache.resident("a", 0)
+    assert cache.put("a", 0, page("a", 0), never)
+    assert cache.put("a", 1, b"the last", never)
+    assert cache.put("b", 0, b"", never)
+    assert cache.resident("a", 0)
+    for _ in range(2):  # the checksum is compared the first time
+        assert cache.get("a", 0, 1000, 3000) == page("a", 0)[1000:3000]
+        assert cache.get("a", 0) == page("a", 0)
+        assert cache.get("a", 0, PAGE - 5) == page("a", 0)[-5:]
+        assert cache.get("a", 1, 4, 8) == b"last"
+        assert cache.get("a", 1, 4, 100) == b"last"
+        assert cache.get("a", 1, 5, 5) == b""
+        assert cache.get("b", 0) == b""
+    assert not cache.resident("a", 2)
+    assert cache.get("a", 2, 0, 10) is None
+    assert cache.put("a", 1, b"the last", never)  # it is there already
+
+
+def test_what_is_needed_last_goes(make: Callable[..., PageCache]) -> None:
+    cache = make(4)
+    when = {0: 50.0, 1: 90.0, 2: 10.0, 3: 70.0, 4: 60.0, 5: 65.0, 6: 1.0}
+
+    def next_use(file: str, number: int) -> float:
+        return when[number]
+
+    for number in range(4):
+        assert cache.put("a", number, page("a", number), next_use)
+    assert cache.put("a", 4, page("a", 4), next_use)  # instead of 1, which is needed at 90
+    assert resident(cache) == {0, 2, 3, 4}
+    assert not cache.put("a", 5, page("a", 5), next_use, keep=70)  # no later than any of those
+    assert resident(cache) == {0, 2, 3, 4}
+    when[0] = 100  # it was used
+    assert cache.put("a", 5, page("a", 5), next_use)
+    assert resident(cache) == {2, 3, 4, 5}
+    assert cache.put("a", 6, page("a", 6, PAGE // 2), next_use)
+    assert resident(cache) == {2, 4, 5, 6}
+    assert not cache.put("a", 7, page("a", 7), next_use, keep=math.inf)
+
+
+def resident(cache: PageCache, file: str = "a") -> set[int]:
+    return {number for number in range(300) if cache.resident(file, number)}
+
+
+def test_of_pages_needed_at_one_time_the_oldest_goes(make: Callable[..., PageCache]) -> None:
+    cache = make(3)
+    for number in (7, 2, 9):
+        assert cache.put("a", number, page("a", number), never)
+        time.sleep(0.02)  # clocks of file systems are coarse
+    for number, left in ((1, {1, 2, 9}), (0, {0, 1, 9}), (8, {0, 1, 8})):
+        assert not cache.put("a", number, page("a", number), never)
+        assert cache.put("a", number, page("a", number), never, keep=0)
+        time.sleep(0.02)
+        assert resident(cache) == left
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+@given(data=st.data())
+def test_it_does_as_a_model_does(kind: str, data: st.DataObject) -> None:
+    """The model removes the page that is needed last, one by one, while that is needed later than
+    the new one."""
+    with tempfile.TemporaryDirectory() as folder:
+        limit = data.draw(st.integers(FULL_PAGE, 3 * FULL_PAGE))
+        cache: PageCache = FolderCache(folder, limit) if kind == "folder" else MemoryCache(limit)
+        model: dict[tuple[str, int], int] = {}  # page -> bytes
+        names = st.tuples(st.sampled_from("ab"), st.integers(0, 5))
+        when = {
+            (file, number): float(use)
+            for use, (file, number) in enumerate(
+                data.draw(st.permutations([(f, n) for f in "ab" for n in range(6)]))
+            )
+        }
+
+        def next_use(file: str, number: int) -> float:
+            return when[file, number]
+
+        for _ in range(data.draw(st.integers(1, 15))):
+            name = data.draw(names)
+            size = 100_000 * (name[1] + 1) + 300_000 * (name[0] == "b")
+            match data.draw(st.sampled_from(["put", "put", "get", "used", "again"])):
+                case "put":
+                    keep = data.draw(st.sampled_from([None, 0.0, math.inf]))
+                    least = when[name] if keep is None else keep
+                    occupied = cache._occupied(size)
+                    expected = name in model
+                    if not expected:
+                        while sum(model.values()) + occupied > limit:
+                            last = max(model, key=lambda page: when[page], default=None)
+                            if last is None or when[last] <= least:
+                                break
+                            del model[last]
+                        else:
+                            expected = True
+                            model[name] = occupied
+                    assert cache.put(*name, page(*name, size), next_use, keep) is expected
+                case "get":
+                    start = data.draw(st.integers(0, size))
+                    stop = data.draw(st.one_of(st.none(), st.integers(start, size)))
+                    found = page(*name, size)[start:stop] if name in model else None
+                    assert cache.get(*name, start, stop) == found
+                case "used":
+                    when[name] = max(when.values()) + 1
+                case "again" if kind == "folder":
+                    cache = FolderCache(folder, limit)
+            assert {name for name in when if cache.resident(*name)} == set(model)
+            assert cache._used == sum(model.values())
+            if kind == "folder":
+                assert on_disk(Path(folder)) == sum(model.values())
+
+
+def test_an_epoch_downloads_what_no_cache_could_have(make: Callable[..., PageCache]) -> None:
+    """Random orders of 500 pages, half of which have room: half of them are misses. With the least
+    recently used going, 85 % are."""
+    count, epochs = 500, 3
+    orders = [random.Random(epoch).sample(range(count), count) for epoch in range(epochs + 1)]
+    uses = {number: [] for number in range(count)}  # type: dict[int, list[int]]
+    for position, number in enumerate(number for order in orders for number in order):
+        uses[number].append(position)
+    calls = 0
+
+    def next_use(file: str, number: int) -> float:
+        nonlocal calls
+        calls += 1
+        return next((use for use in uses[number] if use > now), math.inf)
+
+    cache = make(1)
+    size, now, misses = cache._occupied(4000), 0, [0] * epochs
+    cache.limit = max(count // 2 * size, FULL_PAGE)  # at least a page: a bit more than the half
+    room = cache.limit // size
+    for epoch in range(epochs):
+        for number in orders[epoch]:
+            if cache.get("a", number) is None:
+                misses[epoch] += 1
+                cache.put("a", number, page("a", number, 4000), next_use)
+            now += 1
+    assert misses[0] == count
+    assert all(found < 1.05 * (count - room) for found in misses[1:]), misses
+    assert calls < 60 * sum(misses)
+
+
+def test_the_limit_must_have_room_for_a_page(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no room for a page") as error:
+        MemoryCache(PAGE - 1)
+    assert error.value.expected == "1,048,576 bytes or more"
+    with pytest.raises(UsageError, match="has no room for a page"):
+        FolderCache(tmp_path / "cache", PAGE)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_pickled_it_is_the_same_folder_or_empty_memory(tmp_path: Path) -> None:
+    cache: PageCache = FolderCache(tmp_path / "cache", 5 * FULL_PAGE)
+    cache.put("a", 0, page("a", 0), never)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert copy.get("a", 0) == page("a", 0)
+    assert copy.limit == cache.limit
+    assert copy.put("a", 1, page("a", 1), never)
+    cache = MemoryCache(5 * PAGE)
+    cache.put("a", 0, page("a", 0), never)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert copy.limit == cache.limit
+    assert not copy.resident("a", 0)
+    assert copy.put("a", 0, page("a", 0), never)
+
+
+@pytest.mark.parametrize("damage", ["flip", "checksum", "cut", "longer", "empty"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_damaged_page_is_a_miss_and_goes(tmp_path: Path, damage: str, whole: bool) -> None:
+    FolderCache(tmp_path).put("a", 0, page("a", 0), never)
+    path = tmp_path / "a-0.page"
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[500_000] ^= 1
+    elif damage == "checksum":
+        data[0] ^= 1
+    else:
+        data = {"cut": data[:-1], "longer": data + b"x", "empty": bytearray()}[damage]
+    path.write_bytes(data)
+    cache = FolderCache(tmp_path)
+    assert (cache.get("a", 0) if whole else cache.get("a", 0, 10, 20)) is None
+    assert not path.exists()
+    check(tmp_path)
+    assert cache.put("a", 0, page("a", 0), never)
+    assert cache.get("a", 0) == page("a", 0)
+
+
+def test_a_page_that_is_cut_after_it_was_checked_is_a_miss(tmp_path: Path) -> None:
+    cache = FolderCache(tmp_path)
+    cache.put("a", 0, page("a", 0), never)
+    os.truncate(tmp_path / "a-0.page", 1000)
+    assert cache.get("a", 0, 2000, 3000) is None
+    assert not cache.resident("a", 0)
+
+
+def test_two_jobs_share_a_folder(tmp_path: Path) -> None:
+    """What the other job knows nothing of goes first, and its smaller limit holds."""
+    one, two = FolderCache(tmp_path, 6 * FULL_PAGE), FolderCache(tmp_path, 3 * FULL_PAGE)
+    for number in range(6):
+        assert one.put("a", number, page("a", number), lambda _, number: number)
+    assert two.get("a", 5) == page("a", 5)
+
+    def next_use(file: str, number: int) -> float:
+        return number if file == "b" else math.inf
+
+    assert two.put("b", 0, page("b", 0), next_use)
+    assert on_disk(tmp_path) == 3 * FULL_PAGE
+    assert one.get("b", 0) == page("b", 0)
+    check(tmp_path)
+
+
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(page("a", 9, 50_000))
+    cache = FolderCache(tmp_path / "cache", 2 * FULL_PAGE)
+    foreign = tmp_path / "cache" / "folder"
+    foreign.mkdir()
+    (foreign / "a-0.page").write_bytes(b"no page")
+    (tmp_path / "cache" / "notes-1.page.txt").write_bytes(b"notes")
+    (tmp_path / "cache" / "é-1.page").write_bytes(b"text")
+    (tmp_path / "cache" / "a-7.page").mkdir()
+    (tmp_path / "cache" / "a-8.page").symlink_to(outside / "precious")
+    (tmp_path / "cache" / "a-9.page").symlink_to(outside / "missing")
+    for number in range(10):
+        stored = cache.put("a", number, page("a", number), lambda _, number: -number, keep=-100)
+        assert stored is (number < 7)
+        assert cache.get("a", number) == (page("a", number) if stored else None)
+    assert files_of(outside) == {"precious": page("a", 9, 50_000)}
+    assert (tmp_path / "cache" / "notes-1.page.txt").read_bytes() == b"notes"
+    assert (tmp_path / "cache" / "é-1.page").read_bytes() == b"text"
+    assert (foreign / "a-0.page").read_bytes() == b"no page"
+    for number in (8, 9):
+        assert (tmp_path / "cache" / f"a-{number}.page").is_symlink()
+    assert not (outside / "missing").exists()
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a-0.page").write_bytes(b"mine")
+    with pytest.raises(UsageError, match="not empty, and no cache of shardkit"):
+        FolderCache(tmp_path)
+    assert files_of(tmp_path) == {"a-0.page": b"mine"}
+
+
+@pytest.mark.parametrize("mark", [b'{"version": 2}', b"", b"{", b"[]"])
+def test_a_cache_of_another_version_is_refused(tmp_path: Path, mark: bytes) -> None:
+    (tmp_path / MARK).write_bytes(mark)
+    (tmp_path / "shardkit-cache.tmp").write_bytes(b"other")
+    with pytest.raises(UsageError, match="another version of shardkit, or is damaged"):
+        FolderCache(tmp_path)
+    assert files_of(tmp_path) == {MARK: mark, "shardkit-cache.tmp": b"other"}
+
+
+def test_links_in_place_of_the_files_of_the_cache_are_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    for name in (MARK, LOCK):
+        folder = tmp_path / f"for {name}"
+        folder.mkdir()
+        target.write_text(json.dumps({"version": 1}))
+        (folder / name).symlink_to(target)
+        with pytest.raises(UsageError):
+            FolderCache(folder)
+        assert target.read_text() == json.dumps({"version": 1})
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for folder in (tmp_path / "file", tmp_path / "file" / "cache"):
+        with pytest.raises(UsageError, match="the cache folder cannot be used") as error:
+            FolderCache(folder)
+        assert error.value.fix == "give a folder of this machine that you may write to"
+
+    def denied(path: Any, *rest: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(page_cache.os, "open", denied)
+    with pytest.raises(UsageError, match="the cache folder cannot be used") as error:
+        FolderCache(tmp_path / "new")
+    assert error.value.found == "cannot lock: Permission denied"
+
+
+def test_a_file_system_without_locks_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(page_cache.fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match="cannot be used") as error:
+        FolderCache(tmp_path)
+    assert error.value.found == "cannot lock: No locks available"
+
+
+def test_a_folder_that_is_removed_while_it_is_used_is_an_error(tmp_path: Path) -> None:
+    cache = FolderCache(tmp_path / "cache")
+    cache.put("a", 0, page("a", 0), never)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.get("a", 0) is None
+    with pytest.raises(NotFoundError, match="cannot lock"):
+        cache.put("a", 1, page("a", 1), never)
+
+
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    cache = FolderCache(tmp_path / "cache")
+    for name in ("../x", "a/b", "", ".", "a-b"):
+        with pytest.raises(ValueError, match="letters and digits"):
+            cache.put(name, 0, b"", never)
+
+
+# A disk that is full
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A disk that fails is an error."""
+    cache = FolderCache(tmp_path)
+    assert cache.put("a", 0, page("a", 0), never)
+    write = storage.write
+
+    def half(file: storage.NewFile, chunks: Any) -> None:
+        joined = b"".join(chunks)
+        write(file, [joined[: len(joined) // 2]])
+        with storage.explained("write", file.path):
+            raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write", half)
+        if code == errno.EIO:
+            with pytest.raises(StorageError, match="cannot write"):
+                cache.put("a", 1, page("a", 1), never)
+        else:
+            assert not cache.put("a", 1, page("a", 1), never)
+    check(tmp_path)
+    assert cache.put("a", 1, page("a", 1), never)
+    check(tmp_path)
+
+
+def test_a_disk_too_full_to_count_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, pwrite, left = FolderCache(tmp_path / "cache"), os.pwrite, 0
+
+    def full(handle: int, data: bytes, offset: int) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(handle, data, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert not cache.put("a", 0, page("a", 0), never)
+        left = 1
+        assert cache.put("a", 1, page("a", 1), never)
+        left = 0
+        with pytest.raises(UsageError, match="cannot be used") as error:
+            FolderCache(tmp_path / "new")
+    assert error.value.found == "another process has it locked, or its disk is full"
+    assert cache.put("a", 2, page("a", 2), never)
+    assert counted(cache.folder) == on_disk(cache.folder)
+    check(cache.folder)
+
+
+def test_some_of_the_disk_is_left_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 GB, or 5 % of a small one: others' files take the rest of it here."""
+    disk = namedtuple("disk", "total used free")
+    total, others = 100 * FULL_PAGE, 80 * FULL_PAGE
+    monkeypatch.setattr(
+        page_cache.shutil,
+        "disk_usage",
+        lambda folder: disk(total, others, total - others - on_disk(folder)),
+    )
+    cache = FolderCache(tmp_path)
+    for number in range(20):
+        assert cache.put("a", number, page("a", number), lambda _, number: number) is (number < 15)
+    others += 5 * FULL_PAGE
+    assert cache.put("a", 30, page("a", 30), lambda _, number: number, keep=0)
+    assert on_disk(tmp_path) == 10 * FULL_PAGE
+    total, others = 100_000 * FULL_PAGE, 0
+    assert cache._room() == total - 1_000_000_000
+
+
+def test_a_real_limit_of_files_is_no_room(tmp_path: Path) -> None:
+    run_script(
+        """
+        import resource
+        cache = FolderCache(folder)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        assert cache.put("a", 0, page("a", 0, 400_000), never)
+        assert not cache.put("a", 1, page("a", 1), never)
+        assert cache.get("a", 0) == page("a", 0, 400_000)
+        """,
+        tmp_path,
+    )
+    check(tmp_path)
+
+
+# Processes that die
+
+
+@pytest.mark.parametrize("when", ["before", "middle", "after"])
+def test_it_may_die_at_any_change(tmp_path: Path, when: str) -> None:
+    """At each step that changes the disk. Another process that has the folder open goes on, before
+    one that opens it."""
+
+    def run(folder: Path) -> None:
+        cache = FolderCache(folder, 2 * FULL_PAGE)
+        for number in range(4):
+            cache.put("a", number, page("a", number), lambda _, number: -number)
+        (folder / "a-3.page").write_bytes(bytes(8 + PAGE))
+        assert FolderCache(folder).get("a", 3) is None
+
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Dying(patch)
+        run(tmp_path / "whole")
+    assert len(whole.log) > 15
+    for at in range(len(whole.log)):
+        folder = tmp_path / str(at)
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Died):
+            Dying(patch, at, when)
+            run(folder)
+        if (folder / MARK).exists():
+            assert on_disk(folder) <= 2 * FULL_PAGE
+            other = FolderCache.__new__(FolderCache)
+            other.__setstate__((str(folder), 2 * FULL_PAGE))
+            other.get("a", 3)  # it may be damaged
+            assert other.put("a", 9, page("a", 9), never, keep=0)
+            assert counted(folder) == on_disk(folder)
+        check(folder)
+        run(folder)
+
+
+SCRIPT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from shardkit.page_cache import FolderCache
+from tests.remote.pages import page, never
+folder = Path(sys.argv[1])
+"""
+
+
+def run_script(text: str, folder: Path) -> None:
+    script = SCRIPT + textwrap.dedent(text)
+    command = [sys.executable, "-c", script, str(folder)]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=120)
+
+
+def start_worker(folder: Path, seed: int, turns: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.remote.pages", str(folder), str(seed), str(turns)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def stopped(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """No process moves: what is on the disk then was there at one moment."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        while _status(process.pid) not in "TtZX":
+            time.sleep(0.0005)
+    yield
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+
+
+def _status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "X"
+
+
+@linux
+def test_four_processes_keep_the_limit_at_every_moment(tmp_path: Path) -> None:
+    FolderCache(tmp_path)
+    processes = [start_worker(tmp_path, seed, 200) for seed in range(4)]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.readline()
+    most, samples = 0, 0
+    while any(process.poll() is None for process in processes):
+        time.sleep(random.uniform(0.001, 0.02))
+        with stopped([process for process in processes if process.poll() is None]):
+            most = max(most, on_disk(tmp_path))
+        samples += 1
+    stored = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert min(stored) > 10
+    assert samples > 10
+    assert LIMIT / 2 < most <= LIMIT
+    check(tmp_path)
+
+
+@linux
+def test_kills_at_any_moment_leave_nothing(tmp_path: Path, large: bool) -> None:
+    draw, kills = random.Random(5), 50 if large else 5
+    processes = [start_worker(tmp_path, seed, 10**9) for seed in range(4)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"started\n"
+        for kill in range(kills):
+            time.sleep(draw.uniform(0, 0.2))
+            victim = draw.randrange(4)
+            processes[victim].kill()
+            processes[victim].communicate(timeout=60)
+            with stopped(processes[:victim] + processes[victim + 1 :]):
+                assert on_disk(tmp_path) <= LIMIT
+            processes[victim] = start_worker(tmp_path, 100 + kill, 10**9)
+            if kill % 5 == 0:
+                assert processes[victim].stdout.readline() == b"started\n"
+        assert all(process.poll() is None for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate(timeout=60)
+    assert on_disk(tmp_path) <= LIMIT
+    check(tmp_path)
+    worker = start_worker(tmp_path, 1, 50)
+    assert worker.communicate(timeout=60)[0].startswith(b"started")
+    assert worker.returncode == 0
+
+
+# Forks and threads
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_threads_may_fork_at_any_time(make: Callable[..., PageCache], tmp_path: Path) -> None:
+    cache, done, wrong = make(6), threading.Event(), []
+
+    def work(seed: int, turns: int) -> None:
+        draw = random.Random(seed)
+        while turns and not done.is_set():
+            number, turns = draw.randrange(12), turns - 1
+            data = cache.get("a", number)
+            if data is None:
+                cache.put("a", number, page("a", number), never, keep=0)
+            elif data != page("a", number):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(seed, -1)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    children = []
+    for seed in range(10):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # ends a child that hangs
+            work(100 + seed, 10)
+            os._exit(len(wrong))
+        children.append(child)
+        time.sleep(0.01)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 10
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    if isinstance(cache, FolderCache):
+        check(cache.folder)
+    else:
+        assert cache._used <= 6 * PAGE
+
+
+def test_a_forked_process_has_a_lock_of_its_own() -> None:
+    """Another thread changes the cache in memory while a process is forked."""
+    cache = MemoryCache(2 * PAGE)
+    cache.put("a", 0, page("a", 0), never)
+    with cache._lock:
+        cache._used = 0
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            good = cache.put("a", 1, page("a", 1), never) and cache._used == 2 * PAGE
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_process_does_not_hold_the_lock_of_one_that_died(tmp_path: Path) -> None:
+    """The parent is killed while a thread of it holds the lock; its child goes on."""
+    (tmp_path / "child").mkdir()
+    run_script(
+        """
+        cache = FolderCache(folder / "cache")
+        if os.fork() == 0:  # that this script outlives it
+            locked, child = threading.Event(), None
+            def hold():
+                with cache._locked():
+                    locked.set()
+                    time.sleep(100)
+            threading.Thread(target=hold, daemon=True).start()
+            locked.wait()
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            parent = os.getppid()
+            time.sleep(0.5)
+            (folder / "child" / "began").touch()
+            time.sleep(3)
+            os._exit(0)
+        while not (folder / "child" / "began").exists():
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert cache.put("a", 0, page("a", 0), never)
+        assert time.monotonic() - began < 2
+        """,
+        tmp_path,
+    )
+    check(tmp_path / "cache")
+
+
+def test_who_holds_the_lock_for_ever_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "_PATIENCE", 0.05)
+    other, cache = FolderCache(tmp_path), FolderCache(tmp_path)
+    with other._locked() as locked:
+        assert locked
+        assert not cache.put("a", 0, page("a", 0), never)
+        assert not cache.put("a", 0, page("a", 0), never)
+        assert FolderCache(tmp_path).get("a", 0) is None
+    assert cache.put("a", 0, page("a", 0), never)
+
+
+# Which cache
+
+
+def test_the_cache_comes_from_arguments_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARDKIT_CACHE", raising=False)
+    monkeypatch.delenv("SHARDKIT_CACHE_LIMIT", raising=False)
+    cache = cache_from()
+    assert isinstance(cache, MemoryCache)
+    assert cache.limit == 1 << 30
+    assert cache_from(None, "3MiB").limit == 3 << 20
+    cache = cache_from(tmp_path / "one")
+    assert isinstance(cache, FolderCache)
+    assert cache.limit is None
+    monkeypatch.setenv("SHARDKIT_CACHE", str(tmp_path / "two"))
+    monkeypatch.setenv("SHARDKIT_CACHE_LIMIT", "2GB")
+    cache = cache_from()
+    assert isinstance(cache, FolderCache)
+    assert (cache.folder, cache.limit) == (tmp_path / "two", 2 * 10**9)
+    cache = cache_from(str(tmp_path / "three"), 10**8)
+    assert isinstance(cache, FolderCache)
+    assert (cache.folder, cache.limit) == (tmp_path / "three", 10**8)
+    for limit in (0, "0"):
+        with pytest.raises(UsageError, match="no room for a page"):
+            cache_from(cache_limit=limit)
+    monkeypatch.setenv("SHARDKIT_CACHE_LIMIT", "much")
+    with pytest.raises(UsageError, match="is no size") as error:
+        cache_from()
+    assert error.value.found == "'much'"
+    monkeypatch.setenv("SHARDKIT_CACHE", "")
+    monkeypatch.setenv("SHARDKIT_CACHE_LIMIT", "")
+    assert isinstance(cache_from(), MemoryCache)
