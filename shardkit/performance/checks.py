@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.opening import open_dataset
 from shardkit.performance.findings import LEAST, Finding
-from shardkit.performance.runs import first_numbers
+from shardkit.performance.runs import first_numbers, medians
 from shardkit.sample import Sample
 from shardkit.schema import Array, row_fields
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
@@ -43,7 +42,6 @@ _SLOW = {
 _TRIED = 256  # samples that are stored in another format
 _TRIED_BYTES = 64_000_000  # of them at most
 _TRIED_SECONDS = 2.0  # for writing them
-_ROUNDS = 5
 _WORTH = 0.7  # of the time: a smaller saving is not worth a conversion
 _MANY = 100  # shards
 _TINY = 8_000_000  # bytes
@@ -94,12 +92,11 @@ def other_format(stream: Stream) -> Finding | None:
         except ShardkitError:
             return None  # the loader raises the error
         tried = Samples([open_dataset(Path(folder) / "tried")])
-        rounds = [
-            (_seconds(stream.samples, numbers), _seconds(tried, range(len(numbers))))
-            for _ in range(_ROUNDS)
-        ]
+        now, then = medians(
+            lambda _: _seconds(stream.samples, numbers),
+            lambda _: _seconds(tried, range(len(numbers))),
+        )
         tried.close()
-    now, then = (statistics.median(column) for column in zip(*rounds, strict=True))
     if then >= _WORTH * now:
         return None
     return Finding(

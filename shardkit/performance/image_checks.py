@@ -23,6 +23,7 @@ from shardkit.options import ImageOptions
 from shardkit.order import permutation
 from shardkit.performance.checks import convert_command
 from shardkit.performance.findings import Finding
+from shardkit.performance.runs import medians
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
 from shardkit.preprocess.steps import steps_for
@@ -53,7 +54,6 @@ _QUALITIES = (90, 95)
 _LOOK = 48  # samples, spread over the dataset
 _LOOK_BYTES = 64_000_000  # of their images at most
 _TOGETHER = 8  # samples that one call transforms, as in a loader's threads
-_ROUNDS = 5
 # The least PSNR of a JPEG: of brightness, to which the eye is most sensitive, and of all channels.
 # The worst of 320 photos has 36.6 and 26.6 dB at quality 90, coloured text 32 and 23.
 _LUMA_DB, _ALL_DB = 36, 25
@@ -207,11 +207,10 @@ class StoredImages:
         before = [self.samples[n] for n in good]
         after = [sample for sample in converted if sample is not None]
         transforms, numbers = Transforms(self.decoding, self.schema), self.numbers[good]
-        seconds = [
-            [_seconds(transforms, samples, numbers, turn) for samples in (before, after)]
-            for turn in range(_ROUNDS)
-        ]
-        now, then = (statistics.median(column) for column in zip(*seconds, strict=True))
+        now, then = medians(
+            lambda turn: _seconds(transforms, before, numbers, turn),
+            lambda turn: _seconds(transforms, after, numbers, turn),
+        )
         sizes = (statistics.mean(map(len, self.values(some))) for some in (before, after))
         return Tried(then / now if now else 1.0, *sizes)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 ROUNDS = 3
+_TRIALS = 5  # rounds of `medians`
 _BATCHES = 4  # at least, in a run: fewer say little about a rate
 _PATIENCE = 4  # times the seconds of a run, if batches are that slow
 _BATCH, _EPOCH = 64, 8  # least samples of a batch, and batches of an epoch, in memory
@@ -60,6 +62,15 @@ def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> 
         name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
         for name, runs in medians.items()
     }
+
+
+def medians(*measures: Callable[[int], float]) -> list[float]:
+    """The median of what each returns, over rounds in which they are called in turn.
+
+    They are called with the number of the round.
+    """
+    rounds = [[measure(number) for measure in measures] for number in range(_TRIALS)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
 def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
