@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.errors import DamagedError
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import pool
 from shardkit.storage import explain, explained, regular
 
 if TYPE_CHECKING:
@@ -35,6 +37,11 @@ class ByteSource(ABC):
     path: Path  # for people and errors
     size: int  # in bytes, when it was opened
 
+    @property
+    def table_bytes(self) -> int:
+        """Of a table at most that is read once; a larger one stays in its file."""
+        return IN_MEMORY
+
     @abstractmethod
     def _read(self, offset: int, length: int) -> bytes:
         """The bytes of a range that lies within `size`."""
@@ -48,6 +55,11 @@ class ByteSource(ABC):
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
         """The bytes of several ranges, each an offset and a length, in their order."""
         return [self.read(offset, length) for offset, length in ranges]
+
+    def blocks(self, length: int) -> Iterator[bytes]:
+        """All bytes, from front to back, so many at a time."""
+        for offset in range(0, self.size, length):
+            yield self.read(offset, min(length, self.size - offset))
 
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
         """The `length` bytes at each offset: uint8 of shape (offsets, length)."""
@@ -75,6 +87,38 @@ class Memory(ByteSource):
 
     def _read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length]
+
+
+def open_source(path: Path) -> ByteSource:
+    """The bytes of a file of this machine or of an object in a store."""
+    return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+
+
+class RemoteFile(ByteSource):
+    """An object in a store. Small reads are served from blocks of 64 KiB, each read once."""
+
+    table_bytes = 64 << 20  # a request takes as long as reading a megabyte does
+
+    def __init__(self, path: RemotePath) -> None:
+        self.path: RemotePath = path
+        with explained("open", path):
+            self.size = path.store.info(path.key).size
+        self._blocks: dict[int, bytes] = {}  # the latest, oldest first
+
+    def _read(self, offset: int, length: int) -> bytes:
+        first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
+        if length > _BLOCK // 2 or first != last:
+            return self.path.store.read(self.path.key, offset, offset + length)
+        block = self._blocks.get(first)
+        if block is None:
+            start, stop = first * _BLOCK, min((first + 1) * _BLOCK, self.size)
+            block = self._blocks[first] = self.path.store.read(self.path.key, start, stop)
+            while len(self._blocks) > _BLOCKS:
+                self._blocks.pop(next(iter(self._blocks)), None)
+        return block[offset - first * _BLOCK :][:length]
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        return list(pool().map(lambda pair: self.read(*pair), ranges))
 
 
 class LocalFile(ByteSource):
@@ -205,6 +249,7 @@ _scratches: list[_Scratch] = []  # not in use; there are as many as threads ever
 
 _CHUNK = 1 << 14  # records: few enough to stay in the processor's cache
 IN_MEMORY = 1 << 20  # bytes up to which a table is read once; larger ones stay in their file
+_BLOCK, _BLOCKS = 1 << 16, 64  # bytes of a block of a remote file, and how many are in memory
 
 
 class Table:
@@ -221,7 +266,7 @@ class Table:
         size = count * self._record
         if offset < 0 or count < 0 or offset + size > source.size:
             raise source.ends(offset, size)
-        self._data = source.read(offset, size) if size <= IN_MEMORY else None
+        self._data = source.read(offset, size) if size <= source.table_bytes else None
         self._source = None if self._data is not None else source  # else it stays open
 
     def __len__(self) -> int:

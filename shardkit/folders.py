@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import posixpath
 import re
 from collections import Counter
@@ -226,7 +225,7 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
 
 def is_pattern(path: Path) -> bool:
     """Whether a path names shards by a pattern: `data/train-*.parquet`."""
-    return bool(re.search(r"[*?[]", path.name)) and not os.path.lexists(path)
+    return bool(re.search(r"[*?[]", path.name)) and not (path.exists() or path.is_symlink())
 
 
 def shards_like(pattern: Path) -> tuple[list[str], str]:

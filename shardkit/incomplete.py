@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -28,8 +27,8 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
     for folder in sorted({*(top.parent for top in bare), *(() if alone else [path])}):
         own = folder / manifests.FOLDER
         with storage.explained("list", folder):
-            inside = sorted(os.listdir(own)) if own.is_dir() else []
-            beside = sorted(name for name in os.listdir(folder) if name.endswith(_OURS))
+            inside = sorted(path.name for path in own.iterdir()) if own.is_dir() else []
+            beside = sorted(path.name for path in folder.iterdir() if path.name.endswith(_OURS))
         if own.is_dir() and not alone and not any(name.endswith(manifests.NAME) for name in inside):
             traces.append(str(own))
         traces += [str(own / name) for name in inside if name.startswith(stems)]

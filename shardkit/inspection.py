@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit import storage
 from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.dataset import Dataset
@@ -37,27 +38,28 @@ def inspect(
     fields; `full` reads every sample, for the formats and sizes of images. `samples` of the first
     samples are described. Raises what `shardkit.open` and reading raise.
     """
-    datasets = open_splits(path)
-    lost = without_manifest(Path(path), datasets.values())
+    source = storage.source(path)
+    datasets = open_splits(source)
+    lost = without_manifest(source, datasets.values())
     incomplete = None if lost is None else f"{lost.what} ({lost.found})"
     if list(datasets) == [""]:
-        report = _report(datasets[""], os.fspath(path), samples, full)
+        report = _report(datasets[""], str(source), samples, full)
         return {**report, "incomplete": incomplete}
     return {
-        "path": os.fspath(path),
+        "path": str(source),
         "format": next(iter(datasets.values())).format,
         "splits": {
-            name: _report(dataset, _split_path(path, name), samples, full)
+            name: _report(dataset, _split_path(source, name), samples, full)
             for name, dataset in datasets.items()
         },
         "incomplete": incomplete,
     }
 
 
-def _split_path(path: str | os.PathLike[str], split: str) -> str:
+def _split_path(path: Path, split: str) -> str:
     """The path of a split: its folder, or its name where shards of several are in one folder."""
-    folder = os.path.join(path, split)
-    return folder if os.path.isdir(folder) else f"{os.fspath(path)}: {split}"
+    folder = path / split
+    return str(folder) if folder.is_dir() else f"{path}: {split}"
 
 
 def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, Any]:

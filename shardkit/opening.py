@@ -33,7 +33,7 @@ def open_dataset(path: str | os.PathLike[str]) -> Dataset:
     Raises NotFoundError, FormatError for a path that is no dataset, and DamagedError for a damaged
     one.
     """
-    dataset = _only(storage.local(path))
+    dataset = _only(storage.source(path))
     _refuse_unusable(dataset)
     return dataset
 
@@ -46,7 +46,7 @@ def open_splits(
     `together`: shards whose names belong to several splits make one dataset nevertheless.
     `partly`: also if some of their fields cannot be read; `unusable` has these, and why.
     """
-    found = {name: opened() for name, (_, opened) in _at(storage.local(path), together).items()}
+    found = {name: opened() for name, (_, opened) in _at(storage.source(path), together).items()}
     for dataset in () if partly else found.values():
         _refuse_unusable(dataset)
     return found
@@ -82,7 +82,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         raise storage.explain(error, "open", path) from error
     if not stat.S_ISDIR(mode):
         return {"": _Found(path, lambda: _open_file(path))}
-    above = [path, *Path(os.path.abspath(path)).parents]
+    above = [path, *storage.absolute(path).parents]
     if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
         raise FormatError(
             "this is an unfinished conversion, not a dataset",

@@ -204,8 +204,7 @@ def shown_images(folder: Path) -> frozenset[str]:
 def _text_of(path: Path) -> str:
     if not path.is_file():
         return ""
-    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
-        return file.read(_CARD_BYTES).decode("utf-8", "replace")
+    return storage.read(path, _CARD_BYTES).decode("utf-8", "replace")
 
 
 def _card(path: Path) -> tuple[list[str], list[str]]:

@@ -1,8 +1,7 @@
 """All access to file systems goes through here: create, sync, rename, remove, read.
 
-Paths are local today; URLs can be added behind the same functions. Callers write
-`storage.rename(...)`, never a name imported from here, so that tests can replace the functions by
-ones that record or crash.
+Data are also read from URLs, as `RemotePath`. Callers write `storage.rename(...)`, never a name
+imported from here, so that tests can replace the functions by ones that record or crash.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
+from shardkit.remote.path import RemotePath, parsed, remote_path
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
@@ -37,42 +37,70 @@ _BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the proc
 _WRITE_BACK = 8 << 20  # bytes after which write-back is started
 
 
-# pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
-_DOWNLOAD = {
-    "s3": "aws s3 sync {url} FOLDER",
-    "gs": "gcloud storage cp -r {url} FOLDER",
-    "hf": "hf download --repo-type dataset OWNER/NAME --local-dir FOLDER",
-    "http": "curl -LO {url}",
-    "https": "curl -LO {url}",
-}
 _UPLOAD = {"s3": "aws s3 sync FOLDER {url}", "gs": "gcloud storage cp -r FOLDER {url}"}
+_options: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", default=None)
 
 
-def local(path: str | os.PathLike[str], *, output: bool = False) -> Path:
-    """The path of a file or folder on this machine; of one to write if it is an `output`.
+@contextlib.contextmanager
+def using(options: Mapping[str, Any] | None) -> Iterator[None]:
+    """URLs that are given inside of it are opened with these storage options."""
+    token = _options.set(options or _options.get())
+    try:
+        yield
+    finally:
+        _options.reset(token)
 
-    Every path that a user gives comes through here. An output that is a link is resolved, so that
-    it stays a link. Raises UsageError for a URL.
+
+def source(path: str | os.PathLike[str]) -> Path:
+    """What a user names as data to read: a path of this machine, or a URL as a RemotePath.
+
+    Raises UsageError for a URL that cannot be opened.
     """
-    text = os.fspath(path)
-    match = _URL.fullmatch(text)
-    if output and os.path.islink(text) and os.path.exists(text):
-        return Path(os.path.realpath(text))
-    if match is None or os.path.lexists(text):
+    if isinstance(path, RemotePath):
+        return path
+    found = parsed(path)
+    if found is None or os.path.lexists(path):
         return Path(path)
-    scheme, rest = match[1].lower(), match[2]
-    url = f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
+    scheme, rest = found
     if scheme == "file":
-        fix = f"give the path without the scheme: /{rest}"
-    else:
-        command = (_UPLOAD if output else _DOWNLOAD).get(scheme, "").format(url=url)
-        fix = "write to a path on this machine, then copy the result to the URL"
-        if not output:
-            fix = "copy the data to this machine first, then give that path"
-        fix += f": {command}" if command else ""
+        raise _with_scheme(rest)
+    return remote_path(scheme, rest, _options.get())
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root; a URL is one already."""
+    return path if isinstance(path, RemotePath) else Path(os.path.abspath(path))
+
+
+def output(path: str | os.PathLike[str]) -> Path:
+    """What a user names to write to: a path of this machine.
+
+    One that is a link stands for what it leads to, so that it stays a link. Raises UsageError for a
+    URL.
+    """
+    found = parsed(path)
+    if found is None or os.path.lexists(path):
+        linked = os.path.islink(path) and os.path.exists(path)
+        return Path(os.path.realpath(path)) if linked else Path(path)
+    scheme, rest = found
+    if scheme == "file":
+        raise _with_scheme(rest)
+    url = f"{scheme}://{rest}"
+    command = _UPLOAD.get(scheme, "").format(url=url)
     raise UsageError(
-        "URLs are not supported yet", found=url, expected="a path on this machine", fix=fix
+        "writing to a URL is not supported yet",
+        found=url,
+        expected="a path on this machine",
+        fix="write to a path on this machine, then copy the result to the URL"
+        + (f": {command}" if command else ""),
+    )
+
+
+def _with_scheme(path: str) -> UsageError:
+    return UsageError(
+        "a path on this machine is given without a scheme",
+        found=f"file:///{path}",
+        fix=f"give /{path}",
     )
 
 
@@ -289,11 +317,19 @@ def remove(path: Path) -> None:
 
 
 def read(path: Path, most: int = -2) -> bytes:
-    """All bytes of a file, but at most `most + 1`."""
+    """All bytes of a file; of one with more than `most`, so many and one."""
+    if isinstance(path, RemotePath):
+        return path.store.read_all(path.key) if most < 0 else _beginning(path, most + 1)
     with explained("read", path), open(path, "rb", opener=regular) as file:
         if most >= 0:  # Python allocates all that is asked for
             most = min(most, os.fstat(file.fileno()).st_size)
         return file.read(most + 1)
+
+
+def _beginning(path: RemotePath, most: int) -> bytes:
+    """The first bytes of an object: all that it has, up to so many."""
+    size = min(path.store.info(path.key).size, most)
+    return path.store.read(path.key, 0, size) if size else b""
 
 
 def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
@@ -385,6 +421,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundError:
     """The error of ours for an OSError met while `doing` something to `path`."""
+    if isinstance(error, NotFoundError):
+        return error  # of a store, which says more
     if error.errno == errno.ENOENT:
         return NotFoundError(f"cannot {doing}: there is no such file or folder", path=path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

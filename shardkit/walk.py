@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shardkit import storage
 from shardkit.errors import ShardkitError, SourceError
 from shardkit.manifest import FOLDER
+from shardkit.remote.path import RemoteEntry, RemotePath
 
 NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
+
+
+DirEntry: TypeAlias = "os.DirEntry[str] | RemoteEntry"
+
+
+@contextlib.contextmanager
+def scandir(path: Path) -> Iterator[Iterable[DirEntry]]:
+    """What a folder holds, on this machine or in a store."""
+    if isinstance(path, RemotePath):
+        yield path.scandir()
+    else:
+        with os.scandir(path) as entries:
+            yield entries
 
 
 class Folder(NamedTuple):
@@ -34,7 +49,7 @@ class Listing(NamedTuple):
     """What a folder holds: files, and the folders below it."""
 
     folder: Folder
-    files: list[os.DirEntry[str]]
+    files: list[DirEntry]
     folders: list[Folder]
 
 
@@ -45,7 +60,7 @@ class Walk:
         self.root = root
         self.ignored: Counter[str] = Counter()
         self.problems: list[ShardkitError] = []
-        self._real = os.path.realpath(root)
+        self._real = str(root) if isinstance(root, RemotePath) else os.path.realpath(root)
         self._outside = 0  # links that lead out of the root
         self._such_as = ""
 
@@ -67,9 +82,9 @@ class Walk:
     def _list(self, folder: Folder) -> Listing:
         """The files and the folders in a folder; hidden ones are passed over."""
         files, folders = [], []
-        path = f"{self.root}/{folder.relative}" if folder.relative else os.fspath(self.root)
+        path = self.root / folder.relative if folder.relative else self.root
         try:
-            with os.scandir(path) as entries:
+            with scandir(path) as entries:
                 for entry in entries:
                     if entry.name[0] == ".":
                         self.ignored["hidden"] += 1
@@ -83,10 +98,10 @@ class Walk:
                         if entry.is_symlink():  # where it leads first: what that is costs too much
                             self._follow(entry, os.path.join(folder.real, os.readlink(entry.path)))
         except OSError as error:
-            self.problems.append(storage.explain(error, "list the folder", Path(path)))
+            self.problems.append(storage.explain(error, "list the folder", path))
         return Listing(folder, files, folders)
 
-    def _below(self, folder: Folder, entry: os.DirEntry[str]) -> Folder | None:
+    def _below(self, folder: Folder, entry: DirEntry) -> Folder | None:
         relative = f"{folder.relative}/{entry.name}" if folder.relative else entry.name
         if not entry.is_symlink():
             return Folder(relative, f"{folder.real}/{entry.name}", folder)
@@ -104,20 +119,20 @@ class Walk:
             return None
         return Folder(relative, real, folder)
 
-    def _follow(self, entry: os.DirEntry[str], target: str) -> None:
+    def _follow(self, entry: DirEntry, target: str) -> None:
         if not f"{os.path.normpath(target)}/".startswith(self._real.rstrip("/") + "/"):
             self._outside += 1
             self._such_as = self._such_as or f"{entry.path} -> {target}"
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: DirEntry) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link that leads to itself
         return False
 
 
-def look(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+def look(entry: DirEntry) -> tuple[int, int, int]:
     """Size, time, inode of a file; other entries have NO_FILE, and fail when they are read."""
     try:
         about = entry.stat()

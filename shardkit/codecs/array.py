@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit.byte_source import LocalFile, Table
+from shardkit.byte_source import Table, open_source
 from shardkit.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
     Raises DamagedError for any other file; its message begins with `what`, the name of the table.
     """
     where: dict[str, Any] = {"path": path}
-    source = LocalFile(path)
+    source = open_source(path)
     header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
     if header is None or header.fortran or len(header.shape) != 1:
         raise DamagedError(f"{what} is damaged: it is not a table", **where)

@@ -129,7 +129,7 @@ def prepare(
             "encoding, encoding_errors and documents are for files of text",
             found="a source that has no such files",
         )
-    path = storage.local(source) if isinstance(source, str | os.PathLike) else None
+    path = storage.source(source) if isinstance(source, str | os.PathLike) else None
     target = Target.of(default_output(path, to) if out is None else out, to)
     if target.one_shard(options.bounded):
         recipe = replace(recipe, shard_size=None)

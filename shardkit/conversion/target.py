@@ -15,6 +15,7 @@ from shardkit.folders import is_pattern
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.names import FLAT, is_safe
+from shardkit.remote.path import RemotePath
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Target:
     @classmethod
     def of(cls, out: str | os.PathLike[str], format: str) -> Target:
         """The target that a path stands for. Raises UsageError for a name that none may have."""
-        path = storage.local(out, output=True)
+        path = storage.output(out)
         return cls(path, format, _is_single(path, format))
 
     @property
@@ -66,7 +67,7 @@ class Target:
 
     def check(self, source: Path | None) -> None:
         """Raise OutputError for a target in the source, or where something is that is not ours."""
-        if source is not None:
+        if source is not None and not isinstance(source, RemotePath):
             self._check_apart(source)
         parent = self.absolute.parent
         if not parent.is_dir():
@@ -125,7 +126,7 @@ def file_in_the_way(path: Path, fix: str) -> OutputError:
 
 
 def default_output(source: Path | None, format: str) -> Path:
-    """`<name>-<format>` beside the source."""
+    """`<name>-<format>` beside the source, or in the current folder if that is a URL."""
     if source is None:
         raise UsageError("a sequence needs an output folder", fix="pass out=")
     if is_pattern(source):
@@ -135,15 +136,16 @@ def default_output(source: Path | None, format: str) -> Path:
     inside = [declared.inside for declared in FORMATS.values() if declared.inside]
     if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
         source = source.resolve().parent
+    folder = Path() if isinstance(source, RemotePath) else source.parent
     if source.is_file():
         from shardkit.sources.text.names import parse_name
 
         text = parse_name(source.name)
         if text is not None:
-            return source.parent / f"{text.stem}-{format}"
+            return folder / f"{text.stem}-{format}"
     suffixes = [suffix for declared in FORMATS.values() for suffix in declared.suffixes]
     found = [s for s in suffixes if len(source.name) > len(s) and source.name.endswith(s)]
-    return source.parent / f"{source.name.removesuffix(max(found, key=len, default=''))}-{format}"
+    return folder / f"{source.name.removesuffix(max(found, key=len, default=''))}-{format}"
 
 
 def refuse_others(path: Path) -> None:

@@ -85,8 +85,7 @@ def kind_of_file(path: Path) -> Kind | None:
     if kind is not None or not path.is_file():
         has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()
         return None if has_index else kind
-    with open(path, "rb", opener=storage.regular) as file:
-        head = file.read(12)
+    head = storage.read(path, 12)[:12]
     if head.startswith(_HDF5):
         return HDF5
     # A TFRecord is a length and the masked CRC-32C of its eight bytes.

@@ -178,7 +178,7 @@ def _has_torch() -> bool:
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
     """The datasets, by their folder's name where that is unique, else by their path."""
-    every = list(dict.fromkeys(map(storage.local, paths)))
+    every = list(dict.fromkeys(map(storage.source, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
     names = [path.resolve().name for path in every]

@@ -44,7 +44,7 @@ def open_sources(
     if isinstance(source, str | os.PathLike):
         if schema is not None:
             raise UsageError("a schema is for Python sequences: a path has its own")
-        sources = _of_path(storage.local(source), recipe, strict)
+        sources = _of_path(storage.source(source), recipe, strict)
     else:
         sources = {WHOLE: _sequence(source, schema, recipe.classes if strict else None)}
     _narrow(sources, recipe.selection, strict)

@@ -27,7 +27,7 @@ from shardkit.sources.layouts import (
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
-from shardkit.walk import Walk, is_folder, kind_of_file, look
+from shardkit.walk import DirEntry, Walk, is_folder, kind_of_file, look
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -266,10 +266,10 @@ class _Scan:
         found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
         return found
 
-    def _take(self, folder: str, entries: list[os.DirEntry[str]]) -> Files:
+    def _take(self, folder: str, entries: list[DirEntry]) -> Files:
         """A folder's images, with their sidecars."""
-        images: dict[str, os.DirEntry[str]] = {}
-        others: dict[str, os.DirEntry[str]] = {}
+        images: dict[str, DirEntry] = {}
+        others: dict[str, DirEntry] = {}
         for entry in entries:
             name = entry.name
             if _is_image(name):
@@ -300,7 +300,7 @@ class _Scan:
             odd_keys=_odd_keys(folder, names),
         )
 
-    def _ignore(self, others: dict[str, os.DirEntry[str]], stems: set[str]) -> None:
+    def _ignore(self, others: dict[str, DirEntry], stems: set[str]) -> None:
         for name in others:
             ending = next((s.ending for s in SIDECARS if name.endswith(s.ending)), None)
             if ending is None or name.removesuffix(ending) not in stems:
@@ -327,7 +327,7 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 
 
 def _sidecars_of(
-    names: list[str], others: dict[str, os.DirEntry[str]]
+    names: list[str], others: dict[str, DirEntry]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Per image its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
 

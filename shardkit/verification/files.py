@@ -6,13 +6,13 @@ is read.
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 import xxhash
 
 from shardkit import storage
+from shardkit.byte_source import open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
@@ -53,15 +53,10 @@ def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None)
     try:
         _check_size(path, file, shard)
         digest = xxhash.xxh3_128()
-        block = memoryview(bytearray(min(_BLOCK, file.bytes + 1)))
-        with (
-            storage.explained("read", path),
-            open(path, "rb", buffering=0, opener=storage.regular) as opened,
-        ):
-            while count := opened.readinto(block):
-                digest.update(block[:count])
-                counted += count
-                meter.add(count)
+        for block in open_source(path).blocks(_BLOCK):
+            digest.update(block)
+            counted += len(block)
+            meter.add(len(block))
     finally:
         meter.skip(file.bytes - counted)
     if digest.hexdigest() != file.checksum:
@@ -76,7 +71,7 @@ def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None)
 
 def _check_size(path: Path, file: File, shard: str | None) -> None:
     try:
-        about = os.stat(path)
+        about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedError(
             "a file of the dataset is missing",
@@ -110,7 +105,7 @@ def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]
     suffixes = FORMATS[format].suffixes
     tops = {name.partition("/")[0] for name in known}
     with storage.explained("list", folder):
-        names = sorted(set(os.listdir(folder)) - tops)
+        names = sorted({path.name for path in folder.iterdir()} - tops)
     return [
         DamagedError(
             "a shard lies in the folder that the manifest does not name",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardkit import storage
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.plan import Task, make_plan
 from shardkit.conversion.read_ahead import Reading
@@ -101,9 +102,9 @@ def _recipe_of(parts: list[CheckedPart]) -> Recipe:
 
 def _since(recipe: Recipe, against: Against) -> Recipe:
     """The recipe without the options that the source, if a dataset, was made with as well."""
-    if not _is_ours(against):
+    if not isinstance(against, str | os.PathLike) or not _is_ours(against):
         return recipe
-    theirs, none = load_any(Path(str(against))).recipe, Recipe(recipe.format)
+    theirs, none = load_any(storage.source(against)).recipe, Recipe(recipe.format)
     ours = recipe.to_json()
     for names in (("rename",), ("split",), ("fields", "drop")):
         if all((theirs.get(name) or None) == (ours[name] or None) for name in names):
@@ -112,7 +113,7 @@ def _since(recipe: Recipe, against: Against) -> Recipe:
 
 
 def _is_ours(against: Against) -> bool:
-    return isinstance(against, str | os.PathLike) and has_manifest(Path(against))
+    return isinstance(against, str | os.PathLike) and has_manifest(storage.source(against))
 
 
 def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[str, Source | Stream]:
@@ -127,7 +128,7 @@ def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | Non
 
     Raises UsageError where the dataset is one of several splits, and the name is none of them.
     """
-    name = Path(os.path.abspath(part.dataset.path)).name
+    name = storage.absolute(part.dataset.path).name
     splits: Collection[str] = parse_split(recipe.split)
     if WHOLE not in sources:
         same = recipe.sources.keys() == sources.keys()

@@ -72,7 +72,7 @@ def verify(
     for `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
-    run = _Run(storage.local(path), Meter(monitor))
+    run = _Run(storage.source(path), Meter(monitor))
     run.open()
     compared = run.open_source(against) if against is not None else []
     clients = run.find_clients() if client else []
@@ -256,7 +256,7 @@ class _Run:
         ours = self._all_files()
         foreign = sum(part.dataset.shards for part in self._parts if part.manifest is None)
         return VerifyReport(
-            path=os.fspath(self._path),
+            path=str(self._path),
             format=self._format or next(iter(formats), None),
             samples=sum(len(part.dataset) for part in self._parts),
             shards=sum(part.dataset.shards for part in self._parts),

@@ -741,9 +741,6 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     ),
     "an empty folder": (lambda r: (r / "in").mkdir(), "in", 1, ["there are no images"]),
     "a missing file": (lambda r: None, "in.jsonl", 2, ["there is no such file", "in.jsonl"]),
-    "an address": (
-        lambda r: None, "https://example.org/in.jsonl", 2, ["URLs are not supported yet"],
-    ),
     "a table of JSON": (
         lambda r: (r / "in.json").write_text('[\n{"text": "a"}\n]\n'),
         "in.json", 1, ["one JSON array over all its lines", "jq -c"],

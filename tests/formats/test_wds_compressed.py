@@ -61,9 +61,9 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = compressed._unpacked
 
-    def noted(path: Path) -> Any:
-        names.append(path.name)
-        return real(path)
+    def noted(source: Any) -> Any:
+        names.append(source.path.name)
+        return real(source)
 
     monkeypatch.setattr(compressed, "_unpacked", noted)
     return names

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit.byte_source import ByteSource, LocalFile
+from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
@@ -81,16 +81,16 @@ def _list_bytes(value: npt.NDArray[Any]) -> int:
 class ParquetReader(BatchReader):
     """A Parquet file, which each thread opens for itself: pyarrow's reader has a state."""
 
-    _source: LocalFile | None = None
+    _source: ByteSource | None = None
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         self._local = threading.local()
-        self._source = LocalFile(self.path)
+        self._source = open_source(self.path)
         self._groups = _row_groups(self._source)
         return self._file().schema_arrow, [group.rows for group in self._groups]
 
     @property
-    def _opened(self) -> LocalFile:
+    def _opened(self) -> ByteSource:
         if self._source is None:
             raise ValueError(f"{self.path} is closed")
         return self._source

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardkit import storage
-from shardkit.byte_source import ByteSource, LocalFile
+from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
 from shardkit.formats.arrow.columns import Arrays, Known, check_names, layout_of
 from shardkit.formats.arrow.messages import Message, decompressed_size, find_messages, null_counts
@@ -346,10 +346,10 @@ class Cursor:
 class IpcReader(BatchReader):
     """An Arrow IPC file or stream."""
 
-    _file: LocalFile | None = None
+    _file: ByteSource | None = None
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        self._file = LocalFile(self.path)
+        self._file = open_source(self.path)
         self._messages = find_messages(self._file)
         rows = [batch.rows for batch in self._messages.batches]
         if self._messages.schema is not None:
@@ -362,7 +362,7 @@ class IpcReader(BatchReader):
         return pa.ipc.open_file(source, options=_OPTIONS)
 
     @property
-    def _opened(self) -> LocalFile:
+    def _opened(self) -> ByteSource:
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
         return self._file
@@ -507,7 +507,7 @@ class _FileBuffers(Buffers):
 
     in_file = True
 
-    def __init__(self, file: LocalFile, body: int, zeros: memoryview) -> None:
+    def __init__(self, file: ByteSource, body: int, zeros: memoryview) -> None:
         self._read = file.read
         self._base = body - int(pa.py_buffer(zeros).address)
         self._zeros = zeros
@@ -548,7 +548,7 @@ class _Header(NamedTuple):
 
 
 def _located(
-    file: LocalFile, message: Message, columns: pa.Schema
+    file: ByteSource, message: Message, columns: pa.Schema
 ) -> tuple[pa.RecordBatch, Buffers]:
     """A batch whose buffers have the right sizes, and how what they have in the file is read."""
     zeros = _zeros(message.end - message.body)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 
-from shardkit.byte_source import LocalFile, Table
+from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.checked import checked, damaged, of_version
 from shardkit.codecs.array import load_array
 from shardkit.codecs.pixels import ppm_start
@@ -53,7 +53,7 @@ class BetonReader(ShardReader):
     """One .beton file."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        source = LocalFile(path)
+        source = open_source(path)
         head, self.fields, mark = _read_front(source)
         samples, self.page_size = int(head["num_samples"]), int(head["page_size"])
         self.row = Row(self.fields)
@@ -229,7 +229,7 @@ class BetonReader(ShardReader):
 # --- the parts of a file --------------------------------------------------------------------------
 
 
-def _read_front(source: LocalFile) -> tuple[np.void, list[Field], tuple[int, int] | None]:
+def _read_front(source: ByteSource) -> tuple[np.void, list[Field], tuple[int, int] | None]:
     """The header, the fields, and offset and size of our section, if there is one."""
     path, header, descriptor = source.path, bytes_of.HEADER, bytes_of.DESCRIPTOR
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
@@ -265,7 +265,7 @@ class Allocations:
     once.
     """
 
-    def __init__(self, source: LocalFile, at: int, data_at: int, fields: int) -> None:
+    def __init__(self, source: ByteSource, at: int, data_at: int, fields: int) -> None:
         """`fields` is the number of those that have data; a truncated last row is not read."""
         if not data_at <= at <= source.size:
             raise DamagedError(
@@ -334,7 +334,7 @@ class Section:
     """Our section: keys, types and absent values, which FFCV's own layout cannot store."""
 
     def __init__(
-        self, source: LocalFile, at: int, size: int, samples: int, fields: list[Field]
+        self, source: ByteSource, at: int, size: int, samples: int, fields: list[Field]
     ) -> None:
         """Raises DamagedError where the section of `size` bytes at `at` contradicts the file."""
         head = bytes_of.SECTION_HEAD

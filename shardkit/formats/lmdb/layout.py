@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.byte_source import LocalFile
+from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError
 
 PAGE = 4096  # bytes of a page that we write
@@ -90,7 +90,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._source = source = LocalFile(path)
+        self._source = source = open_source(path)
         self._page, self._last, self.main = _first_pages(source)
         if source.size < (self._last + 1) * self._page:
             raise DamagedError(
@@ -256,7 +256,7 @@ _pointer = struct.Struct("<H")
 _page_number = struct.Struct("<Q")
 
 
-def _first_pages(source: LocalFile) -> tuple[int, int, Database]:
+def _first_pages(source: ByteSource) -> tuple[int, int, Database]:
     """Page size, last page and main database of the meta page that counts."""
     found = []
     page = PAGE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import LocalFile, Table
+from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.megatron.layout import (
     DTYPES,
@@ -49,7 +49,7 @@ class Index:
                 fix="copy the .idx too; a .bin of another kind is nothing that shardkit reads",
             )
         self._bin_size = bin_size
-        source = LocalFile(self.path)
+        source = open_source(self.path)
         self.dtype, self.sequences, entries = self._header(source)
         self.documents = entries - 1
         self._pointers_at = HEADER.size + self.sequences * LENGTH.itemsize
@@ -73,7 +73,7 @@ class Index:
         if self.sequences:  # nearly always the one at the end of the .bin, which may be cut
             self._sequences(self.sequences - 1, self.sequences)
 
-    def _header(self, source: LocalFile) -> tuple[np.dtype[Any], int, int]:
+    def _header(self, source: ByteSource) -> tuple[np.dtype[Any], int, int]:
         """The type of the tokens, the number of sequences, and of entries of the document index."""
         head = source.read(0, min(HEADER.size, source.size))
         if len(head) < HEADER.size or not head.startswith(MAGIC):
@@ -188,7 +188,7 @@ class Keys:
                 "the file with the keys of the samples is missing",
                 path=self.path,
             )
-        source = LocalFile(self.path)
+        source = open_source(self.path)
         self.size = source.size - (samples + 2) * NUMBER.itemsize  # of the keys, in bytes
         numbers = samples + 2 if self.size >= 0 else 0
         self.bounds = Table(source, max(self.size, 0), numbers, NUMBER)

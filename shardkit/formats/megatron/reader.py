@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import LocalFile
+from shardkit.byte_source import open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.megatron.index import Index, Keys
@@ -24,7 +24,7 @@ class MegatronReader(ShardReader):
     """A `.bin` with its `.idx`, and its `.keys` if it has them."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        source = LocalFile(path)
+        source = open_source(path)
         self._index = Index(path, source.size)
         stored = self._index.dtype
         if layout is None:

@@ -11,26 +11,25 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from shardkit import storage
-from shardkit.byte_source import LocalFile
+from shardkit.byte_source import ByteSource, LocalFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, ShardkitWarning, StorageError
 
 _MAGIC = 6  # bytes that tell how a file is compressed
 _FIX = "make space, name another folder in the variable TMPDIR, or unpack the shards"
 # The unpacked TARs that are open in this process, by path, size and time of change.
-_open: WeakValueDictionary[tuple[Path, int, int], LocalFile] = WeakValueDictionary()
+_open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDictionary()
 
 
-def opened(path: Path) -> tuple[LocalFile, int]:
+def opened(path: Path) -> tuple[ByteSource, int]:
     """The bytes of a TAR, and how many of them are in a temporary file: all, if it is compressed.
 
     That file has no name: the system removes it when it is closed, or the process ends.
     """
-    with storage.explained("open", path), open(path, "rb", opener=storage.regular) as file:
-        compression = compression_of(file.read(_MAGIC))
-        about = os.fstat(file.fileno())
+    source = open_source(path)
+    compression = compression_of(source.read(0, min(_MAGIC, source.size)))
     if not compression:
-        return LocalFile(path), 0
+        return source, 0
     warnings.warn(
         f"compressed TARs in {path.parent} are unpacked to temporary files in"
         f" {_temporary_folder(path)} while they are open; for fast random access convert them once:"
@@ -38,23 +37,21 @@ def opened(path: Path) -> tuple[LocalFile, int]:
         ShardkitWarning,
         stacklevel=4,
     )
-    which = path, about.st_size, about.st_mtime_ns
-    source = _open.get(which) or _unpacked(path)
+    with storage.explained("open", path):
+        which = path, source.size, path.stat().st_mtime
+    source = _open.get(which) or _unpacked(source)
     _open[which] = source
     return source, source.size
 
 
-def _unpacked(path: Path) -> LocalFile:
+def _unpacked(source: ByteSource) -> ByteSource:
     """The plain TAR in a compressed one."""
+    path = source.path
     folder = _temporary_folder(path)
+    compression = compression_of(source.read(0, _MAGIC))
     try:
-        with (
-            tempfile.TemporaryFile(dir=folder) as plain,
-            open(path, "rb", opener=storage.regular) as file,
-        ):
-            compression = compression_of(file.read(_MAGIC))
-            file.seek(0)
-            for data in decompressed(iter(lambda: file.read(COMPRESSED_BLOCK), b""), compression):
+        with tempfile.TemporaryFile(dir=folder) as plain:
+            for data in decompressed(source.blocks(COMPRESSED_BLOCK), compression):
                 plain.write(data)
             plain.flush()
             return LocalFile(path, os.dup(plain.fileno()))

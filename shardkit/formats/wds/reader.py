@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import Memory, Table
+from shardkit.byte_source import Memory, Table, open_source
 from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY, ShardReader
@@ -36,8 +36,9 @@ class WdsReader(ShardReader):
     """One TAR shard, plain or compressed."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        source, self.temporary_bytes = opened(path)
         index = None if layout is None or "index" in layout else find_index(path)
+        # One that we have an index of is plain: no look at its first bytes.
+        source, self.temporary_bytes = (open_source(path), 0) if index else opened(path)
         if layout is None or ("index" not in layout and index is None):
             layout = scan(source, layout)
             self.key_hashes = layout.pop("key_hashes")

@@ -1,0 +1,308 @@
+"""The libraries behind a `Store`: obstore for buckets and web servers, fsspec for the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from shardkit.errors import NotFoundError, ShardkitError, StorageError, UsageError
+from shardkit.extras import extra, missing
+from shardkit.remote.store import Client, Entry, Info, PassingError, replaced
+
+# https://developmentseed.org/obstore/latest/api/store/
+_OBSTORE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
+_CLIENT_OPTIONS = {
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers", "http1_only",
+    "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate",
+    "proxy_excludes", "root_certificate", "read_timeout", "timeout", "user_agent",
+}  # fmt: skip
+# Seconds to connect, between two pieces of an answer, and for all of one.
+_TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "120s"}
+_ENDPOINTS = (
+    "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
+    "azure_endpoint", "azure_storage_endpoint",
+)  # fmt: skip
+_PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
+
+_used_in: set[int] = set()  # processes in which obstore runs: a fork does not copy its threads
+
+
+def connect(site: str, options: Mapping[str, Any]) -> Client:
+    """The client of a site such as `s3://bucket`. Raises UsageError for an unknown scheme."""
+    scheme = site.partition("://")[0]
+    if scheme not in _OBSTORE:
+        return _Fsspec(site, options)
+    if _used_in - {os.getpid()}:
+        from shardkit.remote.forked import ForkedClient
+
+        return ForkedClient(site, options)
+    _used_in.add(os.getpid())
+    return _Obstore(site, options)
+
+
+class _Obstore:
+    """Buckets and web servers, which have no listings."""
+
+    def __init__(self, site: str, options: Mapping[str, Any]) -> None:
+        with extra("remote", f"a URL such as {site}"):
+            import obstore
+            from obstore import exceptions
+            from obstore.store import from_url
+        self._site, self._library, self._exceptions = site, obstore, exceptions
+        self.lists = not site.startswith("http")
+        client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+        config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+        if _plain_http(site, config):
+            client.setdefault("allow_http", True)
+        try:
+            make: Any = from_url  # its types tell the stores apart, by options that are not known
+            self._store = make(
+                site,
+                config=config or None,
+                client_options={**_TIMEOUTS, **client},
+                # Repeating is ours: one bound for all, and a body that breaks off counts as well.
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
+            )
+        except exceptions.BaseError as error:
+            bad = [name for name in config if name in str(error)]
+            raise UsageError(
+                f"the store {site} cannot be opened with these options",
+                found=", ".join(bad) or type(error).__name__,
+                expected="options as https://developmentseed.org/obstore names them",
+                fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
+            ) from None  # whose text may have the options' values
+
+    @contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except self._exceptions.BaseError as error:
+            raise _explain(error, f"{self._site}/{key}") from None  # see `_explain`
+        except OSError as error:
+            raise _explain(error, f"{self._site}/{key}") from None
+
+    def find(self, key: str) -> Info | None:
+        try:
+            with self._explained(key):
+                return _info(self._library.head(self._store, key))
+        except NotFoundError as error:
+            if error.found is not None:  # not the key alone, but the bucket
+                raise
+            return None
+
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes:
+        options: Any = {"range": (start, stop)}
+        if tag is not None and not tag.startswith("W/"):
+            options["if_match"] = tag
+        with self._explained(key):
+            found = self._library.get(self._store, key, options=options)
+            if tag is not None and found.meta["e_tag"] not in (None, tag):
+                raise replaced(f"{self._site}/{key}")
+            if tuple(found.range) != (start, stop):
+                return b""  # of another length, or other bytes: asked for again
+            return bytes(found.bytes())
+
+    def read_all(self, key: str) -> bytes:
+        with self._explained(key):
+            return bytes(self._library.get(self._store, key).bytes())
+
+    def entries(self, folder: str) -> list[Entry]:
+        prefix = f"{folder}/" if folder else None
+        with self._explained(folder):
+            found = self._library.list_with_delimiter(self._store, prefix)
+        entries = [Entry(path.rpartition("/")[2], None) for path in found["common_prefixes"]]
+        for meta in found["objects"]:
+            if meta["path"] != folder:  # a key that ends with a slash, which consoles make
+                entries.append(Entry(meta["path"].rpartition("/")[2], _info(meta)))
+        return entries
+
+
+def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
+    """Whether somebody gave an address without encryption on purpose."""
+    given = [str(config.get(name, "")) for name in _ENDPOINTS]
+    given += [os.environ.get(name.upper(), "") for name in _ENDPOINTS]
+    return any(url.startswith("http://") for url in (site, *given))
+
+
+def _info(meta: Any) -> Info:
+    return Info(meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or meta["version"])
+
+
+def _explain(error: Exception, url: str) -> Exception:
+    """The error to raise for one of obstore's.
+
+    Its text repeats the request, maybe with credentials, so that only what is known is taken of it.
+    """
+    text, kind = str(error), type(error).__name__
+    found = re.search(r"<Code>(\w+)</Code>", text)
+    status = re.search(r"(?:status|code)\W+([45]\d\d)\b", text)
+    code, number = found[1] if found else "", status[1] if status else ""
+    said = code or (f"HTTP {number}" if number else None)
+    if kind == "PreconditionError":
+        return replaced(url)
+    for fits, what, fix in _FAILURES:
+        if fits(kind, code, number, text):
+            if what == _NO_BUCKET:
+                return NotFoundError(what, path=url, found=code or None, fix=fix)
+            return StorageError(what, path=url, found=said or kind, fix=fix)
+    if kind in _NOT_FOUND or "MissingContentLength" in text:  # of a folder on a web server
+        return NotFoundError("there is no such object", path=url)
+    return PassingError(
+        StorageError(
+            "the store does not answer as it should" if said else "the store cannot be reached",
+            path=url,
+            found=said or _reason(text),
+            fix="check the address and the network, then run the same command again",
+        )
+    )
+
+
+_NO_BUCKET = "there is no such bucket"
+_NOT_FOUND = ("NotFoundError", "FileNotFoundError")
+_REFUSED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+_ACCESS = (
+    "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
+    " storage options; skip_signature=true reads public buckets"
+)
+# Whether the kind of an error, the store's code, the HTTP status and the text say so; what to say.
+_FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
+    (
+        lambda kind, code, status, text: code in ("NoSuchBucket", "ContainerNotFound"),
+        _NO_BUCKET,
+        "check its name, and the endpoint that it is to be at",
+    ),
+    (
+        lambda kind, code, status, text: code in ("ExpiredToken", "RequestExpired"),
+        "the credentials have expired",
+        "log in again, or give new ones",
+    ),
+    (
+        lambda kind, code, status, text: kind in _REFUSED or status in ("401", "403"),
+        "the store refuses access",
+        _ACCESS,
+    ),
+    (
+        lambda kind, code, status, text: (
+            "without LOCATION" in text or code == "PermanentRedirect" or "Region" in code
+        ),
+        "the bucket is in another region",
+        "give its region: AWS_REGION, or the storage option region=...",
+    ),
+    (
+        lambda kind, code, status, text: kind in ("NotSupportedError", "NotImplementedError"),
+        "the store cannot do this",
+        None,
+    ),
+    (
+        lambda kind, code, status, text: (
+            kind not in _NOT_FOUND and status[:1] == "4" and status not in ("408", "429")
+        ),
+        "the store refuses the request",
+        None,
+    ),
+]
+
+
+def _reason(text: str) -> str:
+    """Why a request failed, in words that hold nothing of it."""
+    for words in ("scheme is not allowed", "Connection refused", "Connection reset", "timed out",
+                  "timeout", "dns error",
+                  "certificate", "end of file", "connection closed", "IncompleteMessage",
+                  "error decoding response body", "Broken pipe"):  # fmt: skip
+        if words.lower() in text.lower():
+            return words
+    return "the connection failed"
+
+
+class _Fsspec:
+    """Everything else that fsspec knows: `hf://`, `memory://`, `sftp://`, ..."""
+
+    lists = True
+
+    def __init__(self, site: str, options: Mapping[str, Any]) -> None:
+        scheme, _, self._host = site.partition("://")
+        self._site = site
+        with extra("remote", f"a URL such as {site}"):
+            import fsspec  # type: ignore[import-untyped]
+        try:
+            self._system = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
+        except ValueError:
+            raise UsageError(
+                "the scheme of a URL is not known",
+                found=f"{scheme}://",
+                expected="s3, gs, az, https, hf, or another that fsspec knows",
+            ) from None
+        except ImportError as error:
+            library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
+            raise missing("remote", f"a URL such as {site}", library) from error
+
+    def _path(self, key: str) -> str:
+        return f"{self._host}/{key}".strip("/") if self._host else key
+
+    @contextmanager
+    def _explained(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except ShardkitError:
+            raise
+        except FileNotFoundError:
+            raise NotFoundError("there is no such object", path=f"{self._site}/{key}") from None
+        except PermissionError as error:
+            raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
+        except OSError as error:
+            failure = StorageError(
+                "the store cannot be reached",
+                path=f"{self._site}/{key}",
+                found=type(error).__name__,
+                fix="check the address and the network, then run the same command again",
+            )
+            raise PassingError(failure) from error
+
+    def _entry(self, about: Mapping[str, Any]) -> Info:
+        tag = _first(about, "ETag", "etag", "blob_id", "mtime")
+        modified = _first(about, "LastModified", "last_modified", "created")
+        seconds = modified.timestamp() if hasattr(modified, "timestamp") else 0.0
+        return Info(int(about["size"]), seconds, None if tag is None else str(tag))
+
+    def find(self, key: str) -> Info | None:
+        try:
+            with self._explained(key):
+                about = self._system.info(self._path(key))
+        except NotFoundError:
+            return None
+        return self._entry(about) if about["type"] == "file" else None
+
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes:
+        with self._explained(key):
+            data: bytes = self._system.cat_file(self._path(key), start=start, end=stop)
+        return data
+
+    def read_all(self, key: str) -> bytes:
+        with self._explained(key):
+            data: bytes = self._system.cat_file(self._path(key))
+        return data
+
+    def entries(self, folder: str) -> list[Entry]:
+        try:
+            with self._explained(folder):
+                found = self._system.ls(self._path(folder), detail=True)
+        except NotFoundError:
+            return []
+        except NotADirectoryError:
+            return []
+        entries = []
+        for about in found:
+            name = about["name"].rstrip("/").rpartition("/")[2]
+            if about["name"].strip("/") != self._path(folder).strip("/"):
+                info = self._entry(about) if about["type"] == "file" else None
+                entries.append(Entry(name, info))
+        return entries
+
+
+def _first(about: Mapping[str, Any], *names: str) -> Any:
+    """The first of these that a file system tells."""
+    return next((about[name] for name in names if about.get(name) is not None), None)

@@ -1,0 +1,195 @@
+"""`RemotePath`: a URL where a path is expected."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import re
+import stat
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import PosixPath, PurePath, PurePosixPath
+from typing import Any, NoReturn
+
+from shardkit.errors import UsageError
+from shardkit.remote.store import Entry, Store
+
+# pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+
+
+def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Scheme, and what follows the slashes, of a URL; None for a path of this machine."""
+    if isinstance(path, RemotePath):
+        return path.store.site.partition("://")[0], str(path).partition("://")[2]
+    match = _URL.fullmatch(os.fspath(path))
+    return None if match is None else (match[1].lower(), match[2])
+
+
+def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None) -> RemotePath:
+    """The path of a URL. Raises UsageError for one that does not name an object or a folder."""
+    host, _, key = rest.partition("/")
+    if "?" in rest or "#" in rest:
+        raise UsageError(
+            "a URL with a query or a fragment is not supported",
+            found=f"{scheme}://{rest.partition('?')[0].partition('#')[0]}?...",
+            fix="give the URL without it, and credentials as storage options",
+        )
+    _, at, bare = host.rpartition("@")
+    if at and scheme in ("http", "https"):
+        raise UsageError(
+            "a URL with a password is not supported, as it would be seen in messages and logs",
+            found=f"{scheme}://...@{bare}/{key}",
+            fix="give credentials as storage options",
+        )
+    return RemotePath(Store(f"{scheme}://{host}", options), key.strip("/"))
+
+
+class RemoteEntry:
+    """What a listing says of one name: the part of `os.DirEntry` that is used."""
+
+    def __init__(self, folder: RemotePath, entry: Entry) -> None:
+        self.name = entry.name
+        self._folder, self._entry = folder, entry
+
+    @property
+    def path(self) -> str:
+        return str(self._folder / self.name)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._entry.info is None
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self._entry.info is not None
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return (self._folder / self.name).stat()
+
+
+class RemotePath(PosixPath):
+    """An object in a store, or a folder of such: the part of `pathlib.Path` that readers need.
+
+    Functions of the system, which would take it for a file of this machine, refuse it with a
+    UsageError.
+    """
+
+    store: Store
+    key: str  # of the object, in the store
+
+    def __new__(cls, store: Store, key: str) -> RemotePath:
+        self = super().__new__(cls, f"{store.site}/{key}")
+        self.store, self.key = store, key
+        return self
+
+    def __init__(self, store: Store, key: str) -> None:
+        if sys.version_info >= (3, 12):
+            super().__init__(f"{store.site}/{key}")
+
+    def _at(self, key: str) -> RemotePath:
+        return RemotePath(self.store, key.strip("/"))
+
+    # --- names
+
+    def __str__(self) -> str:
+        return f"{self.store.site}/{self.key}".rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def __fspath__(self) -> NoReturn:
+        raise UsageError(
+            "this needs a path on this machine",
+            found=str(self),
+            fix="copy the data to this machine first",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemotePath, (self.store, self.key)
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> RemotePath:
+        added = name if isinstance(name, str) else PurePath(name).as_posix()
+        return self._at(posixpath.normpath(f"{self.key}/{added}") if added else self.key)
+
+    def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:
+        found = self
+        for name in names:
+            found = found / name
+        return found
+
+    @property
+    def parent(self) -> RemotePath:
+        return self._at(posixpath.dirname(self.key))
+
+    @property
+    def parents(self) -> tuple[RemotePath, ...]:
+        found = [self]
+        while found[-1].key:
+            found.append(found[-1].parent)
+        return tuple(found[1:])
+
+    def with_name(self, name: str) -> RemotePath:
+        return self.parent / name
+
+    def with_suffix(self, suffix: str) -> RemotePath:
+        return self.parent / PurePosixPath(self.name).with_suffix(suffix).name
+
+    def relative_to(self, *other: Any, **options: Any) -> PurePosixPath:  # type: ignore[override]
+        return PurePosixPath(f"/{self.key}").relative_to(f"/{other[0].key}")
+
+    def is_absolute(self) -> bool:
+        return True
+
+    def absolute(self) -> RemotePath:
+        return self
+
+    def resolve(self, strict: bool = False) -> RemotePath:
+        return self
+
+    # --- what is there
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Size, time and kind. Raises FileNotFoundError where there is neither."""
+        found = self.store.find(self.key)
+        if found is not None:
+            numbers = (stat.S_IFREG, 0, 0, 1, 0, 0, found.size, 0, found.modified, 0)
+            return os.stat_result(numbers)
+        if not self.store.is_folder(self.key):
+            raise FileNotFoundError(2, os.strerror(2))
+        return os.stat_result((stat.S_IFDIR, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+
+    def exists(self, *, follow_symlinks: bool = True) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self.store.find(self.key) is not None
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self.store.is_folder(self.key)
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def iterdir(self) -> Generator[RemotePath, None, None]:
+        for entry in self.store.entries(self.key):
+            yield self / entry.name
+
+    def glob(self, pattern: str, **options: Any) -> Generator[RemotePath, None, None]:
+        """The entries of this folder whose names fit."""
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def scandir(self) -> list[RemoteEntry]:
+        """As `os.scandir`."""
+        return [RemoteEntry(self, entry) for entry in self.store.entries(self.key)]
+
+    def read_bytes(self) -> bytes:
+        return self.store.read_all(self.key)

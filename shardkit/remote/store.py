@@ -1,0 +1,208 @@
+"""`Store`: the objects of one bucket or server, read whole, by ranges and by listing.
+
+Buckets and web servers are reached through obstore (https://developmentseed.org/obstore), all other
+schemes through fsspec. Every request has a time-out, is repeated when it fails for a reason that
+may pass, and what comes back is compared with what was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
+ATTEMPTS = 6  # to make a request
+_PARALLEL = 16  # requests of one call at a time
+_PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
+
+Result = TypeVar("Result")
+
+
+class Info(NamedTuple):
+    """What a store says of an object."""
+
+    size: int
+    modified: float  # seconds since 1970
+    tag: str | None  # ETag or version: another one means other bytes
+
+
+class Entry(NamedTuple):
+    """What a listing says of one name in a folder."""
+
+    name: str
+    info: Info | None  # None for a folder
+
+
+class PassingError(Exception):
+    """A request failed for a reason that may pass: it is repeated, then `error` is raised."""
+
+    def __init__(self, error: ShardkitError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Client(Protocol):
+    """What a library does for a store. Each call is one request, or as many as a listing has pages.
+
+    Raises `PassingError`, or ShardkitError for what is final.
+    """
+
+    lists: bool  # whether `entries` can be asked
+
+    def find(self, key: str) -> Info | None: ...
+
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes: ...
+
+    def read_all(self, key: str) -> bytes: ...
+
+    def entries(self, folder: str) -> list[Entry]: ...
+
+
+class Store:
+    """One bucket or server. Any thread may use it, and a process after a fork.
+
+    What it was told of an object is remembered, so that all reads are of the same bytes: an object
+    that is replaced meanwhile is an error. A pickle carries site and options.
+    """
+
+    def __init__(self, site: str, options: Mapping[str, Any] | None = None) -> None:
+        """`site` is scheme and host, `s3://bucket`; `options` are those of the library."""
+        self.site = site
+        self.options = dict(options or {})
+        self._process = 0
+        self._client: Client
+        self._known: dict[str, Info | None] = {}
+
+    def client(self) -> Client:
+        """The library's client, made anew after a fork."""
+        if self._process != os.getpid():
+            from shardkit.remote.clients import connect
+
+            self._client = connect(self.site, self.options)
+            self._process = os.getpid()
+        return self._client
+
+    def url(self, key: str) -> str:
+        return f"{self.site}/{key}"
+
+    def find(self, key: str) -> Info | None:
+        """Size, time and tag of an object; None where there is no such object."""
+        if not key:
+            return None
+        if key not in self._known:
+            self._known[key] = _patiently(lambda: self.client().find(key))
+        return self._known[key]
+
+    def info(self, key: str) -> Info:
+        """As `find`; raises NotFoundError."""
+        found = self.find(key)
+        if found is None:
+            raise NotFoundError("there is no such object", path=self.url(key))
+        return found
+
+    def is_folder(self, key: str) -> bool:
+        """Whether there are objects whose names begin with this one and a slash.
+
+        Of a web server, which has no listings: whether a dataset of ours is there.
+        """
+        if not self.client().lists:
+            return self.find(f"{key}/{MANIFEST}".lstrip("/")) is not None
+        return bool(self.entries(key))
+
+    def entries(self, folder: str) -> list[Entry]:
+        """The objects and folders in a folder, by name."""
+        if not self.client().lists:
+            raise StorageError(
+                "a web server does not tell what is in a folder",
+                path=self.url(folder),
+                fix="give a dataset that has its manifest, or one of the files",
+            )
+        found = _patiently(lambda: self.client().entries(folder))
+        for entry in found:
+            if entry.info is not None:
+                self._known[f"{folder}/{entry.name}".lstrip("/")] = entry.info
+        return sorted(found)
+
+    def read_all(self, key: str) -> bytes:
+        """All bytes of an object. Raises NotFoundError."""
+        return _patiently(lambda: self.client().read_all(key))
+
+    def read(self, key: str, start: int, stop: int) -> bytes:
+        """The bytes from `start` to before `stop`, which lie within the object.
+
+        Raises DamagedError where the object was replaced since it was first looked at.
+        """
+        info = self.info(key)
+
+        def once() -> bytes:
+            data = self.client().read(key, start, stop, info.tag)
+            if len(data) != stop - start:
+                raise PassingError(
+                    StorageError(
+                        "the store sent another number of bytes than was asked for",
+                        path=self.url(key),
+                        offset=start,
+                        expected=f"{stop - start:,} bytes",
+                        found=f"{len(data):,}",
+                        fix="run the same command again; if it persists, ask who runs the store",
+                    )
+                )
+            return data
+
+        return _patiently(once)
+
+    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of several ranges, each a start and a stop, at the same time."""
+        if len(ranges) <= 1:
+            return [self.read(key, start, stop) for start, stop in ranges]
+        return list(pool().map(lambda pair: self.read(key, *pair), ranges))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.site, self.options)
+
+    def __repr__(self) -> str:
+        return f"Store({self.site!r})"  # without the options, which may be secret
+
+
+def replaced(path: str) -> DamagedError:
+    """The error for an object that is not the one that was opened."""
+    return DamagedError(
+        "the object was replaced while it was in use",
+        path=path,
+        fix="open the dataset again; write a new version of a dataset to a URL of its own",
+    )
+
+
+def _patiently(request: Callable[[], Result]) -> Result:
+    """Make a request, again where its failure may pass, each time after a longer pause."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return request()
+        except PassingError as failure:
+            if attempt == ATTEMPTS - 1:
+                raise failure.error from failure.__cause__
+            least, most = _PAUSE
+            time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))
+    raise AssertionError
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def pool() -> ThreadPoolExecutor:
+    """The threads of this process that make requests side by side."""
+    found = _pools.get(os.getpid())
+    if found is None:
+        from concurrent.futures import ThreadPoolExecutor  # not for those who read local files
+
+        made = ThreadPoolExecutor(_PARALLEL, "shardkit-request")
+        found = _pools.setdefault(os.getpid(), made)
+    return found

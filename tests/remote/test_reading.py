@@ -1,0 +1,276 @@
+"""Datasets of every format, read from stores: the same samples as from this machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
+from shardkit.opening import open_dataset
+from shardkit.remote import store as stores
+from shardkit.schema import Array, Schema
+from shardkit.stream.loader import Loader
+from shardkit.testing import EVERYTHING, everything
+from tests.remote.conftest import Through
+from tests.remote.proxy import Rule
+from tests.remote.servers import S3, Nginx, Store
+
+FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
+SAMPLES = 40
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of every format, with a few shards where a format has several."""
+    root = tmp_path_factory.mktemp("datasets")
+    for format in FORMATS:
+        tokens = format == "megatron"
+        schema = Schema({"x": Array("<u2", (None,))} if tokens else EVERYTHING)
+        with shardkit.create(root / format, to=format, schema=schema, shard_samples=15) as out:
+            for n in range(SAMPLES):
+                sample = {"__key__": f"k{n}", "x": np.arange(n, dtype="<u2")}
+                out.write(sample if tokens else everything(n))
+    return root
+
+
+def upload(store: Store, folder: Path) -> str:
+    """A bucket with the files of a folder."""
+    bucket = store.bucket()
+    client = store.open(bucket)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            client.put(path.relative_to(folder).as_posix(), path.read_bytes())
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3, datasets: Path) -> str:
+    return upload(s3, datasets)
+
+
+def equal(one: Any, other: Any) -> bool:
+    return pickle.dumps(one) == pickle.dumps(other)
+
+
+Open = Callable[[str], shardkit.Dataset]
+
+
+def opened(url: str, options: dict[str, Any]) -> shardkit.Dataset:
+    with storage.using(options):
+        return open_dataset(url)
+
+
+def opened_path(url: str, options: dict[str, Any]) -> Path:
+    with storage.using(options):
+        return storage.source(url)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("bare", [False, True], ids=["ours", "without manifest"])
+def test_every_format_reads_from_a_bucket(
+    format: str, bare: bool, s3: S3, bucket: str, datasets: Path, tmp_path: Path
+) -> None:
+    folder = datasets / format
+    if bare:
+        folder = tmp_path / format
+        shutil.copytree(datasets / format, folder, ignore=shutil.ignore_patterns("__shardkit__"))
+        bucket = upload(s3, tmp_path)
+    local, found = open_dataset(folder), opened(s3.url(bucket, format), s3.options())
+    assert len(found) == len(local) == SAMPLES
+    assert found.schema == local.schema
+    for number in range(SAMPLES):
+        assert equal(found[number], local[number])
+    assert found.reader(0).keys() == local.reader(0).keys()
+    assert str(found.shard_path(0)) == s3.url(bucket, f"{format}/{local.shard_name(0)}")
+
+
+def test_every_store_has_the_same(store: Store, datasets: Path) -> None:
+    bucket = upload(store, datasets / "wds")
+    found = opened(store.url(bucket), store.options())
+    local = open_dataset(datasets / "wds")
+    assert all(equal(found[n], local[n]) for n in range(SAMPLES))
+
+
+def test_a_web_server(web: Nginx, datasets: Path) -> None:
+    shutil.copytree(datasets / "wds", web.root / "sets" / "wds")
+    found, local = open_dataset(f"{web.endpoint}/sets/wds"), open_dataset(datasets / "wds")
+    assert all(equal(found[n], local[n]) for n in range(SAMPLES))
+    name = local.shard_name(1)
+    alone, mine = open_dataset(f"{web.endpoint}/sets/wds/{name}"), open_dataset(local.path / name)
+    assert [alone[n]["__key__"] for n in range(len(alone))] == [
+        mine[n]["__key__"] for n in range(len(mine))
+    ]
+
+
+def test_any_file_system_of_fsspec(datasets: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(datasets / "arrow"), "/sets/arrow", recursive=True)
+    found, local = open_dataset("memory://sets/arrow"), open_dataset(datasets / "arrow")
+    assert all(equal(found[n], local[n]) for n in range(SAMPLES))
+    memory.rm("/sets", recursive=True)
+
+
+def test_a_loader_gives_the_same_batches(s3: S3, bucket: str, datasets: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 3, "fields": ["text"]}
+    here = Loader(open_dataset(datasets / "wds"), **options)
+    there = Loader(opened(s3.url(bucket, "wds"), s3.options()), **options)
+    for _ in range(2):
+        assert equal([b["__key__"] for b in here], [b["__key__"] for b in there])
+
+
+def test_a_forked_process_reads_on(s3: S3, bucket: str) -> None:
+    found = opened(s3.url(bucket, "wds"), s3.options())
+    expected = found[20]
+    child = os.fork()
+    if not child:
+        try:
+            ok = equal(found[20], expected) and equal(found[3]["__key__"], found[3]["__key__"])
+            os._exit(0 if ok else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert equal(found[20], expected)
+
+
+def test_the_command_line(s3: S3, bucket: str, datasets: Path, tmp_path: Path) -> None:
+    environ = {**os.environ, **s3.environ()}
+    url = s3.url(bucket, "wds")
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        command = (sys.executable, "-m", "shardkit", *command)
+        return subprocess.run(
+            command, check=False, env=environ, capture_output=True, text=True, timeout=120,
+            cwd=tmp_path,
+        )  # fmt: skip
+
+    done = run("verify", url)
+    assert done.returncode == 0, done.stderr
+    done = run("inspect", url)
+    assert done.returncode == 0, done.stderr
+    assert url in done.stdout
+    done = run("convert", url, "--to", "arrow", "-o", "out", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    local = open_dataset(datasets / "wds")
+    assert all(equal(open_dataset(tmp_path / "out")[n], local[n]) for n in range(SAMPLES))
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(status=503, times=2, method="GET", match="shard"),
+        Rule(status=500, times=2, method="GET", match="shard"),
+        Rule(status=429, times=2, method="GET", match="shard", retry_after="0"),
+        Rule(refuse=True, times=2, method="GET", match="shard"),
+        Rule(reset_after=100, times=2, method="GET", match="shard"),
+        Rule(close_after=100, times=2, method="GET", match="shard"),
+        Rule(shorten=10, times=2, method="GET", match="shard"),
+        Rule(whole=True, times=2, method="GET", match="shard"),
+    ],
+    ids=lambda rule: next(
+        n for n in vars(rule) if n not in ("times", "method", "match") and getattr(rule, n)
+    ),
+)
+def test_a_fault_that_passes_is_not_seen(
+    rule: Rule, s3: S3, bucket: str, datasets: Path, through: Through
+) -> None:
+    proxy, local = through(s3), open_dataset(datasets / "wds")
+    requests = []
+    for rules in ([], [rule]):
+        found = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+        proxy.clear()
+        proxy.add(*rules)
+        assert all(equal(found[n], local[n]) for n in range(SAMPLES))
+        requests.append(proxy.count(match="shard").requests)
+    assert requests[1] == requests[0] + 2
+
+
+def test_a_fault_that_stays_is_an_error(
+    s3: S3, bucket: str, through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ATTEMPTS", 2)
+    proxy = through(s3)
+    found = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    proxy.add(Rule(status=503, match="shard"))
+    with pytest.raises(StorageError, match="does not answer as it should") as caught:
+        found[0]
+    assert caught.value.found == "HTTP 503"
+    assert s3.url(bucket) in str(caught.value)
+
+
+def test_an_object_that_is_replaced(s3: S3, datasets: Path, through: Through) -> None:
+    bucket = upload(s3, datasets / "wds")
+    found = opened(s3.url(bucket), s3.options())
+    name = found.shard_name(0)
+    assert len(found.reader(0)) == found.extent(0)[0]
+    s3.open(bucket).put(name, b"x" * found.extent(0)[1])
+    with pytest.raises(DamagedError, match="replaced while it was in use"):
+        found[1]
+
+
+def test_what_cannot_be_opened(s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "ATTEMPTS", 1)
+    options = s3.options()
+    cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+        ("s3://no-such-bucket/x", options, NotFoundError, "there is no such bucket"),
+        (s3.url(bucket, "nothing"), options, NotFoundError, "there is no such"),
+        (s3.url(bucket), {**options, "endpint": "x"}, UsageError, "found: endpint"),
+        (s3.url(bucket), {**options, "endpoint": "http://127.0.0.1:9"}, StorageError, "refused"),
+        ("nonsense://x/y", {}, UsageError, "scheme of a URL is not known"),
+        ("https://a:secret@example.org/x", {}, UsageError, "a URL with a password"),
+        ("https://example.org/x?token=secret", {}, UsageError, "with a query"),
+    ]
+    for url, given, kind, words in cases:
+        with pytest.raises(kind) as caught:
+            opened(url, given)
+        assert words.lower() in str(caught.value).lower()
+        assert not {"testsecret", "a:secret"} & {*re.findall(r"[\w:]+", str(caught.value))}
+
+
+def test_no_permission(s3: S3, bucket: str, through: Through) -> None:
+    proxy = through(s3)
+    body = "<Error><Code>AccessDenied</Code><Message>testsecret</Message></Error>"
+    proxy.add(Rule(status=403, body=body))
+    with pytest.raises(StorageError, match="refuses access") as caught:
+        opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    assert caught.value.found == "HTTP 403"  # an answer to HEAD has no body
+    assert "testsecret" not in str(caught.value)
+    proxy.clear()
+    proxy.add(Rule(status=400, body=body.replace("AccessDenied", "ExpiredToken")))
+    with pytest.raises(StorageError, match="have expired"):
+        list(opened_path(s3.url(bucket, "wds"), s3.options(proxy.endpoint)).iterdir())
+
+
+def test_a_path_of_this_machine_is_demanded_by_functions_of_the_system() -> None:
+    with pytest.raises(UsageError, match="needs a path on this machine"):
+        os.stat(storage.source("s3://bucket/x"))
+
+
+def test_options_are_in_no_message(s3: S3, bucket: str) -> None:
+    found = opened(s3.url(bucket, "wds"), s3.options())
+    assert "testsecret" not in repr(found) + repr(found.path) + repr(found.path.store)  # type: ignore[attr-defined]
+
+
+def test_opening_reads_no_payloads(s3: S3, bucket: str, through: Through) -> None:
+    proxy = through(s3)
+    found = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    assert len(found) == SAMPLES
+    assert found.lengths("x") is not None if "x" in found.schema else True
+    assert proxy.count(match=r"shard-\d+\.tar$").requests == 0
+    assert proxy.count().requests < 12
