@@ -501,4 +501,4 @@ def cache_from(
         raise UsageError(what, found=error.found, expected=error.expected) from None
     if folder is None:
         return MemoryCache(MEMORY_LIMIT if limit is None else limit)
-    return FolderCache(storage.local(folder, output=True), limit)
+    return FolderCache(storage.output(folder), limit)
