@@ -306,9 +306,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _head(response: http.client.HTTPResponse) -> dict[str, str]:
-    """The headers that are of the answer, not of its connection."""
+    """The headers that are of the answer, not of its connection, in one spelling."""
     dropped = ("connection", "keep-alive", "transfer-encoding")
-    return {k: v for k, v in response.getheaders() if k.lower() not in dropped}
+    return {k.title(): v for k, v in response.getheaders() if k.lower() not in dropped}
 
 
 if __name__ == "__main__":
