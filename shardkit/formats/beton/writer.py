@@ -6,7 +6,6 @@ would overwrite move behind the others, which writes as many bytes again as the 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
@@ -58,6 +57,7 @@ class BetonWriter(ShardWriter):
         self._keys: list[bytes] = []
         self._keys_size = 0
         self._largest = 0  # of the values in the data
+        self._covered = 0  # allocations that the table would overwrite
         self._start = front_size(len(self._fields), 0, 0) + ROOM
         self._end = self._start  # of the data, with what is still in the buffer
         self._encoded: Counter[str] = Counter()
@@ -160,14 +160,14 @@ class BetonWriter(ShardWriter):
     def _first_pointer_from(self, end: int) -> int:
         """The first pointer to data at `end` or later; 0 if there is none."""
         size = ALLOCATION.itemsize
-
-        def pointer(row: int) -> int:
-            _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(self._allocations, row * size)
-            return int(ptr)
-
-        rows = range(len(self._allocations) // size)
-        covered = bisect_left(rows, end, key=pointer)
-        return pointer(covered) if covered < len(rows) else 0
+        while self._covered * size < len(self._allocations):
+            _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(
+                self._allocations, self._covered * size
+            )
+            if ptr >= end:
+                return int(ptr)
+            self._covered += 1
+        return 0
 
     # --- the end ---------------------------------------------------------------------------------
 
