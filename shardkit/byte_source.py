@@ -106,6 +106,8 @@ class RemoteFile(ByteSource):
         self._blocks: dict[int, bytes] = {}  # the latest, oldest first
 
     def _read(self, offset: int, length: int) -> bytes:
+        if self.path.store.pages is not None:
+            return self.path.store.pages.read(self.path, offset, length)
         first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
         if length > _BLOCK // 2 or first != last:
             return self.path.store.read(self.path.key, offset, offset + length)

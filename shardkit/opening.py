@@ -25,6 +25,7 @@ from shardkit.folders import (
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import Manifest, Shard
+from shardkit.remote.path import RemotePath
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
@@ -150,7 +151,12 @@ def _open_ours(path: Path) -> Dataset:
 def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Dataset:
     """A dataset of some of the shards that the manifest at a path describes."""
     entries = [(s.file.name, s.samples, s.file.bytes) for s in shards]
-    return Dataset(manifests.folder_of(path), manifest.format, [*entries], manifest, path)
+    folder = manifests.folder_of(path)
+    if isinstance(folder, RemotePath):
+        for file in manifest.all_files():  # no request for each of them
+            found = folder / file.name
+            found.store.expect(found.key, file.bytes, file.checksum)
+    return Dataset(folder, manifest.format, [*entries], manifest, path)
 
 
 def _open_file(path: Path) -> Dataset:

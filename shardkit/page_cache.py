@@ -95,6 +95,18 @@ class PageCache(ABC):
                 self._remove(*page)
             return self._store(file, number, data)
 
+    def admits(self, length: int, next_use: NextUse, keep: float) -> bool:
+        """Whether `put` would find room for a page of this length, as things are."""
+        with self._locked() as locked:
+            if not locked:
+                return False
+            if self._used + self._occupied(length) <= self._room():
+                return True
+            page = self._needed_last(next_use, keep)
+            if page is not None:
+                self._last.append(page)
+            return page is not None
+
     def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
         """The page to go next; None where all are needed until `keep`.
 

@@ -94,17 +94,17 @@ class _Obstore:
                 raise
             return None
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes:
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
         options: Any = {"range": (start, stop)}
         if tag is not None and not tag.startswith("W/"):
             options["if_match"] = tag
         with self._explained(key):
             found = self._library.get(self._store, key, options=options)
-            if tag is not None and found.meta["e_tag"] not in (None, tag):
+            if tag is not None and _tag(found.meta) not in (None, tag):
                 raise replaced(f"{self._site}/{key}")
             if tuple(found.range) != (start, stop):
-                return b""  # of another length, or other bytes: asked for again
-            return bytes(found.bytes())
+                return b"", None  # of another length, or other bytes: asked for again
+            return bytes(found.bytes()), _tag(found.meta)
 
     def read_all(self, key: str) -> bytes:
         with self._explained(key):
@@ -129,7 +129,15 @@ def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
 
 
 def _info(meta: Any) -> Info:
-    return Info(meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or meta["version"])
+    return Info(meta["size"], meta["last_modified"].timestamp(), _tag(meta))
+
+
+def _tag(meta: Any) -> str | None:
+    """The ETag, in quotes, which Azure's listings leave away, or the version."""
+    tag: str | None = meta["e_tag"]
+    if tag and not tag.endswith('"'):
+        tag = f'"{tag}"'
+    return tag or meta["version"]
 
 
 def _explain(error: Exception, url: str) -> Exception:
@@ -276,10 +284,10 @@ class _Fsspec:
             return None
         return self._entry(about) if about["type"] == "file" else None
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes:
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
         with self._explained(key):
             data: bytes = self._system.cat_file(self._path(key), start=start, end=stop)
-        return data
+        return data, None
 
     def read_all(self, key: str) -> bytes:
         with self._explained(key):

@@ -68,9 +68,9 @@ class ForkedClient:
         found: Info | None = self._ask("find", key)
         return found
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes:
-        data: bytes = self._ask("read", key, start, stop, tag)
-        return data
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
+        found: tuple[bytes, str | None] = self._ask("read", key, start, stop, tag)
+        return found
 
     def read_all(self, key: str) -> bytes:
         data: bytes = self._ask("read_all", key)

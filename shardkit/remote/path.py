@@ -13,7 +13,7 @@ from pathlib import PosixPath, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
 from shardkit.errors import UsageError
-from shardkit.remote.store import Entry, Store
+from shardkit.remote.store import Cached, Entry, Store
 
 # pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -91,6 +91,10 @@ class RemotePath(PosixPath):
 
     def _at(self, key: str) -> RemotePath:
         return RemotePath(self.store, key.strip("/"))
+
+    def through(self, pages: Cached) -> RemotePath:
+        """The same path, with reads through a cache."""
+        return RemotePath(self.store.through(pages), self.key)
 
     # --- names
 

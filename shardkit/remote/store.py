@@ -7,6 +7,7 @@ may pass, and what comes back is compared with what was asked for.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import time
@@ -17,6 +18,8 @@ from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageE
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
+
+    from shardkit.remote.path import RemotePath
 
 MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
 ATTEMPTS = 6  # to make a request
@@ -30,8 +33,14 @@ class Info(NamedTuple):
     """What a store says of an object."""
 
     size: int
-    modified: float  # seconds since 1970
-    tag: str | None  # ETag or version: another one means other bytes
+    modified: float = 0  # seconds since 1970
+    tag: str | None = None  # ETag or version: another one means other bytes
+    checksum: str | None = None  # of the bytes, where a manifest says it
+
+    @property
+    def version(self) -> str | None:
+        """What is another for other bytes."""
+        return self.checksum or self.tag
 
 
 class Entry(NamedTuple):
@@ -52,6 +61,7 @@ class PassingError(Exception):
 class Client(Protocol):
     """What a library does for a store. Each call is one request, or as many as a listing has pages.
 
+    `read` gives the bytes and the tag of the object that they are of.
     Raises `PassingError`, or ShardkitError for what is final.
     """
 
@@ -59,11 +69,19 @@ class Client(Protocol):
 
     def find(self, key: str) -> Info | None: ...
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> bytes: ...
+    def read(
+        self, key: str, start: int, stop: int, tag: str | None
+    ) -> tuple[bytes, str | None]: ...
 
     def read_all(self, key: str) -> bytes: ...
 
     def entries(self, folder: str) -> list[Entry]: ...
+
+
+class Cached(Protocol):
+    """Reads through a cache (`shardkit.pages.Pages`)."""
+
+    def read(self, path: RemotePath, offset: int, length: int) -> bytes: ...
 
 
 class Store:
@@ -80,6 +98,17 @@ class Store:
         self._process = 0
         self._client: Client
         self._known: dict[str, Info | None] = {}
+        self.pages: Cached | None = None  # reads go through it, where it is set
+
+    def expect(self, key: str, size: int, checksum: str) -> None:
+        """Take the word of a manifest for an object: it is not asked for before it is read."""
+        self._known.setdefault(key, Info(size, checksum=checksum))
+
+    def through(self, pages: Cached) -> Store:
+        """The same store, with reads through a cache."""
+        store = copy.copy(self)
+        store.pages = pages
+        return store
 
     def client(self) -> Client:
         """The library's client, made anew after a fork."""
@@ -143,7 +172,9 @@ class Store:
         info = self.info(key)
 
         def once() -> bytes:
-            data = self.client().read(key, start, stop, info.tag)
+            data, tag = self.client().read(key, start, stop, info.tag)
+            if info.tag is None and tag is not None:  # from now on
+                self._known[key] = info._replace(tag=tag)
             if len(data) != stop - start:
                 raise PassingError(
                     StorageError(
@@ -165,7 +196,7 @@ class Store:
             return [self.read(key, start, stop) for start, stop in ranges]
         return list(pool().map(lambda pair: self.read(key, *pair), ranges))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # without a cache
         return Store, (self.site, self.options)
 
     def __repr__(self) -> str:

@@ -83,11 +83,10 @@ class StreamingDataset:
         maker, bad = BatchMaker(self.stream), Bad(self.options)
         # None in a worker of a DataLoader: the store belongs to its parent.
         comparison = self._ranks.begin(self, epoch, progress)
-        steps = (
-            (number + 1, step)
-            for number, step in enumerate(_steps(self.schedule(), epoch, progress), number)
-            if number % workers == worker
-        )
+        first = number + (worker - number) % workers
+        mine = islice(self.schedule().walk(epoch, progress), first - number, None, workers)
+        ahead = self.stream.ahead(mine, epoch, self.world())
+        steps = ((first + n * workers + 1, step) for n, step in enumerate(ahead))
         if self.options.batched:
             for after, step in steps:
                 if comparison is not None:
@@ -137,12 +136,6 @@ class Bad:
                 fix="mend the dataset (`shardkit verify`), or raise max_errors",
             ) from made.errors[-1]
         return made.batch
-
-
-def _steps(schedule: Schedule, epoch: int, progress: Progress) -> Iterator[Step]:
-    while (step := schedule.step(epoch, progress)) is not None:
-        progress = step.after
-        yield step
 
 
 def _joined(steps: list[Step]) -> Step:

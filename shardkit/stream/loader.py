@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -246,8 +246,8 @@ class Iteration:
         self.bad = Bad(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
-        # Epoch and progress after the last batch in the queue.
-        self._reached: tuple[int, Progress] | None = None
+        self._epoch = 0
+        self._steps: Iterator[Step] | None = None  # that are not in the queue yet
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
         self._bytes = 1  # of the last batch
@@ -311,6 +311,7 @@ class Iteration:
         """Stop the threads; they finish the rows that they are working on."""
         self._queue.clear()
         self._closed = True
+        self._steps = iter(())
         self._end()
 
     def _prefetch(self) -> None:
@@ -318,16 +319,17 @@ class Iteration:
         loader = self._loader
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
         while len(self._queue) < (most if self._threads.size else 1) and not self._closed:
-            if self._reached is None:
-                self._reached = loader._begin()  # not before: see `set_epoch`
-                self._comparison = loader._ranks.begin(loader.dataset, *self._reached)
-            epoch, progress = self._reached
-            step = self._schedule.step(epoch, progress)
+            if self._steps is None:
+                self._epoch, progress = loader._begin()  # not before: see `set_epoch`
+                self._comparison = loader._ranks.begin(loader.dataset, self._epoch, progress)
+                steps, dataset = self._schedule.walk(self._epoch, progress), loader.dataset
+                self._steps = dataset.stream.ahead(steps, self._epoch, dataset.world())
+            step = next(self._steps, None)
             if step is None:
                 return
-            self._reached = epoch, step.after
+            after = self._epoch, step.after
             threads = self._threads.size
-            pending = _PendingBatch(self._maker, step, loader._convert, self._reached, threads)
+            pending = _PendingBatch(self._maker, step, loader._convert, after, threads)
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -29,7 +30,13 @@ class StreamOptions:
     # Samples.
     fields: Sequence[str] | None = None  # those to read; None: all
     transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
-    cache: str | None = None  # in memory: "memory", samples as stored; "decoded", decoded images
+    # In memory: "memory", samples as stored; "decoded", decoded images. Else a folder for pages of
+    # remote data, shared by the processes of a machine, of at most `cache_limit` bytes ("200GB").
+    # None: SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT, else 1 GiB of memory.
+    cache: str | os.PathLike[str] | None = None
+    cache_limit: int | str | None = None
+    # Of URLs: credentials, endpoints and more, as obstore or fsspec name them.
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     on_error: str = "fail"  # or "skip": replace a bad sample by the next good one, and mark it
     max_errors: int = 1000  # with "skip": stop when more samples than this are bad
     # Batches. None of the first three: single samples.
@@ -44,6 +51,16 @@ class StreamOptions:
     # Check that all ranks of torch.distributed read the same data from the same position.
     check_ranks: bool = True
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether all samples stay in memory, once they are read."""
+        return self.cache in ("memory", "decoded")
+
+    @property
+    def cache_folder(self) -> str | os.PathLike[str] | None:
+        """The folder for pages of remote data."""
+        return None if self.in_memory else self.cache
+
     def __post_init__(self) -> None:
         check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)
         check_numbers(self, _ROWS, batch_size=1, global_batch_size=1)
@@ -51,7 +68,10 @@ class StreamOptions:
         for name in ("shuffle", "check_ranks"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False", found=repr(getattr(self, name)))
-        check_choice(self, "cache", (None, "memory", "decoded"))
+        if not isinstance(self.cache, str | os.PathLike | None):
+            raise UsageError(
+                'cache must be "memory", "decoded" or a folder', found=f"{self.cache!r:.200}"
+            )
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "last", ("pad", "drop", "short"))
         ways = ("batch_size", "global_batch_size", "batching")

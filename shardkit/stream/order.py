@@ -11,6 +11,7 @@ shards, not of samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -48,7 +49,8 @@ class Order:
         """`sizes` has the samples of each shard, in order."""
         self.samples = int(sizes.sum())
         self.parts = parts
-        self._shuffle, self._seed, self._window = shuffle, seed, window
+        self.window = window
+        self._shuffle, self._seed = shuffle, seed
         self._starts, self._sizes = _blocks(sizes, max(window // _BLOCKS, 1))
         self._epoch = -1
         # Of each block in this epoch's order: where it ends in the list of samples, and the
@@ -70,6 +72,56 @@ class Order:
             del self._windows[part]
         return Draw(index, np.full(len(positions), epoch, np.int64))
 
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self._sizes)
+
+    @property
+    def windows(self) -> int:
+        """The number of windows of the longest part."""
+        longest = math.ceil(self.samples / self.parts)
+        return math.ceil(longest / self.window)
+
+    def blocks_of(self, first: int, last: int) -> slice:
+        """The blocks of the samples from `first` to `last`, as the shards have them."""
+        begin, end = np.searchsorted(self._starts, [first, last], side="right").tolist()
+        return slice(begin - 1, end)
+
+    def uses(
+        self, epoch: int, parts: frozenset[int] | None = None
+    ) -> list[npt.NDArray[np.float64]]:
+        """The windows, of their parts, with the first and with the last sample of each block.
+
+        Infinity for a block that is in none of `parts` (None: all).
+        """
+        order = self._block_order(epoch)
+        ends = self._sizes[order].cumsum()
+        whole, rest = divmod(self.samples, self.parts)
+        found: list[npt.NDArray[np.float64]] = []
+        for position in (ends - self._sizes[order], ends - 1):
+            longer = rest * (whole + 1)  # samples of the first parts, which have one more
+            part = np.where(
+                position < longer,
+                position // (whole + 1),
+                rest + (position - longer) // max(whole, 1),
+            )
+            start = part * whole + np.minimum(part, rest)
+            window = ((position - start) // self.window).astype(np.float64)
+            if parts is not None:
+                window[~np.isin(part, list(parts))] = np.inf
+            by_block = np.empty(len(order))
+            by_block[order] = window
+            found.append(by_block)
+        return found
+
+    def _block_order(self, epoch: int) -> Numbers:
+        """The blocks in the order of an epoch."""
+        blocks = len(self._sizes)
+        if not self._shuffle:
+            return np.arange(blocks)
+        return permutation(blocks, seed_of(self._seed, epoch, _BLOCK_ORDER))
+
     def _begin(self, epoch: int) -> None:
         if epoch == self._epoch:
             return
@@ -87,13 +139,13 @@ class Order:
         whole, rest = divmod(self.samples, self.parts)
         start = part * whole + min(part, rest)
         if self._shuffle:
-            numbers = positions // self._window
+            numbers = positions // self.window
             size = whole + (part < rest)
             positions = positions.copy()
             for number in np.unique(numbers).tolist():
                 inside = np.flatnonzero(numbers == number)
-                first = number * self._window
-                order = self._shuffled(part, number, min(self._window, size - first))
+                first = number * self.window
+                order = self._shuffled(part, number, min(self.window, size - first))
                 positions[inside] = first + order[positions[inside] - first]
         listed = start + positions
         return listed + self._shifts[np.searchsorted(self._ends, listed, side="right")]

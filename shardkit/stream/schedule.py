@@ -7,6 +7,7 @@ number of ranks can continue it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -68,6 +69,12 @@ class Schedule(ABC):
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
         """The progress in canonical form; None for one that no number of ranks can reach."""
 
+    def walk(self, epoch: int, progress: Progress = START) -> Iterator[Step]:
+        """The steps that are left of an epoch."""
+        while (step := self.step(epoch, progress)) is not None:
+            progress = step.after
+            yield step
+
     def is_over(self, epoch: int, progress: Progress) -> bool:
         """Whether no step is left; faster than `steps`."""
         return self.step(epoch, progress) is None
@@ -101,6 +108,12 @@ class Fixed(Schedule):
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
         reached = 0 <= progress.samples <= self._order.samples and not progress.batches
         return progress if reached else None
+
+    def walk(self, epoch: int, progress: Progress = START) -> Iterator[Step]:
+        """The steps that are left of an epoch."""
+        while (step := self.step(epoch, progress)) is not None:
+            progress = step.after
+            yield step
 
     def is_over(self, epoch: int, progress: Progress) -> bool:
         return not self.steps(epoch, progress)

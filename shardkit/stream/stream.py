@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.opening import open_dataset
+from shardkit.page_cache import cache_from
+from shardkit.pages import Pages
+from shardkit.remote.path import RemotePath
 from shardkit.schema import Schema, row_fields
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
-from shardkit.stream.schedule import Fixed, Planned, Schedule
+from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
 from shardkit.stream.world import World
 from shardkit.transforms.transforms import Transforms
 
@@ -32,7 +37,7 @@ class Stream:
 
     def __init__(self, source: Source, options: StreamOptions) -> None:
         self.options = options
-        self.datasets = _opened(source)
+        self.datasets = _opened(source, options.storage_options)
         self.batching = options.batching
         self.lengths: Numbers | None = None  # of all samples in `field`, for `batching`
         self.field = ""
@@ -43,7 +48,11 @@ class Stream:
             self.batching = self.batching.with_lengths(self.lengths)
             if isinstance(self.batching, Pack):  # packed rows have no other fields
                 fields = [self.field]
-        self.samples = Samples(self.datasets, fields, cached=options.cache is not None)
+        self.pages: Pages | None = None  # that remote data are read by
+        if any(isinstance(dataset.path, RemotePath) for dataset in self.datasets):
+            self.pages = Pages(cache_from(options.cache_folder, options.cache_limit))
+            self.datasets = [_through(self.pages, dataset) for dataset in self.datasets]
+        self.samples = Samples(self.datasets, fields, cached=options.in_memory)
         self.transforms = Transforms(options.transforms or {}, self.samples.schema)
         if options.cache == "decoded":
             self.samples.decoded = self.transforms.encoded
@@ -74,6 +83,20 @@ class Stream:
         collate = self.options.collate
         return None if isinstance(collate, PadCollate) else collate
 
+    def ahead(self, steps: Iterator[Step], epoch: int, world: World) -> Iterator[Step]:
+        """The steps; where data are remote, their samples are read ahead."""
+        if self.pages is None:
+            return steps
+        from shardkit.stream.read_ahead import NextUse, read_ahead
+
+        next_use = None
+        if isinstance(self.order, Order):
+            parts = _parts_read_here(self.order.parts, world, self.options.cache_folder is None)
+            next_use = NextUse(self.order, self.datasets, parts)
+        size = sum(dataset.extent(n)[1] for dataset in self.datasets for n in range(dataset.shards))
+        mean = size / max(len(self.samples), 1)
+        return read_ahead(self.samples, self.pages, steps, mean, next_use, epoch)
+
     def schedule(self, world: World) -> Schedule:
         """The steps of one rank."""
         options, order = self.options, self.order
@@ -87,7 +110,29 @@ class Stream:
         return schedule
 
 
-def _opened(source: Source) -> list[Dataset]:
+def _through(pages: Pages, dataset: Dataset) -> Dataset:
+    """The dataset, read through a cache if it is remote."""
+    path = dataset.path
+    if isinstance(path, RemotePath):
+        dataset = copy.copy(dataset)
+        dataset.path = path.through(pages)
+    return dataset
+
+
+def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
+    """The canonical parts that the ranks which share a cache read; None: all, or unknown.
+
+    alone: the cache is this rank's own. Ranks of a machine share a folder (torchrun says how many).
+    """
+    each, rest = divmod(parts, world.size)
+    ranks = 1 if alone else int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if rest or not ranks or world.size % ranks:
+        return None
+    first = world.rank - world.rank % ranks
+    return frozenset(range(first * each, (first + ranks) * each))
+
+
+def _opened(source: Source, storage_options: Mapping[str, Any] | None) -> list[Dataset]:
     every: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
     for each in every:
         if not isinstance(each, str | os.PathLike | Dataset):
@@ -96,7 +141,8 @@ def _opened(source: Source) -> list[Dataset]:
                 expected="a path, a dataset of shardkit.open, or a list of them",
                 found=repr(each)[:200],
             )
-    found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
+    with storage.using(storage_options):
+        found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
     for dataset in found:
         if dataset.transform is not None:
             raise UsageError(
