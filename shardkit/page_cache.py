@@ -510,7 +510,7 @@ def cache_from(
         limit = None if text is None or text == "" else parse_size(text)
     except UsageError as error:
         what = "the limit of the cache (cache_limit, or SHARDKIT_CACHE_LIMIT) is no size"
-        raise UsageError(what, found=error.found, expected=error.expected) from None
+        raise UsageError(what, found=error.found, expected=error.expected) from error
     if folder is None:
         return MemoryCache(MEMORY_LIMIT if limit is None else limit)
     return FolderCache(storage.output(folder), limit)

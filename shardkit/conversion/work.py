@@ -10,12 +10,12 @@ import json
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from shardkit import storage
-from shardkit.checked import MOST_BYTES, Count, checked, damaged, parse, plain
+from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import Content, ShardSequence
 from shardkit.conversion.stats import Stats
@@ -193,7 +193,11 @@ def read_result(folder: Path) -> TaskResult:
     """What the finished task in a folder says of itself; raises DamagedError."""
     path = folder / RESULT
     try:
-        found = checked(TaskResult, parse(storage.read(path, MOST_BYTES)))
+        data = checked(dict[str, Any], parse(storage.read(path, MOST_BYTES)))
+        found = checked(TaskResult, data)
+        for count in fields(Stats):  # none is optional here, where all are written
+            if count.name not in data["stats"]:
+                raise MismatchError("a count", None, "stats", count.name)
     except ValueError as error:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error

@@ -58,6 +58,7 @@ class _Obstore:
         config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
         if _plain_http(site, config):
             client.setdefault("allow_http", True)
+        failure = None  # raised without obstore's own error, whose text may have secrets
         try:
             make: Any = from_url  # its types tell the stores apart, by options that are not known
             self._store = make(
@@ -69,21 +70,25 @@ class _Obstore:
             )
         except exceptions.BaseError as error:
             bad = [name for name in config if name in str(error)]
-            raise UsageError(
+            failure = UsageError(
                 f"the store {site} cannot be opened with these options",
                 found=", ".join(bad) or type(error).__name__,
                 expected="options as https://developmentseed.org/obstore names them",
                 fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
-            ) from None  # whose text may have the options' values
+            )
+        if failure is not None:
+            raise failure
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
+        failure = None
         try:
             yield
-        except self._exceptions.BaseError as error:
-            raise _explain(error, f"{self._site}/{key}") from None  # see `_explain`
-        except OSError as error:
-            raise _explain(error, f"{self._site}/{key}") from None
+        except (self._exceptions.BaseError, OSError) as error:
+            ours = isinstance(error, ShardkitError)
+            failure = error if ours else _explain(error, f"{self._site}/{key}")
+        if failure is not None:  # without obstore's own error, as above
+            raise failure
 
     def find(self, key: str) -> Info | None:
         try:

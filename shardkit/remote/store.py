@@ -7,7 +7,6 @@ may pass, and what comes back is compared with what was asked for.
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 import time
@@ -106,8 +105,8 @@ class Store:
 
     def through(self, pages: Cached) -> Store:
         """The same store, with reads through a cache."""
-        store = copy.copy(self)
-        store.pages = pages
+        store = Store(self.site, self.options)
+        store._known, store.pages = self._known, pages
         return store
 
     def client(self) -> Client:

@@ -52,6 +52,12 @@ class Stream:
         if any(isinstance(dataset.path, RemotePath) for dataset in self.datasets):
             self.pages = Pages(cache_from(options.cache_folder, options.cache_limit))
             self.datasets = [_through(self.pages, dataset) for dataset in self.datasets]
+        elif options.cache_folder is not None:
+            raise UsageError(
+                "a folder for the cache is for remote data",
+                found=f"cache={str(options.cache_folder)!r}, and data on this machine",
+                expected='"memory", "decoded", or data at a URL',
+            )
         self.samples = Samples(self.datasets, fields, cached=options.in_memory)
         self.transforms = Transforms(options.transforms or {}, self.samples.schema)
         if options.cache == "decoded":

@@ -1,0 +1,246 @@
+"""Loaders over data in a store: the same batches, and no more bytes than needed."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.errors import StorageError
+from shardkit.opening import open_dataset
+from shardkit.page_cache import PAGE
+from shardkit.remote import store as stores
+from shardkit.schema import Array, Bytes, Schema
+from shardkit.stream.loader import Loader
+from shardkit.stream.order import Order
+from shardkit.stream.read_ahead import NextUse
+from tests.remote.conftest import Through
+from tests.remote.proxy import Proxy, Rule
+from tests.remote.servers import S3
+from tests.remote.test_reading import upload
+
+FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
+SAMPLES, SIZE = 600, 40_000  # 24 MB: enough pages to have more of them than a cache takes
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("datasets"), np.random.default_rng(5)
+    values = [rng.integers(0, 200, SIZE, np.uint8) for _ in range(SAMPLES)]
+    for format in FORMATS:
+        tokens = format == "megatron"
+        kind: Any = Array("|u1", (None,)) if tokens else Bytes()
+        with shardkit.create(root / format, format, Schema({"x": kind}), shard_size="3MB") as out:
+            for n, value in enumerate(values):
+                out.write({"__key__": f"k{n}", "x": value if tokens else value.tobytes()})
+    return root
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3, datasets: Path) -> str:
+    return upload(s3, datasets)
+
+
+def loader(source: Any, options: dict[str, Any], **more: Any) -> Loader:
+    return Loader(
+        source, batch_size=16, shuffle=True, seed=7, storage_options=options or None, **more
+    )
+
+
+def epochs(made: Loader, count: int) -> list[bytes]:
+    """All that comes in some epochs."""
+    return [pickle.dumps(list(made)) for _ in range(count)]
+
+
+def stored(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("cache", ["memory", "half", "folder"])
+def test_the_batches_are_those_of_this_machine(
+    format: str, cache: str, s3: S3, bucket: str, datasets: Path, tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {}
+    if cache == "half":
+        more = {"cache_limit": stored(datasets / format) // 2}
+    elif cache == "folder":
+        more = {"cache": tmp_path / "cache", "cache_limit": stored(datasets / format) // 2}
+    here = Loader(datasets / format, batch_size=16, shuffle=True, seed=7)
+    there = loader(s3.url(bucket, format), s3.options(), **more)
+    assert epochs(there, 2) == epochs(here, 2)
+
+
+@pytest.fixture
+def counted(s3: S3, bucket: str, through: Through) -> Proxy:
+    return through(s3)
+
+
+def downloads(proxy: Proxy, made: Loader, count: int) -> list[float]:
+    """Bytes of each epoch."""
+    found = []
+    for _ in range(count):
+        proxy.clear()
+        for _ in made:
+            pass
+        found.append(proxy.count("GET").sent)
+    return found
+
+
+def test_an_epoch_downloads_the_dataset_once(
+    s3: S3, bucket: str, datasets: Path, counted: Proxy
+) -> None:
+    size = stored(datasets / "wds")
+    made = loader(s3.url(bucket, "wds"), s3.options(counted.endpoint))
+    first, second = downloads(counted, made, 2)
+    assert 0.9 * size < first <= 1.02 * size
+    assert second == 0
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_with_room_for_half_later_epochs_download_half(
+    folder: bool, s3: S3, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
+) -> None:
+    size = stored(datasets / "wds")
+    more = {"cache": tmp_path} if folder else {}
+    made = loader(
+        s3.url(bucket, "wds"), s3.options(counted.endpoint), cache_limit=size // 2, **more
+    )
+    _, *later = downloads(counted, made, 3)
+    assert max(later) <= 0.57 * size  # of 25 pages, one is 4 %
+
+
+def test_two_machines_download_half_each(
+    s3: S3, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
+) -> None:
+    size = stored(datasets / "wds")
+    for rank in range(2):
+        made = loader(
+            s3.url(bucket, "wds"), s3.options(counted.endpoint),
+            parts=2, rank=rank, world_size=2, cache=tmp_path / str(rank),
+        )  # fmt: skip
+        assert downloads(counted, made, 1)[0] <= 0.55 * size + 3 * PAGE  # where blocks are cut
+
+
+def test_ranks_of_one_machine_share_a_folder(
+    s3: S3, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
+) -> None:
+    size, total = stored(datasets / "wds"), 0.0
+    for rank in range(2):
+        made = loader(
+            s3.url(bucket, "wds"), s3.options(counted.endpoint),
+            rank=rank, world_size=2, cache=tmp_path,
+        )  # fmt: skip
+        total += downloads(counted, made, 1)[0]
+    assert total <= 1.05 * size
+
+
+def test_opening_takes_few_requests_and_no_payload(s3: S3, counted: Proxy, tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "d", "wds", {"x": Bytes()}, shard_samples=1) as out:
+        for n in range(200):
+            out.write({"x": bytes([n])})
+    bucket = upload(s3, tmp_path / "d")
+    with storage.using(s3.options(counted.endpoint)):
+        found = open_dataset(s3.url(bucket))
+        assert len(found) == 200
+    assert counted.count().requests <= 10
+    assert counted.count(match=r"\.tar").requests == 0
+
+
+def test_the_first_batch_takes_two_rounds(s3: S3, bucket: str, counted: Proxy) -> None:
+    """An index and pages: no request that waits for more than one other."""
+    with storage.using(s3.options(counted.endpoint)):
+        found = open_dataset(s3.url(bucket, "wds"))
+    counted.clear()
+    next(iter(Loader(found, batch_size=16, shuffle=True)))
+    kinds = {(e.method, e.target.rpartition(".")[2]) for e in counted.log()}
+    assert kinds == {("GET", "npy"), ("GET", "tar")}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(status=503, times=20, skip=3, match="x=GetObject|tar", method="GET"),
+        Rule(reset_after=1000, times=10, skip=3, match="tar", method="GET"),
+        Rule(close_after=1000, times=10, skip=3, match="tar", method="GET"),
+        Rule(shorten=100, times=10, skip=3, match="tar", method="GET"),
+        Rule(whole=True, times=10, skip=3, match="tar", method="GET"),
+    ],
+    ids=["503", "reset", "close", "shorten", "whole"],
+)
+def test_faults_that_pass_change_nothing(
+    rule: Rule, s3: S3, bucket: str, datasets: Path, counted: Proxy
+) -> None:
+    counted.add(rule)
+    there = loader(s3.url(bucket, "wds"), s3.options(counted.endpoint))
+    assert epochs(there, 1) == epochs(loader(datasets / "wds", {}), 1)
+
+
+def test_a_store_that_goes_away_ends_the_epoch_with_an_error(
+    s3: S3, bucket: str, counted: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ATTEMPTS", 2)
+    there = loader(s3.url(bucket, "wds"), s3.options(counted.endpoint), cache_limit=2 * PAGE)
+    batches = iter(there)
+    next(batches)
+    counted.add(Rule(status=503))
+    with pytest.raises(StorageError, match="does not answer as it should"):
+        list(batches)
+
+
+def test_a_state_goes_on_from_another_machine(s3: S3, bucket: str, datasets: Path) -> None:
+    here = loader(datasets / "wds", {})
+    batches = iter(here)
+    for _ in range(5):
+        next(batches)
+    there = loader(s3.url(bucket, "wds"), s3.options())
+    there.load_state_dict(here.state_dict())
+    assert pickle.dumps(list(batches)) == pickle.dumps(list(there))
+
+
+# --- the order of use ----------------------------------------------------------------------------
+
+
+def test_next_use_is_that_of_the_order(tmp_path: Path) -> None:
+    """Against a plain simulation: the next window in which any sample of a block comes."""
+    order = Order(np.array([100, 250, 70]), shuffle=True, seed=4, parts=3, window=32)
+    for parts in (None, frozenset({1})):
+        for epoch in (0, 1):
+            begin, end = order.uses(epoch, parts)
+            drawn = order.draw(epoch, np.arange(order.samples)).number
+            for block in range(order.blocks):
+                first = order._starts[block]
+                inside = (drawn >= first) & (drawn < first + order._sizes[block])
+                positions = np.flatnonzero(inside)
+                part = positions % order.parts
+                windows = positions // order.parts // order.window
+                if parts is not None:
+                    windows = windows[np.isin(part, list(parts))]
+                if len(windows):
+                    finite = [w for w in (begin[block], end[block]) if w < np.inf]
+                    assert {*finite} <= {*windows.tolist()}
+                    assert min(finite) == min(windows) or len({*part.tolist()}) > 1
+
+
+def test_pages_are_of_the_blocks_that_they_hold(datasets: Path) -> None:
+    dataset = open_dataset(datasets / "wds")
+    sizes = np.array([dataset.extent(n)[0] for n in range(dataset.shards)])
+    order = Order(sizes, shuffle=True, seed=1, window=64)
+    assert order.blocks_of(0, 0) == slice(0, 1)
+    assert order.blocks_of(0, len(dataset) - 1) == slice(0, order.blocks)
+    assert NextUse(order, [dataset], None)("unknown", 0) == np.inf
+
+
+def test_a_folder_for_the_cache_is_left_as_it_was_by_local_data(
+    datasets: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(datasets / "arrow", tmp_path / "d")
+    with pytest.raises(shardkit.UsageError, match="for remote data"):
+        loader(tmp_path / "d", {}, cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
