@@ -133,7 +133,7 @@ def test_values_are_read_where_they_stand(tmp_path: Path) -> None:
     path = written(tmp_path, "plain", frame)
     reader: Any = get_format("arrow").open(path)
     asked: list[int] = []
-    reader._file = Counting(reader._file, asked)
+    reader._source = Counting(reader._source, asked)
     assert reader[7]["blob"] == frame["blob"][7]
     assert sum(asked) < 1_100_000
 

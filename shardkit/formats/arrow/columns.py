@@ -1,8 +1,8 @@
-"""Which Arrow column holds which field, what stands beside the columns, and values into arrays.
+"""Which Arrow column holds which field, and the metadata of shards.
 
 An image is a struct of bytes and path, as Hugging Face's Image feature stores it, and several are
-a list of such; an array of
-plain numbers is a list, nested once per dimension; any other array is the bytes of a `.npy` file.
+a list of such; an array of plain numbers is a list, nested once per dimension; any other array is
+the bytes of a `.npy` file.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _SIMPLE: dict[type[FieldType], pa.DataType] = {
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
 if int(pa.__version__.partition(".")[0]) < 15:
-    _NUMBERS.remove("<f2")  # which that pyarrow cannot write to Parquet
+    _NUMBERS.remove("<f2")  # such a pyarrow cannot write them to Parquet
 
 
 def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = None) -> pa.Schema:
-    """The columns of a shard, with our schema and that of Hugging Face as metadata.
+    """The columns of a shard, with our schema and Hugging Face's features as metadata.
 
-    All may hold nulls, also those of fields that are not optional: datasets takes its features
-    from the metadata of such columns only.
+    All are nullable, even those of fields that are not optional: otherwise Hugging Face datasets
+    does not take its features from the metadata.
     """
     fields = [pa.field(KEY, pa.string())]
     fields += [pa.field(name, arrow_type(kind)) for name, kind in schema.items()]
@@ -97,7 +97,7 @@ def arrow_type(kind: FieldType) -> pa.DataType:
 
 
 def is_nested(kind: Array) -> bool:
-    """Whether lists of numbers can hold arrays of this type, with nothing of their shape lost."""
+    """Whether lists of numbers can hold arrays of this type without loss of their shape."""
     if kind.dtype not in _NUMBERS or not kind.shape:
         return False
     first, *others = kind.shape
@@ -105,7 +105,7 @@ def is_nested(kind: Array) -> bool:
 
 
 def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The features of Hugging Face datasets that fit the columns, as it writes them in JSON."""
+    """The features of Hugging Face datasets for the columns, as it writes them in JSON."""
     found: dict[str, Any] = {KEY: _value(pa.string())}
     for name, kind in schema.items():
         names = classes.get(name)
@@ -135,7 +135,7 @@ def _value(type: pa.DataType) -> dict[str, Any]:
 
 
 class _Version(TypedDict):
-    """Of our metadata: others are not looked at."""
+    """The part of our metadata that every version has."""
 
     version: Any
 
@@ -148,9 +148,9 @@ class _About(_Version):
 
 
 def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | None:
-    """Schema and classes of a shard of ours; None where its columns are not those of our schema.
+    """Schema and classes of a shard of ours; None if its columns are not those of our schema.
 
-    Other programs copy metadata along while they drop or change columns: the columns count.
+    Other programs drop or change columns and copy the metadata along.
     """
     text = (schema.metadata or {}).get(_OURS)
     if text is None:
@@ -171,7 +171,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
 
 
 def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """What Hugging Face's metadata say of each column; nothing where there are none."""
+    """The feature of each column in Hugging Face's metadata; empty without such metadata."""
     try:
         found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -181,9 +181,9 @@ def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
     return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
 
 
-# --- files that others made ----------------------------------------------------------------------
+# --- foreign files -------------------------------------------------------------------------------
 
-_LINKED = {"bytes", "path"}  # the parts of an image as Hugging Face stores it
+_IMAGE_PARTS = {"bytes", "path"}  # as Hugging Face stores images
 
 Arrays: TypeAlias = Mapping[str, pa.Array]
 Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # some columns, batch by batch
@@ -204,112 +204,93 @@ def _unusable(name: str, what: str, fix: str) -> FormatError:
 
 
 class Known(NamedTuple):
-    """What a file tells of its columns without them being read."""
+    """What a file tells about its columns without them being read."""
 
     nulls: dict[str, int]  # how many rows have no value
-    whole: set[str]  # those without a null in them, at any level
+    whole: set[str]  # columns without nulls at any level
 
 
 def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[str, Any]:
     """The layout of a file that comes without one.
 
-    In `empty` are the columns without a single value, whose type therefore says nothing.
+    `unusable` has the columns that no field can hold, and `empty` those without a single value,
+    whose type therefore means nothing.
     """
     ours = own_metadata(columns)
-    empty: list[str] = []
-    unusable: dict[str, FormatError] = {}
     if ours is not None:
         schema, classes = ours
-    else:
-        schema, classes, empty = _guess(columns, rows, known, scan, unusable)
-    layout: dict[str, Any] = {"schema": schema.to_json()}
-    if ours is not None:
-        layout["ours"] = True
-    if unusable:
-        layout["unusable"] = unusable
-    if classes:
-        layout["classes"] = classes
-    if empty:
-        layout["empty"] = empty
-    return layout
-
-
-def _guess(
-    columns: pa.Schema,
-    rows: int,
-    known: Known,
-    scan: Scan,
-    unusable: dict[str, FormatError],
-) -> tuple[Schema, dict[str, list[str]], list[str]]:
-    """Fields, names of their classes, and columns without values.
-
-    Columns that no field can hold go to `unusable`.
-    """
+        layout = {"schema": schema.to_json(), "ours": True, "classes": classes}
+        return {name: entry for name, entry in layout.items() if entry or name == "schema"}
     features = foreign_features(columns)
+    fields, unusable = _fields(columns, features)
+    nulls = _count_nulls(columns, fields, known, scan)
+    fields = {name: replace(kind, optional=nulls[name] > 0) for name, kind in fields.items()}
+    for name, kind in [*fields.items()]:
+        if not isinstance(kind, Bytes | Images) or _says_image(features.get(name, {})):
+            continue
+        first = _first(name, kind, scan)
+        if first is None:
+            continue
+        if isinstance(kind, Bytes) and is_image(first):
+            fields[name] = Image(optional=kind.optional)
+        elif isinstance(kind, Images) and not is_image(first):
+            del fields[name]
+            unusable[name] = _holds_no_field(columns.field(name))
+    named = {n: features.get(n, {}).get("names") for n, k in fields.items() if isinstance(k, Int)}
+    layout = {
+        "schema": Schema(fields).to_json(),
+        "unusable": unusable,
+        "classes": {n: [*map(str, v)] for n, v in named.items() if isinstance(v, list) and v},
+        # Of linked images the bytes are null, but those are values all the same.
+        "empty": [
+            name
+            for name in fields
+            if nulls[name] == rows and not pa.types.is_struct(plain_type(columns.field(name).type))
+        ],
+    }
+    return {name: entry for name, entry in layout.items() if entry or name == "schema"}
+
+
+def _fields(
+    columns: pa.Schema, features: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, FieldType], dict[str, FormatError]]:
+    """The fields as far as the columns' types tell, and why the other columns cannot be fields."""
     fields: dict[str, FieldType] = {}
+    unusable: dict[str, FormatError] = {}
     for column in columns:
         name = column.name
         if name == KEY:
             continue
-        if name in RESERVED:
-            unusable[name] = _unusable(
-                name,
-                "a column has a name that samples keep",
-                f"convert without it: {drop_option(name)}, or rename the column",
-            )
-            continue
         try:
+            if name in RESERVED:
+                fix = f"convert without it: {drop_option(name)}, or rename the column"
+                raise _unusable(name, "a column has a name that samples keep", fix)
             fields[name] = _kind(column, features.get(name, {}))
         except FormatError as error:
             unusable[name] = error
-    counted = _count_nulls(columns, fields, known, scan)
-    fields = {name: replace(kind, optional=counted[name] > 0) for name, kind in fields.items()}
-    for name, kind in [*fields.items()]:
-        if isinstance(kind, Bytes | Images) and not _says_image(features.get(name, {})):
-            first = _first(name, kind, scan)
-            if isinstance(kind, Images) and first is not None and not is_image(first):
-                unusable[name] = _holds_no_field(columns.field(name))
-                del fields[name]
-            if isinstance(kind, Bytes) and first is not None and is_image(first):
-                fields[name] = Image(optional=kind.optional)
-    classes = {}
-    for name, kind in fields.items():
-        names = features.get(name, {}).get("names")
-        if isinstance(kind, Int) and isinstance(names, list) and names:
-            classes[name] = list(map(str, names))
-    # Of images that are only linked, the bytes are null: those are values all the same.
-    empty = [
-        n
-        for n in fields
-        if counted[n] == rows and not pa.types.is_struct(plain_type(columns.field(n).type))
-    ]
-    return Schema(fields), classes, empty
+    return fields, unusable
 
 
 def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     """The type of the field for a column, as far as the column's type tells."""
-    stored = column.type
-    tensor = _tensor(column)
-    if tensor is not None and fits(tensor, stored):
-        return tensor
-    if getattr(stored, "extension_name", None) == "arrow.json":
+    if getattr(column.type, "extension_name", None) == "arrow.json":
         return Json()
-    stored = plain_type(stored)
+    stored = plain_type(column.type)
     if pa.types.is_null(stored):
         return Json()
-    array = _array(stored, feature)
-    kinds: list[FieldType | None] = [Int(), Float(), Bool(), Text(), array, Json()]
-    if feature.get("_type") == "Image":
-        kinds.insert(0, Image())
-    elif is_list(stored):
-        kinds.insert(0, Images())
-    elif (
-        not pa.types.is_struct(stored)
-        or {stored.field(n).name for n in range(stored.num_fields)} == _LINKED
-    ):
-        kinds.insert(4, Bytes())
+    children = {stored.field(n).name for n in range(stored.num_fields)}
+    kinds = [
+        Image() if feature.get("_type") == "Image" else Images(),
+        Int(),
+        Float(),
+        Bool(),
+        Text(),
+        Bytes() if not pa.types.is_struct(stored) or children == _IMAGE_PARTS else None,
+        _array(column, feature),
+        Json(),
+    ]
     for kind in kinds:
-        if kind is not None and fits(kind, stored):
+        if kind is not None and fits(kind, column.type):
             return kind
     raise _holds_no_field(column)
 
@@ -330,28 +311,24 @@ def _holds_no_field(column: pa.Field) -> FormatError:
     )
 
 
-def _tensor(column: pa.Field) -> Array | None:
-    """The array in a column of type `arrow.fixed_shape_tensor`."""
+def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
+    """The array in tensors or nested lists, of which all lengths but the first must be known."""
     try:
         tensor = tensor_of(column.type)
     except FormatError as error:
         raise error.located(field=column.name) from error.__cause__
-    if tensor is None:
-        return None
-    return Array(np.dtype(column.type.value_type.to_pandas_dtype()).str, tensor.shape)
-
-
-def _array(stored: pa.DataType, feature: Mapping[str, Any]) -> Array | None:
-    """The array in nested lists: all lengths but the first must be known."""
     shape: list[int | None] = []
+    stored = plain_type(column.type)
     while is_list(stored):
         shape.append(stored.list_size if pa.types.is_fixed_size_list(stored) else None)
         stored = stored.value_type
     if not is_number(stored):
         return None
-    said = feature.get("shape")  # of Array2D to Array5D, which are nested lists of any length
-    if isinstance(said, list) and len(said) == len(shape) and all(map(_is_length, said)):
-        shape = said
+    declared = feature.get("shape")  # of Array2D to Array5D, which are nested lists of any length
+    if tensor is not None:
+        shape = [*tensor.shape]
+    elif isinstance(declared, list) and len(declared) == len(shape):
+        shape = declared if all(map(_is_length, declared)) else shape
     if None in shape[1:]:
         return None
     return Array(np.dtype(stored.to_pandas_dtype()).str, tuple(shape))
@@ -366,14 +343,14 @@ def _count_nulls(
 ) -> dict[str, int]:
     """How many rows of each column are null; makes JSON of lists that have nulls inside.
 
-    A column is read for it only where the file itself does not say how many there are.
+    Only columns of which the file itself does not count the nulls are read.
     """
     counted = {n: 0 if n in known.whole else known.nulls.get(n, 0) for n in fields}
-    unsaid = fields.keys() - known.whole
-    unknown = {n for n in unsaid if columns.field(n).nullable and n not in known.nulls}
-    lists = {n for n in unsaid if isinstance(fields[n], Array)}
-    looked_at = [n for n in fields if n in unknown | lists]
-    for arrays in scan(looked_at) if looked_at else ():
+    unsure = fields.keys() - known.whole
+    unknown = {n for n in unsure if columns.field(n).nullable and n not in known.nulls}
+    lists = {n for n in unsure if isinstance(fields[n], Array)}
+    scanned = [n for n in fields if n in unknown | lists]
+    for arrays in scan(scanned) if scanned else ():
         for name, array in arrays.items():
             if name in unknown:
                 counted[name] += _nulls(plain(array))
@@ -389,9 +366,9 @@ def _nulls(array: pa.Array) -> int:
 
 
 def _nulls_inside(array: pa.Array) -> bool:
-    """Whether there are nulls inside of lists; lists that are null themselves do not count."""
+    """Whether there are nulls inside lists; lists that are null themselves do not count."""
     while is_list(array.type):
-        # `flatten` ends the process where an offset leads out of the values.
+        # `flatten` ends the process if an offset is outside the values.
         array.validate(full=True)
         array = plain(array.flatten())
         if array.null_count:

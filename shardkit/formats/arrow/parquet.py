@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit.byte_source import ByteSource, open_source
+from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
@@ -81,19 +81,10 @@ def _list_bytes(value: npt.NDArray[Any]) -> int:
 class ParquetReader(BatchReader):
     """A Parquet file, which each thread opens for itself: pyarrow's reader has a state."""
 
-    _source: ByteSource | None = None
-
     def _open(self) -> tuple[pa.Schema, list[int]]:
         self._local = threading.local()
-        self._source = open_source(self.path)
-        self._groups = _row_groups(self._source)
+        self._groups = _row_groups(self._opened)
         return self._file().schema_arrow, [group.rows for group in self._groups]
-
-    @property
-    def _opened(self) -> ByteSource:
-        if self._source is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._source
 
     def _file(self) -> pq.ParquetFile:
         """This thread's own."""
@@ -151,7 +142,6 @@ class ParquetReader(BatchReader):
     def close(self) -> None:
         super().close()
         self._local = threading.local()
-        self._source = None
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

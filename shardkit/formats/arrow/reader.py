@@ -20,7 +20,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,9 +37,9 @@ from shardkit.formats.arrow.values import (
     Column,
     Cut,
     average_size,
-    check_fits,
     column,
     fetch,
+    fits,
     plain,
     tensor_of,
 )
@@ -91,9 +91,11 @@ class BatchReader(ShardReader):
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self.path = path
-        self._token = object()  # of this reader in `DECODED`
+        self._token = object()  # its name in `DECODED`
         self._batches: dict[int, Batch] = {}  # those that are not decoded
+        self._source: ByteSource | None = None
         with self._damage("the shard is damaged"):
+            self._source = open_source(path)
             self._columns, lengths = self._open()
             self._starts = [*accumulate(lengths, initial=0)]
             check_names(self._columns)
@@ -108,7 +110,13 @@ class BatchReader(ShardReader):
 
     @abstractmethod
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        """Open the file; returns its columns and the rows of each batch."""
+        """The columns of the file and the number of rows of each batch."""
+
+    @property
+    def _opened(self) -> ByteSource:
+        if self._source is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._source
 
     @abstractmethod
     def _load(self, number: int, names: Collection[str]) -> Arrays:
@@ -181,7 +189,7 @@ class BatchReader(ShardReader):
             return page
         missing = tuple([name for name in names if name not in page])
         if missing in batch.failed:
-            raise batch.failed[missing].with_traceback(None)  # it would grow each time
+            raise batch.failed[missing].located()
         try:
             with self._damage("a batch is damaged", number):
                 for name, array in batch.arrays(missing).items():
@@ -194,9 +202,10 @@ class BatchReader(ShardReader):
                         self._note(found.size + 1024)
         except ShardkitError as error:
             if not isinstance(error, StorageError):
-                if error.__cause__ is not None:
-                    error.__cause__.with_traceback(None)
-                batch.failed[missing] = error
+                cause = error.__cause__
+                if cause is not None:  # frames of tracebacks would keep the shard open
+                    cause.with_traceback(None).__context__ = None
+                batch.failed[missing] = error.located()
             raise
         return page
 
@@ -227,6 +236,7 @@ class BatchReader(ShardReader):
         super().close()
         self._forget()
         DECODED.forget(self._token)
+        self._source = None
 
     def whole_batches(self) -> Iterator[pa.RecordBatch]:
         """All batches, in memory."""
@@ -251,17 +261,23 @@ class BatchReader(ShardReader):
 
     def _check_columns(self) -> None:
         """Raises FormatError unless the columns can hold the fields of the schema."""
-        columns = set(self._columns.names)
-        missing = [name for name in self.schema if name not in columns]
-        if missing:
-            raise FormatError(
-                "the shard has no column for a field",
-                field=missing[0],
-                expected=", ".join(self.schema),
-                found=", ".join(self._columns.names),
-            )
+        columns = {column.name: column.type for column in self._columns}
         for name, kind in self.schema.items():
-            check_fits(name, kind, self._columns.field(name).type)
+            if name not in columns:
+                raise FormatError(
+                    "the shard has no column for a field",
+                    field=name,
+                    expected=", ".join(self.schema),
+                    found=", ".join(columns),
+                )
+            if not fits(kind, columns[name]):
+                raise FormatError(
+                    "a column is not of the type that its field has",
+                    field=name,
+                    expected=f"a column that can hold {kind}",
+                    found=str(columns[name]),
+                    fix="convert the shards of each kind by themselves",
+                )
 
     def _where(self, number: int) -> int | None:
         """The byte at which a batch begins, if it is known."""
@@ -346,11 +362,8 @@ class Cursor:
 class IpcReader(BatchReader):
     """An Arrow IPC file or stream."""
 
-    _file: ByteSource | None = None
-
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        self._file = open_source(self.path)
-        self._messages = find_messages(self._file)
+        self._messages = find_messages(self._opened)
         rows = [batch.rows for batch in self._messages.batches]
         if self._messages.schema is not None:
             return pa.ipc.read_schema(pa.py_buffer(self._messages.schema)), rows
@@ -360,12 +373,6 @@ class IpcReader(BatchReader):
     def _ipc_file(self) -> pa.RecordBatchFileReader:
         source = pa.PythonFile(Cursor(self._opened), mode="r")
         return pa.ipc.open_file(source, options=_OPTIONS)
-
-    @property
-    def _opened(self) -> ByteSource:
-        if self._file is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._file
 
     def _located(self, number: int) -> Batch | None:
         message = self._messages.batches[number]
@@ -451,13 +458,9 @@ class IpcReader(BatchReader):
     def _where(self, number: int) -> int | None:
         return self._messages.batches[number].offset
 
-    def close(self) -> None:
-        super().close()
-        self._file = None
-
 
 def _begin(found: Column, row: int, length: int) -> int:
-    """The byte of the file at which the array of a row begins, which has so many bytes."""
+    """The byte of the file at which the array of a row begins, which is `length` bytes."""
     offsets, width, _, end, at, present = found.ranges  # type: ignore[misc]
     start, stop = offsets[row] * width, offsets[row + 1] * width
     null = present is not None and not present[row]
@@ -480,8 +483,8 @@ def _size(value: Any) -> int:
 def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
     """How many rows of a column have no value, and how many nulls it has at any level.
 
-    `counts` are the nulls of the column's array and of those inside it, in their order. NaN where
-    these do not tell: a dictionary may hold a null.
+    `counts` has the nulls of the column's array, then of those inside it. NaN if these do not tell:
+    a dictionary may contain a null.
     """
     if isinstance(stored, pa.BaseExtensionType):
         return _nulls(stored.storage_type, counts)
@@ -498,12 +501,12 @@ def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
     return rows, count + sum(every for _, every in inside)
 
 
-# Where values stand in the file, pyarrow tells: it is given a batch's header, and for the body
-# zeros, which it does not look at. A buffer's address among the zeros is its offset in the body.
+# pyarrow tells where buffers are in the file: it is given a batch's header, and for the body zeros,
+# which it does not look at. A buffer's address among the zeros is its offset in the body.
 
 
 class _FileBuffers(Buffers):
-    """Buffers among zeros, whose bytes are in a file."""
+    """Buffers of zeros, whose bytes are in a file."""
 
     in_file = True
 
@@ -529,19 +532,17 @@ class _FileBuffers(Buffers):
         return self._base + int(buffer.address)
 
 
-class _Header(NamedTuple):
-    """A message as pyarrow reads a file: what stands before the body, then zeros."""
+class _Header:
+    """A message as pyarrow reads a file: its header, then zeros for its body."""
 
-    parts: list[memoryview]
-    closed: bool = False
+    closed = False
+
+    def __init__(self, header: memoryview, zeros: memoryview) -> None:
+        self._header, self._zeros = header, zeros
 
     def read(self, size: int) -> memoryview:
-        found = self.parts[0][:size]
-        if len(self.parts) > 1:
-            self.parts[0] = self.parts[0][size:]
-            if not self.parts[0]:
-                del self.parts[0]
-        return found
+        found, self._header = self._header[:size], self._header[size:]
+        return found if len(found) else self._zeros[:size]
 
     def tell(self) -> int:
         return 0
@@ -550,10 +551,10 @@ class _Header(NamedTuple):
 def _located(
     file: ByteSource, message: Message, columns: pa.Schema
 ) -> tuple[pa.RecordBatch, Buffers]:
-    """A batch whose buffers have the right sizes, and how what they have in the file is read."""
+    """A batch of buffers of zeros, and how their bytes are read from the file."""
     zeros = _zeros(message.end - message.body)
     front = memoryview(file.read(message.offset, message.body - message.offset))
-    source = pa.PythonFile(_Header([front, zeros]), mode="r")
+    source = pa.PythonFile(_Header(front, zeros), mode="r")
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), columns)
     if batch.num_rows != message.rows:
         raise ValueError(f"{batch.num_rows} rows where {message.rows} are announced")
@@ -565,7 +566,7 @@ _latest_zeros = memoryview(b"")
 
 
 def _zeros(size: int) -> memoryview:
-    """At least so many bytes that nobody writes to, so that they take no memory."""
+    """At least so many zeros, which take no memory as they are never written to."""
     global _latest_zeros  # noqa: PLW0603 - all batches share them
     zeros = _latest_zeros
     if len(zeros) < size:

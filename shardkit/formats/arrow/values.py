@@ -159,18 +159,6 @@ _FITS: dict[type[FieldType], Callable[[pa.DataType], bool]] = {
 }
 
 
-def check_fits(name: str, kind: FieldType, stored: pa.DataType) -> None:
-    """Raises FormatError unless a column of a type can hold the values of a field."""
-    if not fits(kind, stored):
-        raise FormatError(
-            "a column is not of the type that its field has",
-            field=name,
-            expected=f"a column that can hold {kind}",
-            found=str(stored),
-            fix="convert the shards of each kind by themselves",
-        )
-
-
 def plain(array: pa.Array) -> pa.Array:
     """The array as one of its `plain_type`; raises ValueError for a damaged dictionary."""
     while isinstance(array, pa.ExtensionArray):
