@@ -107,6 +107,9 @@ _OURS: dict[str, Declaration] = {
 }
 
 
+BUILT_IN = tuple(_OURS)
+
+
 class _Formats(Mapping[str, Declaration]):
     """Formats by name. Other packages are looked for when none of shardkit's is meant.
 
