@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +30,21 @@ _LABELS = ("label", "cls")
 
 
 def inspect(
-    path: str | os.PathLike[str], *, samples: int = 3, full: bool = False
+    path: str | os.PathLike[str],
+    *,
+    samples: int = 3,
+    full: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A report on a dataset, a shard, or a folder of splits, of values that JSON can hold.
 
     Counts and sizes come from the manifest or, for data made by others, from headers and small
     fields; `full` reads every sample, for the formats and sizes of images. `samples` of the first
-    samples are described. Raises what `shardkit.open` and reading raise.
+    samples are described. `storage_options` are as in `shardkit.open`. Raises what `shardkit.open`
+    and reading raise.
     """
-    source = storage.source(path)
+    with storage.using(storage_options):
+        source = storage.source(path)
     datasets = open_splits(source)
     lost = without_manifest(source, datasets.values())
     incomplete = None if lost is None else f"{lost.what} ({lost.found})"

@@ -8,21 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.opening import open_dataset
 from shardkit.sample import Sample
 
 
-def open(path: str | os.PathLike[str], *, transforms: Mapping[Any, Any] | None = None) -> Dataset:
+def open(
+    path: str | os.PathLike[str],
+    *,
+    transforms: Mapping[Any, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
     `transforms`, by field, are those of `shardkit.torch.Loader`; random ones are drawn whenever a
-    sample is read.
+    sample is read. `storage_options` are credentials, endpoints and more for a URL, as obstore or
+    fsspec name them.
 
     Raises NotFoundError, FormatError for a path that is no dataset, DamagedError for a damaged one,
     and UsageError for transforms that do not fit it.
     """
-    dataset = open_dataset(path)
+    with storage.using(storage_options):
+        dataset = open_dataset(path)
     if transforms is not None:
         dataset.transform = _OnRead(transforms, dataset)
     return dataset

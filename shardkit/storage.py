@@ -43,7 +43,16 @@ _options: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", d
 
 @contextlib.contextmanager
 def using(options: Mapping[str, Any] | None) -> Iterator[None]:
-    """URLs that are given inside of it are opened with these storage options."""
+    """URLs that are given inside of it are opened with these storage options.
+
+    Raises UsageError for what is no mapping of names.
+    """
+    if options is not None and not (
+        isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+    ):
+        raise UsageError(  # without the values, which may be secret
+            "storage options must be a dict of names and values", found=type(options).__name__
+        )
     token = _options.set(options or _options.get())
     try:
         yield

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import click
@@ -182,6 +182,27 @@ def search_here() -> None:
     Processes that are started get this path as well.
     """
     sys.path.insert(0, os.getcwd())
+
+
+def _storage_options(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise click.BadParameter("expected KEY=VALUE")  # without the value, which may be secret
+    return {name: value for name, _, value in pairs}
+
+
+def storage_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--storage-option` to a command: a dict, `storage_options`."""
+    return click.option(
+        "--storage-option",
+        "storage_options",
+        multiple=True,
+        callback=_storage_options,
+        metavar="KEY=VALUE",
+        help="Of URLs: a credential, an endpoint, ... (docs/remote.md). Repeatable.",
+    )(command)
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import complain, print_json, search_here
+from shardkit.cli import complain, print_json, search_here, storage_option
 from shardkit.cli.tables import counted, print_numbers, print_table, size
 
 _ABOUT = {
@@ -93,12 +93,14 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
     help="Write the data of other libraries here, and keep them.",
 )
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
+@storage_option
 @click.option("--quiet", is_flag=True, help="Print only results and errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     paths: tuple[Path, ...],
     side: int,
     plot: Path | None,
+    storage_options: dict[str, str],
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -108,6 +110,7 @@ def command(
     Every setting is run in turn, round after round; medians are shown. Exit codes: 0 measured, 1
     all runs failed, 2 the command line is at fault.
     """
+    from shardkit import storage
     from shardkit.cli.progress import StepsMonitor
     from shardkit.performance.bench import bench, check_plot, draw
 
@@ -116,7 +119,7 @@ def command(
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["workers"] = options["workers"] or ()
-    with StepsMonitor(quiet) as progress:
+    with storage.using(storage_options), StepsMonitor(quiet) as progress:
         report = bench(paths, size=side, progress=progress, **options)
     if as_json:
         print_json(report)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import print_json, search_here
+from shardkit.cli import print_json, search_here, storage_option
 from shardkit.formats import BUILT_IN
 from shardkit.options import (
     CHROMA,
@@ -214,6 +214,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option(
     "--overwrite", is_flag=True, help="Replace an existing dataset, once the new one is complete."
 )
+@storage_option
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def command(
@@ -221,6 +222,7 @@ def command(
     to: str,
     out: Path | None,
     plan_only: bool,
+    storage_options: dict[str, str],
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -241,16 +243,20 @@ def command(
     if options["transform"] is not None:
         search_here()
     if plan_only:
+        from shardkit import storage
         from shardkit.conversion.run import prepare
 
-        plan = prepare(source, to, out, ConvertOptions(**options))
+        with storage.using(storage_options):
+            plan = prepare(source, to, out, ConvertOptions(**options))
         if as_json:
             print_json(plan.describe())
         else:
             show_plan(plan)
         return
     with ConvertMonitor(quiet) as monitor:
-        result = convert(source, to, out, monitor=monitor, **options)
+        result = convert(
+            source, to, out, monitor=monitor, storage_options=storage_options, **options
+        )
     if as_json:
         print_json(result.to_dict())
     elif not quiet:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import print_json, search_here
+from shardkit.cli import print_json, search_here, storage_option
 
 
 @click.command("doctor", context_settings={"show_default": True})
@@ -65,6 +65,7 @@ from shardkit.cli import print_json, search_here
     help="Approximate length of each run.",
 )
 @click.option("--tune", is_flag=True, help="Try the best settings; print the line of code to use.")
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     path: Path,
@@ -72,18 +73,21 @@ def command(
     transform: str,
     size: int,
     workers: int | None,
+    storage_options: dict[str, str],
     as_json: bool,
     seconds: float,
     **options: Any,
 ) -> None:
     """Find what slows down loading of PATH: a dataset, or a folder of images."""
+    from shardkit import storage
     from shardkit.performance.defaults import open_any, usual_options
     from shardkit.performance.doctor import doctor
     from shardkit.stream import Loader
 
     if ":" in transform:
         search_here()
-    dataset = open_any(path)
+    with storage.using(storage_options):
+        dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
     given = {name: value for name, value in options.items() if value is not None}
     about = {name: given.pop(name) for name in ("ranks", "need", "tune") if name in given}

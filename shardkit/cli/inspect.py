@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardkit.checked import checked
-from shardkit.cli import complain, print_json
+from shardkit.cli import complain, print_json, storage_option
 from shardkit.cli.tables import counted, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
@@ -20,12 +20,15 @@ _BAR = 40  # characters of the longest
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--samples", default=3, metavar="N", help="How many samples to show.")
 @click.option("--full", is_flag=True, help="Read every sample: image formats and sizes as well.")
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: Path, samples: int, full: bool, as_json: bool) -> None:
+def command(
+    path: Path, samples: int, full: bool, storage_options: dict[str, str], as_json: bool
+) -> None:
     """Describe PATH: a dataset or a shard, made by shardkit or by others."""
     from shardkit.inspection import inspect
 
-    report = inspect(path, samples=samples, full=full)
+    report = inspect(path, samples=samples, full=full, storage_options=storage_options)
     if as_json:
         print_json(report)
     elif "splits" in report:

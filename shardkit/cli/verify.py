@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli import complain, print_json
+from shardkit.cli import complain, print_json, storage_option
 from shardkit.cli.tables import counted, print_table, size
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ _PROBLEMS = 100  # that are printed; --json has all
     is_flag=True,
     help="Compare every sample with what the format's own library reads (webdataset, lmdb, ...).",
 )
+@storage_option
 @click.option("--quiet", is_flag=True, help="Print only problems.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
-    path: Path, against: Path | None, decode: bool, client: bool, quiet: bool, as_json: bool
+    path: Path,
+    against: Path | None,
+    decode: bool,
+    client: bool,
+    storage_options: dict[str, str],
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Check that PATH, a dataset, is what was written: all its files, shards and keys.
 
@@ -45,7 +52,14 @@ def command(
     from shardkit.verification.verify import verify
 
     with StepsMonitor(quiet) as monitor:
-        report = verify(path, against, decode=decode, client=client, monitor=monitor)
+        report = verify(
+            path,
+            against,
+            decode=decode,
+            client=client,
+            monitor=monitor,
+            storage_options=storage_options,
+        )
     if as_json:
         print_json(report.to_dict())
     else:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardkit import storage
 from shardkit.conversion.pool import Pool
 from shardkit.formats import FORMATS
 from shardkit.options import ConvertOptions
@@ -23,6 +24,7 @@ def convert(
     *,
     schema: Mapping[str, Any] | None = None,
     monitor: Monitor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ConvertResult:
     """Convert images, text, a dataset of any format, or a Python sequence of samples.
@@ -33,6 +35,7 @@ def convert(
     file such as `train.beton` for one shard without a folder; without it the output goes beside the
     source, as `<name>-<format>`. The `options` are the fields of
     `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
+    `storage_options` are as in `shardkit.open`; nothing that is written has them.
 
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
     DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
@@ -55,6 +58,7 @@ def convert(
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 
-        plan = prepare(source, to, out, checked, schema=schema)
+        with storage.using(storage_options):
+            plan = prepare(source, to, out, checked, schema=schema)
         result = run(plan, checked, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

@@ -20,6 +20,7 @@ from shardkit.options import check_names, check_numbers
 from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
+from shardkit.remote.path import RemotePath
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
 from shardkit.verification.work import Monitor
@@ -200,11 +201,11 @@ def _ours(
             skipped[f"{name}, {measure}"] = "it has no encoded images"
     stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
     about = {
-        "path": os.fspath(path),
+        "path": str(path),
         "samples": len(dataset),
         "shards": dataset.shards,
         "bytes": stored,
-        "file_system": file_system(path),
+        "file_system": None if isinstance(path, RemotePath) else file_system(path),
     }
     start, mean = command(path, asked.limit), stored / len(dataset)
     return Contender(name, dataset.format, start, path, about, settings=settings, sample_bytes=mean)
@@ -264,12 +265,20 @@ def _peers(
 
 
 def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
+    if isinstance(contender.path, RemotePath):
+        skipped[f"{contender.name}, cold"] = "data at a URL are not in the page cache"
+        return False
     stayed = drop_from_cache([contender.path])
     if stayed > _STAYED:
         skipped[f"{contender.name}, cold"] = (
             f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
         )
     return stayed <= _STAYED
+
+
+def _process(contender: Contender) -> Process:
+    path = contender.path
+    return Process(contender.command, path.store.options if isinstance(path, RemotePath) else None)
 
 
 def _in_turn(
@@ -290,7 +299,7 @@ def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | No
     try:
         for number, each in _in_turn(measured, rounds + 1, progress):
             contender = each.contender
-            process = processes.setdefault(id(contender), Process(contender.command))
+            process = processes.setdefault(id(contender), _process(contender))
             each.ask(process, counts=number > 0)
     finally:
         for process in processes.values():
@@ -300,7 +309,7 @@ def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | No
 def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
     """Each run has a new process, which opens its dataset before the page cache is dropped."""
     for _, each in _in_turn(measured, rounds, progress):
-        process = Process(each.contender.command)
+        process = _process(each.contender)
         try:
             if each.contender.format != PEER:
                 process.ask({"measure": "open"})

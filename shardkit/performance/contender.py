@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
@@ -76,20 +77,28 @@ class Contender:
 def command(path: str | os.PathLike[str], limit: int) -> list[str]:
     """The command that starts the process of a dataset, with this process's `sys.path`."""
     search = json.dumps([folder for folder in sys.path if folder])
-    return [sys.executable, "-c", _START, search, os.fspath(path), str(limit)]
+    return [sys.executable, "-c", _START, search, str(path), str(limit)]
 
 
 class Process:
     """A process that answers requests; started at the first one, and again after it has ended."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(
+        self, command: Sequence[str], storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        """The options may be secret: they are sent, as others can see the command."""
         self._command = command
+        self._options = dict(storage_options or {})
         self._process: JsonProcess | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer, or `{"error": ...}`."""
         try:
-            process = self._process = self._process or JsonProcess(self._command, _RUN)
+            if self._process is None:
+                self._process = JsonProcess(self._command, _RUN)
+                if self._options:
+                    self._process.send({"storage_options": self._options})
+            process = self._process
             process.send(request)
             answer: dict[str, Any] = process.receive()
         except WorkerError as error:
@@ -110,11 +119,13 @@ class Runner:
 
     def __init__(self, path: str, limit: int) -> None:
         self._path, self._limit = path, limit
+        self.storage_options: dict[str, Any] | None = None
         self._loaders: dict[tuple[Any, ...], tuple[StreamingDataset, Any]] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
-        return open_any(self._path)
+        with storage.using(self.storage_options):
+            return open_any(self._path)
 
     @cached_property
     def _numbers(self) -> list[int]:
@@ -243,8 +254,12 @@ def main(path: str, limit: int) -> None:
     warnings.simplefilter("ignore", ShardkitWarning)
     runner = Runner(path, limit)
     for line in sys.stdin:
+        request = json.loads(line)
+        if "storage_options" in request:
+            runner.storage_options = request["storage_options"]
+            continue
         try:
-            answer: dict[str, Any] = runner.run(json.loads(line))
+            answer: dict[str, Any] = runner.run(request)
         except Exception as error:  # of the data, of a user's transform, of a library
             answer = {"error": _message(error)}
         print(json.dumps(answer), file=answers, flush=True)

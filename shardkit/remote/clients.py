@@ -249,6 +249,12 @@ class _Fsspec:
                 found=f"{scheme}://",
                 expected="s3, gs, az, https, hf, or another that fsspec knows",
             ) from None
+        except TypeError as error:  # the text of other errors may have values
+            raise UsageError(
+                f"the store {site} cannot be opened with these options",
+                found=str(error),
+                fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
+            ) from error
         except ImportError as error:
             library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
             raise missing("remote", f"a URL such as {site}", library) from error

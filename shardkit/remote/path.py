@@ -36,8 +36,8 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
             found=f"{scheme}://{rest.partition('?')[0].partition('#')[0]}?...",
             fix="give the URL without it, and credentials as storage options",
         )
-    _, at, bare = host.rpartition("@")
-    if at and scheme in ("http", "https"):
+    user, at, bare = host.rpartition("@")
+    if at and (scheme in ("http", "https") or ":" in user):
         raise UsageError(
             "a URL with a password is not supported, as it would be seen in messages and logs",
             found=f"{scheme}://...@{bare}/{key}",

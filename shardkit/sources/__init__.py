@@ -17,10 +17,11 @@ from shardkit.incomplete import without_manifest
 from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.recipe import Recipe
+from shardkit.remote.path import RemotePath
 from shardkit.schema import ClassNames, Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.splits import check_card
-from shardkit.walk import is_folder
+from shardkit.walk import is_folder, scandir
 
 # The name of the only dataset of a conversion without splits.
 WHOLE = ""
@@ -129,17 +130,29 @@ def _loose(
     from shardkit.sources.text.names import parse_name
 
     if found is not None and found.image_files:
+        _refuse_remote(path, "images")
         classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
         return {**scan_folder(path, split=recipe.split, classes=classes, strict=strict)}
     if found.text_files if found is not None else parse_name(path.name):
         if recipe.classes is not None and strict:
             raise UsageError("--classes is for folders of images", path=path, found="text")
+        _refuse_remote(path, "text")
         from shardkit.sources.text.scan import open_text  # much, and nothing that images need
 
         return open_text(path, recipe.documents, split=recipe.split, selection=recipe.selection)
     if found is None:
         raise unknown_format(path)
     raise no_images(path, found.ignored)
+
+
+def _refuse_remote(path: Path, found: str) -> None:
+    if isinstance(path, RemotePath):
+        raise UsageError(
+            "files of images and text are not read from a URL yet, only datasets are",
+            path=path,
+            found=found,
+            fix="copy the files to this machine, and convert the copy",
+        )
 
 
 def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
@@ -199,7 +212,7 @@ def _refuse_beside(found: Contents) -> None:
     """Raise UsageError for a folder of shards that holds images or other folders as well."""
     beside = list(found.images)
     if found.at_top:
-        with storage.explained("list", found.root), os.scandir(found.root) as entries:
+        with storage.explained("list", found.root), scandir(found.root) as entries:
             beside += [e.name for e in entries if e.name[0] != "." and is_folder(e)]
         itself = {FOLDER, *(name.partition("/")[0] for name in found.shards)}
         beside = [name for name in beside if name not in itself]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ def verify(
     decode: bool = False,
     client: bool = False,
     monitor: Monitor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Check that a dataset is as it was written: find every problem, not only the first.
 
@@ -67,14 +69,16 @@ def verify(
     image. `against` compares every sample with a source: the folder that the dataset was made of,
     or a dataset of any format. `client` compares every sample with what the format's own library
     reads. Shards that others made have no checksums: all their samples are read.
+    `storage_options` are as in `shardkit.open`.
 
     Raises NotFoundError, FormatError for anything but a dataset, and UsageError where no library
     for `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
-    run = _Run(storage.source(path), Meter(monitor))
-    run.open()
-    compared = run.open_source(against) if against is not None else []
+    with storage.using(storage_options):
+        run = _Run(storage.source(path), Meter(monitor))
+        run.open()
+        compared = run.open_source(against) if against is not None else []
     clients = run.find_clients() if client else []
     try:
         run.check()

@@ -1,0 +1,184 @@
+"""Storage options: given as arguments alone, they reach all that reads, and are told to nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.errors import UsageError
+from shardkit.inspection import inspect
+from shardkit.performance.contender import MEASURES
+from shardkit.testing import make_image
+from tests.remote.servers import S3, Nginx
+from tests.remote.test_reading import upload
+
+SECRET = "testsecret"  # of tests.remote.servers
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of images with some shards."""
+    root = tmp_path_factory.mktemp("local") / "photos"
+    schema = {"image": shardkit.Image(), "label": shardkit.Int()}
+    with shardkit.create(root, "wds", schema, shard_samples=10) as out:
+        for n in range(40):
+            out.write({"__key__": f"k{n}", "image": make_image(n), "label": n % 3})
+    return root
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3, local: Path) -> str:
+    return upload(s3, local.parent)
+
+
+def run(s3: S3, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command without anything of the store in its environment."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    given = [f"--storage-option={name}={value}" for name, value in s3.options().items()]
+    return subprocess.run(
+        [sys.executable, "-m", "shardkit", *command, *given],
+        check=False, cwd=cwd, env={**environ, "AWS_EC2_METADATA_DISABLED": "true"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_conversion_passes_them_to_its_workers_and_writes_them_nowhere(
+    s3: S3, bucket: str, local: Path, tmp_path: Path
+) -> None:
+    url = s3.url(bucket, "photos")
+    command = ("convert", url, "--to", "arrow", "-o", "out", "--shard-samples", "5", "--json")
+    planned = run(s3, tmp_path, *command, "--plan")
+    # Images are decoded, so that there are more tasks than one for the workers.
+    done = run(s3, tmp_path, *command, "--workers", "2", "--resize", "16")
+    for each in (planned, done):
+        assert each.returncode == 0, each.stderr
+        assert SECRET not in each.stdout + each.stderr
+    assert len(shardkit.open(tmp_path / "out")) == 40
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "manifest.json" for path in written)
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+
+
+def test_an_unfinished_conversion_has_none_either(s3: S3, bucket: str, tmp_path: Path) -> None:
+    url = s3.url(bucket, "photos")
+    (tmp_path / "stop.py").write_text("def stop(sample):\n    raise ValueError('no')\n")
+    command = ("convert", url, "--to", "arrow", "-o", "out", "--transform", "stop:stop")
+    failed = run(s3, tmp_path, *command, "--json", "--max-errors", "5", "--on-error", "skip")
+    assert failed.returncode != 0
+    assert SECRET not in failed.stdout + failed.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "job.json" for path in written)
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("inspect", "{url}", "--full", "--json"),
+        ("verify", "{url}", "--decode", "--against", "{local}", "--json"),
+        ("verify", "{local}", "--against", "{url}", "--json"),
+        ("doctor", "{url}", "--seconds", "0.1", "--batch-size", "8", "--json"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_take_them(
+    command: tuple[str, ...], s3: S3, bucket: str, local: Path, tmp_path: Path
+) -> None:
+    url = s3.url(bucket, "photos")
+    done = run(s3, tmp_path, *(word.format(url=url, local=local) for word in command))
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    assert json.loads(done.stdout)
+
+
+def test_bench_takes_them(s3: S3, bucket: str, tmp_path: Path) -> None:
+    """Each dataset is measured by a process of its own."""
+    url = s3.url(bucket, "photos")
+    command = ("bench", url, "--rounds", "1", "--threads", "1", "--batch-size", "8", "--cold")
+    done = run(s3, tmp_path, *command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["contenders"][0]["path"] == url
+    assert {r["measure"]: r["error"] for r in report["runs"]} == dict.fromkeys(MEASURES)
+    assert report["skipped"] == {"photos, cold": "data at a URL are not in the page cache"}
+
+
+def test_functions_take_them(s3: S3, bucket: str, tmp_path: Path) -> None:
+    url, options = s3.url(bucket, "photos"), s3.options()
+    assert len(shardkit.open(url, storage_options=options)) == 40
+    assert inspect(url, storage_options=options)["samples"] == 40
+    assert shardkit.verify(url, url, storage_options=options).sound
+    made = shardkit.convert(url, "lmdb", tmp_path / "out", storage_options=options)
+    assert made.samples == 40
+
+
+def test_a_wrong_one_is_named_and_no_value_is(s3: S3, bucket: str, tmp_path: Path) -> None:
+    url = s3.url(bucket, "photos")
+    cases: list[tuple[str, str]] = [
+        ("=hunter2", "expected KEY=VALUE"),
+        ("hunter2", "expected KEY=VALUE"),
+        ("secret_key=hunter2", "found: secret_key"),
+    ]
+    for given, words in cases:
+        failed = run(s3, tmp_path, "inspect", url, "--storage-option", given)
+        assert failed.returncode == 2
+        assert words in failed.stderr
+        assert "hunter2" not in failed.stdout + failed.stderr
+    bad: Any = "key=hunter2"
+    with pytest.raises(UsageError, match="must be a dict") as caught:
+        shardkit.open(url, storage_options=bad)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_in_a_url_is_refused() -> None:
+    with pytest.raises(UsageError, match="a URL with a password") as caught:
+        storage.source("sftp://user:hunter2@example.org/data")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["images", "classes", "text", "a file of text", "a card"])
+def test_images_and_text_are_not_read_from_a_url(what: str, s3: S3, tmp_path: Path) -> None:
+    files = {
+        "images": {"a.jpg": make_image(), "b.jpg": make_image(2)},
+        "classes": {"train/cat/a.jpg": make_image(), "train/dog/b.jpg": make_image(2)},
+        "text": {"a/one.txt": b"one", "b/two.jsonl": b'{"text": "two"}\n'},
+        "a file of text": {"corpus.jsonl": b'{"text": "two"}\n'},
+        "a card": {"README.md": b"# Images", "cat/a.jpg": make_image()},
+    }[what]
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    bucket = upload(s3, tmp_path)
+    url = s3.url(bucket, "in/corpus.jsonl" if what == "a file of text" else "in")
+    commands = [("convert", url, "--to", "wds", "-o", "out"), ("bench", url), ("doctor", url)]
+    for command in commands if what == "images" else commands[:1]:
+        failed = run(s3, tmp_path, *command)
+        assert failed.returncode == 2
+        assert "not read from a URL yet" in failed.stderr
+        assert "copy the files to this machine" in failed.stderr
+        assert SECRET not in failed.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_on_a_web_server_is_refused_too(web: Nginx, tmp_path: Path) -> None:
+    (web.root / "corpus.jsonl").write_text('{"text": "two"}\n')
+    with pytest.raises(UsageError, match="not read from a URL yet"):
+        shardkit.convert(f"{web.endpoint}/corpus.jsonl", "wds", tmp_path / "out")
+
+
+def test_shards_that_others_made_convert(s3: S3, local: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for shard in local.glob("*.tar"):
+        (tmp_path / "in" / shard.name).write_bytes(shard.read_bytes())
+    url = s3.url(upload(s3, tmp_path), "in")
+    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=s3.options())
+    assert made.samples == 40
