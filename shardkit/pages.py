@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -39,6 +41,7 @@ class Pages:
         # Ranges that are read ahead, the oldest first.
         self._alone: dict[tuple[str, int, int], Future[bytes]] = {}
         self._ahead = threading.local()
+        _every.add(self)
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -82,6 +85,11 @@ class Pages:
             del self._requested[file, number]
         return page[start - at : stop - at] if page else self._range(path, file, start, stop)
 
+    def _forked(self) -> None:
+        """Called in a new process, without the threads that were making requests."""
+        self._requested.clear()
+        self._alone.clear()
+
     def _range(self, path: RemotePath, file: str, start: int, stop: int) -> bytes:
         """A range that is read alone; what was read ahead is used once."""
         which = file, start, stop
@@ -98,3 +106,15 @@ class Pages:
             while len(self._alone) > _MOST:  # which nobody came for
                 self._alone.pop(next(iter(self._alone)), None)
         return data
+
+
+_every: weakref.WeakSet[Pages] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pages in list(_every):
+        pages._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

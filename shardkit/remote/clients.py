@@ -84,6 +84,9 @@ class _Obstore:
         failure = None
         try:
             yield
+        except ValueError as error:  # of the client: nothing was requested
+            what = "this cannot be the name of an object"
+            raise UsageError(what, found=f"{self._site}/{key}") from error
         except (self._exceptions.BaseError, OSError) as error:
             ours = isinstance(error, ShardkitError)
             failure = error if ours else _explain(error, f"{self._site}/{key}")

@@ -10,6 +10,7 @@ stdin and answers on stdout, in any order.
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -45,15 +46,17 @@ class ForkedClient:
 
     def _receive(self) -> None:
         assert self._process.stdout is not None
-        while (answer := _read(self._process.stdout)) is not None:
-            number, value, error = answer
-            future = self._pending.pop(number)
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-        for future in [*self._pending.values()]:
-            future.set_exception(_ended(self._site))
+        try:
+            while (answer := _read(self._process.stdout)) is not None:
+                number, value, error = answer
+                future = self._pending.pop(number)
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+        finally:
+            for future in [*self._pending.values()]:
+                future.set_exception(_ended(self._site))
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         number, future = next(self._numbers), Future[Any]()
@@ -96,7 +99,9 @@ def _read(file: IO[bytes]) -> Any:
     size = file.read(_LENGTH)
     if len(size) < _LENGTH:
         return None
-    return pickle.loads(file.read(int.from_bytes(size, "little")))
+    length = int.from_bytes(size, "little")
+    data = file.read(length)
+    return pickle.loads(data) if len(data) == length else None
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -110,7 +115,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         value, failure = None, None
         try:
             value = getattr(client, method)(*arguments)
-        except Exception as error:
+        except BaseException as error:  # also a panic of obstore: somebody waits for the answer
             failure = error
         with writing:
             _write(answers, (number, value, failure))
@@ -121,4 +126,5 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     _serve(sys.stdin.buffer, sys.stdout.buffer)

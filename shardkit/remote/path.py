@@ -43,7 +43,7 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
             found=f"{scheme}://...@{bare}/{key}",
             fix="give credentials as storage options",
         )
-    return RemotePath(Store(f"{scheme}://{host}", options), key.strip("/"))
+    return RemotePath(Store(f"{scheme}://{host}", options), "") / key
 
 
 class RemoteEntry:
@@ -122,7 +122,7 @@ class RemotePath(PosixPath):
 
     def __truediv__(self, name: str | os.PathLike[str]) -> RemotePath:
         added = name if isinstance(name, str) else PurePath(name).as_posix()
-        return self._at(posixpath.normpath(f"{self.key}/{added}") if added else self.key)
+        return self._at(posixpath.normpath(f"/{self.key}/{added}"))
 
     def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:
         found = self
@@ -148,7 +148,10 @@ class RemotePath(PosixPath):
         return self.parent / PurePosixPath(self.name).with_suffix(suffix).name
 
     def relative_to(self, *other: Any, **options: Any) -> PurePosixPath:  # type: ignore[override]
-        return PurePosixPath(f"/{self.key}").relative_to(f"/{other[0].key}")
+        return PurePosixPath(str(self)).relative_to(str(other[0]))
+
+    def is_relative_to(self, *other: Any) -> bool:
+        return other[0] == self or other[0] in self.parents
 
     def is_absolute(self) -> bool:
         return True

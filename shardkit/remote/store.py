@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -114,8 +115,11 @@ class Store:
         if self._process != os.getpid():
             from shardkit.remote.clients import connect
 
-            self._client = connect(self.site, self.options)
-            self._process = os.getpid()
+            # Many threads begin at once, and a client may be a process.
+            with _connecting.setdefault(os.getpid(), threading.Lock()):
+                if self._process != os.getpid():
+                    self._client = connect(self.site, self.options)
+                    self._process = os.getpid()
         return self._client
 
     def url(self, key: str) -> str:
@@ -200,6 +204,9 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({self.site!r})"  # without the options, which may be secret
+
+
+_connecting: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
 
 
 def replaced(path: str) -> DamagedError:

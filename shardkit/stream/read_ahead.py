@@ -105,8 +105,12 @@ def read_ahead(
                 samples.read(number)
 
     # Daemons: a program ends without what it has not asked for.
-    for _ in range(_THREADS):
-        threading.Thread(target=work, name="shardkit-read-ahead", daemon=True).start()
+    threads = [
+        threading.Thread(target=work, name="shardkit-read-ahead", daemon=True)
+        for _ in range(_THREADS)
+    ]
+    for thread in threads:
+        thread.start()
     try:
         while True:
             for step in islice(left, 0 if ahead > most and waiting else _STEPS):
@@ -123,5 +127,5 @@ def read_ahead(
             yield step
     finally:
         stopped.set()
-        for _ in range(_THREADS):
+        for _ in threads:  # no global: at exit these may be gone
             numbers.put(None)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +25,9 @@ import shardkit
 from shardkit import storage
 from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
 from shardkit.opening import open_dataset
+from shardkit.remote import clients
 from shardkit.remote import store as stores
+from shardkit.remote.forked import ForkedClient
 from shardkit.schema import Array, Schema
 from shardkit.stream.loader import Loader
 from shardkit.testing import EVERYTHING, everything
@@ -274,3 +282,69 @@ def test_opening_reads_no_payloads(s3: S3, bucket: str, through: Through) -> Non
     assert found.lengths("x") is not None if "x" in found.schema else True
     assert proxy.count(match=r"shard-\d+\.tar$").requests == 0
     assert proxy.count().requests < 12
+
+
+# --- processes and threads -----------------------------------------------------------------------
+
+
+def test_threads_that_begin_together_make_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def connect(site: str, options: object) -> object:
+        time.sleep(0.05)
+        made.append(site)
+        return object()
+
+    monkeypatch.setattr(clients, "connect", connect)
+    store = stores.Store("s3://bucket")
+    with ThreadPoolExecutor(8) as threads:
+        found = {*threads.map(lambda _: store.client(), range(8))}
+    assert len(found) == len(made) == 1
+
+
+@pytest.fixture
+def forked(s3: S3, bucket: str) -> Iterator[ForkedClient]:
+    client = ForkedClient(f"s3://{bucket}", s3.options())
+    yield client
+    client._process.kill()
+    for thread in threading.enumerate():
+        if thread.name == "shardkit-answers":
+            thread.join()
+    client._process.__exit__(None, None, None)
+
+
+def test_requests_of_a_fork_outlive_ctrl_c(forked: ForkedClient) -> None:
+    assert forked.find("nothing") is None
+    forked._process.send_signal(signal.SIGINT)
+    assert forked.find("nothing") is None
+
+
+def test_a_process_for_requests_that_dies_while_it_answers() -> None:
+    client, waiting = ForkedClient.__new__(ForkedClient), Future[Any]()
+    answer = io.BytesIO((255).to_bytes(8, "little") + b"x")  # one of 255 bytes
+    vars(client).update(
+        _site="s3://bucket", _process=SimpleNamespace(stdout=answer), _pending={0: waiting}
+    )
+    client._receive()
+    with pytest.raises(StorageError, match="has ended"):
+        waiting.result(timeout=0)
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_names_stay_in_their_bucket() -> None:
+    path = storage.source("s3://bucket/a//b/./../c/")
+    assert str(path) == "s3://bucket/a/c"
+    assert str(path / ".." / ".." / ".." / "d") == "s3://bucket/d"
+    assert path.relative_to(storage.source("s3://bucket/a")) == PurePosixPath("c")
+    assert path.is_relative_to(storage.source("s3://bucket/a"))
+    other = storage.source("s3://other/a")
+    assert not path.is_relative_to(other)
+    with pytest.raises(ValueError, match="other"):
+        path.relative_to(other)
+
+
+def test_a_name_that_no_object_has(s3: S3, bucket: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name of an object"):
+        opened(s3.url(bucket, "a\0b"), s3.options())

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +208,41 @@ def test_a_state_goes_on_from_another_machine(s3: S3, bucket: str, datasets: Pat
     there = loader(s3.url(bucket, "wds"), s3.options())
     there.load_state_dict(here.state_dict())
     assert pickle.dumps(list(batches)) == pickle.dumps(list(there))
+
+
+def test_a_fork_does_not_wait_for_requests_of_its_parent(
+    s3: S3, bucket: str, counted: Proxy
+) -> None:
+    made = loader(s3.url(bucket, "wds"), s3.options(counted.endpoint)).dataset
+    counted.add(Rule(latency=2, method="GET", match="tar"))
+    thread = threading.Thread(target=lambda: next(made.iterate(0)))
+    thread.start()
+    pages = made.stream.pages
+    while pages is None or not pages._requested:
+        time.sleep(0.01)
+    child = os.fork()
+    if not child:
+        signal.alarm(40)  # ends it
+        try:
+            next(made.iterate(0))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_program_ends_in_the_middle_of_an_epoch(s3: S3, bucket: str) -> None:
+    program = (
+        "import sys; from shardkit.stream.dataset import StreamingDataset\n"
+        "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8))\n"
+        "next(sys.made)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, s3.url(bucket, "wds")],
+        check=False, env={**os.environ, **s3.environ()}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- the order of use ----------------------------------------------------------------------------
