@@ -181,7 +181,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
     ("words", "code", "message"),
     [
         (["convert", "nothing", "--to", "wds"], 2, "there is no such file or folder"),
-        (["convert", "images", "--to", "zip"], 2, "'zip' is not"),
+        (["convert", "images", "--to", "zip"], 2, "there is no format 'zip'"),
         (["convert", "images"], 2, "Missing option '--to'"),
         (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "invalid size"),
         (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
