@@ -10,6 +10,7 @@ from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import AGAIN, DamagedError
 from shardkit.formats import FORMATS
+from shardkit.remote.path import RemotePath
 
 _OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them beside the shards
 
@@ -25,6 +26,8 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
     stems = tuple(top.name.partition(".")[0] + "." for top in bare)
     traces: list[str] = []
     for folder in sorted({*(top.parent for top in bare), *(() if alone else [path])}):
+        if isinstance(folder, RemotePath) and not folder.store.lists:
+            continue
         own = folder / manifests.FOLDER
         with storage.explained("list", folder):
             inside = sorted(path.name for path in own.iterdir()) if own.is_dir() else []

@@ -35,12 +35,23 @@ for language, code in json.load(sys.stdin):
 """
 
 
+# Its blocks need servers: tests/remote/test_docs.py runs them.
+REMOTE = ROOT / "docs" / "remote.md"
+
+
 @pytest.mark.docs
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page != REMOTE], ids=lambda page: page.name
+)
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_blocks(page.read_text("utf-8"), tmp_path)
+
+
+def run_blocks(text: str, tmp_path: Path, **environ: str) -> None:
+    """Run the code blocks of a page in a folder with the sample data."""
     shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
     blocks = []
-    for match in BLOCK.finditer(page.read_text("utf-8")):
+    for match in BLOCK.finditer(text):
         if MODULE.fullmatch(match["before"]) or NOT_RUN.fullmatch(match["before"]):
             continue
         if match["language"] != "text":
@@ -51,7 +62,11 @@ def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
         input=json.dumps(blocks),
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={
+            **os.environ,
+            **environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
     )

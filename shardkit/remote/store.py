@@ -122,6 +122,11 @@ class Store:
                     self._process = os.getpid()
         return self._client
 
+    @property
+    def lists(self) -> bool:
+        """Whether it tells what is in a folder, which web servers do not."""
+        return self.client().lists
+
     def url(self, key: str) -> str:
         return f"{self.site}/{key}"
 
@@ -145,13 +150,13 @@ class Store:
 
         Of a web server, which has no listings: whether a dataset of ours is there.
         """
-        if not self.client().lists:
+        if not self.lists:
             return self.find(f"{key}/{MANIFEST}".lstrip("/")) is not None
         return bool(self.entries(key))
 
     def entries(self, folder: str) -> list[Entry]:
         """The objects and folders in a folder, by name."""
-        if not self.client().lists:
+        if not self.lists:
             raise StorageError(
                 "a web server does not tell what is in a folder",
                 path=self.url(folder),

@@ -16,6 +16,7 @@ from shardkit.byte_source import open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
+from shardkit.remote.path import RemotePath
 from shardkit.verification.work import LAST, Findings, Meter
 
 _BLOCK = 1 << 20
@@ -103,6 +104,8 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
 def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:
     """Problems: files that a reader that lists the folder would take for further shards."""
     suffixes = FORMATS[format].suffixes
+    if isinstance(folder, RemotePath) and not folder.store.lists:
+        return []
     tops = {name.partition("/")[0] for name in known}
     with storage.explained("list", folder):
         names = sorted({path.name for path in folder.iterdir()} - tops)

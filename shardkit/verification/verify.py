@@ -17,6 +17,7 @@ from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import File, Splits
 from shardkit.opening import open_dataset, open_splits
+from shardkit.remote.path import RemotePath
 from shardkit.verification.files import is_whole
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import CheckedPart, check
@@ -102,7 +103,7 @@ class _Run:
         self._format: str | None = None
         self._files: tuple[File, ...] = ()  # of a folder of splits itself
         self._clients: dict[str, ClientReport] = {}
-        self._notes: list[str] = []  # on libraries
+        self._notes: list[str] = []  # on libraries, and on the store
 
     def open(self) -> None:
         """Find the datasets at the path; a damaged manifest is a problem like any other."""
@@ -198,6 +199,8 @@ class _Run:
             is_whole(self._path, file, self._meter, self._first)
         for part in self._parts:
             check(part, self._meter)
+        if isinstance(self._path, RemotePath) and not self._path.store.lists:
+            self._notes.append("a web server has no listings: additional shards are not found")
         self._meter.report(now=True)
 
     def _all_files(self) -> list[File]:
@@ -230,7 +233,8 @@ class _Run:
         """The libraries to compare with; found before the work, as one may be missing."""
         from shardkit.verification.client import ClientReport, importable, installed_clients
 
-        clients, self._notes = importable(installed_clients(self._parts))
+        clients, notes = importable(installed_clients(self._parts))
+        self._notes += notes
         self._clients = {client.name: ClientReport(found) for client, found in clients.items()}
         return list(clients)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,19 @@ def test_text_on_a_web_server_is_refused_too(web: Nginx, tmp_path: Path) -> None
     (web.root / "corpus.jsonl").write_text('{"text": "two"}\n')
     with pytest.raises(UsageError, match="not read from a URL yet"):
         shardkit.convert(f"{web.endpoint}/corpus.jsonl", "wds", tmp_path / "out")
+
+
+def test_a_dataset_on_a_web_server(web: Nginx, local: Path, tmp_path: Path) -> None:
+    """All that reads it; a web server has no listings."""
+    shutil.copytree(local, web.root / "options" / "photos")
+    url = f"{web.endpoint}/options/photos"
+    for each in (url, f"{url}/shard-000001.tar"):
+        assert inspect(each)["incomplete"] is None
+        report = shardkit.verify(each)
+        assert report.sound
+        assert report.notes == ["a web server has no listings: additional shards are not found"]
+    assert shardkit.verify(url, local, decode=True).samples == 40
+    assert shardkit.convert(url, "arrow", tmp_path / "out").samples == 40
 
 
 def test_shards_that_others_made_convert(s3: S3, local: Path, tmp_path: Path) -> None:
