@@ -7,6 +7,7 @@ ours, where a mapped page would end the process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -115,8 +116,9 @@ class RemoteFile(ByteSource):
         if block is None:
             start, stop = first * _BLOCK, min((first + 1) * _BLOCK, self.size)
             block = self._blocks[first] = self.path.store.read(self.path.key, start, stop)
-            while len(self._blocks) > _BLOCKS:
-                self._blocks.pop(next(iter(self._blocks)), None)
+            with contextlib.suppress(RuntimeError, StopIteration):  # another thread does the same
+                while len(self._blocks) > _BLOCKS:
+                    self._blocks.pop(next(iter(self._blocks)), None)
         return block[offset - first * _BLOCK :][:length]
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:

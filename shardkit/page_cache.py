@@ -52,6 +52,7 @@ class PageCache(ABC):
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self._used = 0  # bytes; holds while the cache is locked
+        self._reserved = 0  # bytes of pages that are being requested by this process
         self._last: list[_Page] = []  # pages that are needed late, the last of them at the end
         self._until_ranking = 0  # pages that may still go by that list
         _caches.add(self)
@@ -95,17 +96,26 @@ class PageCache(ABC):
                 self._remove(*page)
             return self._store(file, number, data)
 
-    def admits(self, length: int, next_use: NextUse, keep: float) -> bool:
-        """Whether `put` would find room for a page of this length, as things are."""
+    def reserve(self, length: int, next_use: NextUse, keep: float) -> bool:
+        """Make room for a page that is being requested, needed at `keep`; False: there is none.
+
+        The room is this process's until `release`, which comes after `put`.
+        """
+        size = self._occupied(length)
         with self._locked() as locked:
-            if not locked:
-                return False
-            if self._used + self._occupied(length) <= self._room():
-                return True
-            page = self._needed_last(next_use, keep)
-            if page is not None:
-                self._last.append(page)
-            return page is not None
+            room = self._room() - self._reserved if locked else 0
+            while self._used + size > room:
+                page = self._needed_last(next_use, keep) if locked and size <= room else None
+                if page is None:
+                    return False
+                self._remove(*page)
+            self._reserved += size
+            return True
+
+    def release(self, length: int) -> None:
+        """Give up the room that was reserved for a page of this length."""
+        with self._locked():
+            self._reserved -= self._occupied(length)
 
     def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
         """The page to go next; None where all are needed until `keep`.
@@ -158,6 +168,7 @@ _caches: weakref.WeakSet[PageCache] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for cache in list(_caches):
+        cache._reserved = 0  # nobody requests them here
         cache._forked()
 
 

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import xxhash
 
@@ -16,7 +16,7 @@ from shardkit.page_cache import PAGE, PageCache
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 
-_MOST = 1 << 14  # ranges that are read ahead, at most
+_MOST, _FEWEST = 1 << 28, 64  # bytes of ranges that are read ahead; and ranges, if those are long
 
 NextUse = Callable[[str, int], float]
 
@@ -75,15 +75,26 @@ class Pages:
             return page[start - at : stop - at] if page else self._range(path, file, start, stop)
         page = b""
         try:
-            keep = self.next_use(file, number)
-            size = min(path.store.info(path.key).size - at, PAGE)
-            if self.cache.admits(size, self.next_use, 0 if keep == math.inf else keep):
-                page = path.store.read(path.key, at, at + size)
-                self.cache.put(file, number, page, self.next_use, 0 if keep == math.inf else keep)
+            page = self._whole(path, file, number)
         finally:
             mine.set_result(page)
             del self._requested[file, number]
         return page[start - at : stop - at] if page else self._range(path, file, start, stop)
+
+    def _whole(self, path: RemotePath, file: str, number: int) -> bytes:
+        """A page, which is put into the cache; b"" where there is no room for it."""
+        at = number * PAGE
+        keep = self.next_use(file, number)
+        keep = 0 if keep == math.inf else keep
+        size = min(path.store.info(path.key).size - at, PAGE)
+        if not self.cache.reserve(size, self.next_use, keep):
+            return b""
+        try:
+            page = path.store.read(path.key, at, at + size)
+            self.cache.put(file, number, page, self.next_use, keep)
+        finally:
+            self.cache.release(size)
+        return page
 
     def _forked(self) -> None:
         """Called in a new process, without the threads that were making requests."""
@@ -103,8 +114,9 @@ class Pages:
             data = path.store.read(path.key, start, stop)
         finally:
             mine.set_result(data)  # empty: who needs it tries again, and meets the error
-            while len(self._alone) > _MOST:  # which nobody came for
-                self._alone.pop(next(iter(self._alone)), None)
+            with suppress(RuntimeError, StopIteration):  # another thread does the same
+                while len(self._alone) > max(_MOST // (stop - start), _FEWEST):  # left unread
+                    self._alone.pop(next(iter(self._alone)), None)
         return data
 
 

@@ -225,6 +225,8 @@ _FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
 
 def _reason(text: str) -> str:
     """Why a request failed, in words that hold nothing of it."""
+    if "NotPartial" in text:
+        return "it sends whole files where ranges are asked for"
     for words in ("scheme is not allowed", "Connection refused", "Connection reset", "timed out",
                   "timeout", "dns error",
                   "certificate", "end of file", "connection closed", "IncompleteMessage",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
 ATTEMPTS = 6  # to make a request
 _PARALLEL = 16  # requests of one call at a time
+_PATIENCE = 60.0  # seconds after which a request is not repeated
 _PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
 
 Result = TypeVar("Result")
@@ -38,9 +39,9 @@ class Info(NamedTuple):
     checksum: str | None = None  # of the bytes, where a manifest says it
 
     @property
-    def version(self) -> str | None:
+    def version(self) -> str:
         """What is another for other bytes."""
-        return self.checksum or self.tag
+        return self.checksum or self.tag or str(self.modified)
 
 
 class Entry(NamedTuple):
@@ -225,11 +226,12 @@ def replaced(path: str) -> DamagedError:
 
 def _patiently(request: Callable[[], Result]) -> Result:
     """Make a request, again where its failure may pass, each time after a longer pause."""
+    until = time.monotonic() + _PATIENCE
     for attempt in range(ATTEMPTS):
         try:
             return request()
         except PassingError as failure:
-            if attempt == ATTEMPTS - 1:
+            if attempt == ATTEMPTS - 1 or time.monotonic() > until:
                 raise failure.error from failure.__cause__
             least, most = _PAUSE
             time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))

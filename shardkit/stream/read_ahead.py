@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -73,6 +72,8 @@ class NextUse:
         if shard is None:  # an index, which is in memory once it is read
             return math.inf
         first, samples, size = shard
+        if not samples:
+            return math.inf
         # Samples are not of one size: half a page on either side is taken as well.
         begin, end = (max(number - 0.5, 0) * PAGE / size, (number + 1.5) * PAGE / size)
         blocks = self._order.blocks_of(
@@ -113,7 +114,10 @@ def read_ahead(
         thread.start()
     try:
         while True:
-            for step in islice(left, 0 if ahead > most and waiting else _STEPS):
+            for _ in range(_STEPS):
+                step = None if ahead > most and waiting else next(left, None)
+                if step is None:
+                    break
                 for number in dict.fromkeys(step.number.tolist()):
                     numbers.put(number)
                 ahead += len(step.number)
