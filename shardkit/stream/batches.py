@@ -307,25 +307,42 @@ class Memory:
     resizing.
 
     Each array has a base of its own, which all of its views refer to. NumPy's arrays are no part of
-    cyclic garbage, so that a base is freed with the last view, and not before. To take a buffer and
-    to give it back is one operation on a deque each: finalizers run in any thread, at any time.
+    cyclic garbage, so that a base is freed with the last view, and not before. What is called then
+    is `deque.append`, at any time, in any thread: code in Python there could take a Ctrl-C away.
     """
 
     def __init__(self, most: int) -> None:
         """`most`: how many free buffers of one size are retained."""
         self._most = most
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
+        self._used: dict[int, _Used] = {}  # by its id
+        self._released: deque[_Used] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array, its contents undefined."""
+        with suppress(IndexError):
+            while True:
+                used = self._released.popleft()
+                del self._used[id(used)]
+                self._free_of(used.buffer.nbytes).append(used.buffer)
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return np.empty(shape, dtype)
-        free = self._free.setdefault(size, deque(maxlen=self._most))
         try:
-            buffer = free.pop()
+            buffer = self._free_of(size).pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
         base = np.frombuffer(buffer.data, dtype)  # the base of all views: its own is no array
-        weakref.finalize(base, free.append, buffer).atexit = False
+        used = _Used(base, self._released.append)
+        used.buffer = buffer
+        self._used[id(used)] = used
         return base.reshape(shape)
+
+    def _free_of(self, size: int) -> deque[npt.NDArray[np.uint8]]:
+        return self._free.setdefault(size, deque(maxlen=self._most))
+
+
+class _Used(weakref.ref):  # type: ignore[type-arg]
+    """A buffer, and the array that lets it go when it is freed."""
+
+    buffer: npt.NDArray[np.uint8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -61,12 +62,23 @@ def test_what_is_free_serves_any_array_of_as_many_bytes_up_to_a_bound():
     where = [address(array) for array in held]
     assert len(set(where)) == 5
     held.clear()
+    assert memory.take((3, 0), DTYPE).shape == (3, 0)
     assert len(memory._free[24]) == 2
     again = [memory.take((3, 4), np.dtype(">u2")) for _ in range(2)]
     assert {address(array) for array in again} < set(where)
     assert again[0].shape == (3, 4)
     assert again[0].dtype == ">u2"
-    assert memory.take((3, 0), DTYPE).shape == (3, 0)
+
+
+def test_no_python_code_runs_when_memory_is_given_back():
+    """There a Ctrl-C would be lost: an error in a callback is printed, and goes no further."""
+    memory, calls = Memory(2), []
+    array = memory.take(SHAPE, DTYPE)
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    del array
+    sys.setprofile(None)
+    assert "call" not in calls  # of a function in Python; calls of C are others
+    assert len(memory._released) == 1
 
 
 def test_an_array_in_garbage_that_comes_to_life_again_keeps_its_memory():
