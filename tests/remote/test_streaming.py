@@ -68,8 +68,16 @@ def stored(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("cache", ["memory", "half", "folder"])
+@pytest.mark.parametrize(
+    ("format", "cache"),
+    [
+        pytest.param(
+            format, cache, marks=[] if "memory" in cache or format == "wds" else pytest.mark.large
+        )
+        for format in FORMATS
+        for cache in ("memory", "half", "folder")
+    ],
+)
 def test_the_batches_are_those_of_this_machine(
     format: str, cache: str, s3: S3, bucket: str, datasets: Path, tmp_path: Path
 ) -> None:
