@@ -48,6 +48,7 @@ KEYS = "keys.jsonl"  # the key table: paths of samples' files, where keys do not
 ERRORS = "errors.jsonl"  # bad samples that were dropped, and why
 LENGTHS = "lengths.npy"  # the lengths of one-dimensional arrays, by sample
 FILTERED = "filtered.jsonl"  # samples that options dropped
+UNFINISHED = "unfinished.json"  # in a store, while the other objects come and go
 VERSION = 1
 _MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
 

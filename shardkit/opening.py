@@ -94,6 +94,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         return {name: _Found(path / name, partial(_only, path / name)) for name in names}
     if manifests.has_manifest(path):
         return {"": _Found(path, lambda: _open_ours(path))}
+    _refuse_unfinished(path)
     if (format := listing_format(path)) is not None:
         listed = get_format(format).listed(path)
         if listed is not None:
@@ -114,6 +115,18 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         )
         for number, (split, names) in enumerate(every.items())
     }
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raise FormatError for a folder of a store whose objects have no manifest yet."""
+    if not isinstance(path, RemotePath) or not path.store.lists:
+        return
+    if (path / manifests.FOLDER / manifests.UNFINISHED).is_file():
+        raise FormatError(
+            "this is a dataset that is being written, or whose writing was interrupted",
+            path=path,
+            fix="wait for the command that writes it, or run that again: it continues where it was",
+        )
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:

@@ -28,6 +28,7 @@ import xxhash
 from shardkit import storage
 from shardkit.errors import StorageError, UsageError
 from shardkit.options import parse_size
+from shardkit.remote.path import RemotePath
 
 if sys.platform != "win32":
     import fcntl
@@ -524,4 +525,7 @@ def cache_from(
         raise UsageError(what, found=error.found, expected=error.expected) from error
     if folder is None:
         return MemoryCache(MEMORY_LIMIT if limit is None else limit)
-    return FolderCache(storage.output(folder), limit)
+    path = storage.output(folder)
+    if isinstance(path, RemotePath):
+        raise UsageError("the folder of a cache must be on this machine", found=str(path))
+    return FolderCache(path, limit)

@@ -1,7 +1,8 @@
 """All access to file systems goes through here: create, sync, rename, remove, read.
 
-Data are also read from URLs, as `RemotePath`. Callers write `storage.rename(...)`, never a name
-imported from here, so that tests can replace the functions by ones that record or crash.
+URLs are `RemotePath`s, which are read alike; what changes objects in stores is here too. Callers
+write `storage.rename(...)`, never a name imported from here, so that tests can replace the
+functions by ones that record or crash.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
 from shardkit.remote.path import RemotePath, parsed, remote_path
+from shardkit.remote.store import Tag
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
 # The functions that change a disk: the crash tests interrupt before and after each.
 CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remove")
+# Those that change a store.
+STORE_CHANGES = ("put", "put_if", "copy", "delete")
 
 CHECKSUM = "xxh3-128"
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
 _BLOCK = 1 << 20  # bytes per read while hashing
+_DOWNLOAD = 8 << 20  # bytes of an object that are requested at once
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the processor's cache still
 _WRITE_BACK = 8 << 20  # bytes after which write-back is started
 
 
-_UPLOAD = {"s3": "aws s3 sync FOLDER {url}", "gs": "gcloud storage cp -r FOLDER {url}"}
+_WRITABLE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _options: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", default=None)
 
 
@@ -82,27 +87,32 @@ def absolute(path: Path) -> Path:
 
 
 def output(path: str | os.PathLike[str]) -> Path:
-    """What a user names to write to: a path of this machine.
+    """What a user names to write to: a path of this machine, or a URL in a bucket.
 
-    One that is a link stands for what it leads to, so that it stays a link. Raises UsageError for a
-    URL.
+    One that is a link stands for what it leads to, so that it stays a link. Raises UsageError for
+    a URL of another kind, and for a whole bucket.
     """
     found = parsed(path)
-    if found is None or os.path.lexists(path):
+    if not isinstance(path, RemotePath) and (found is None or os.path.lexists(path)):
         linked = os.path.islink(path) and os.path.exists(path)
         return Path(os.path.realpath(path)) if linked else Path(path)
+    assert found is not None
     scheme, rest = found
     if scheme == "file":
         raise _with_scheme(rest)
-    url = f"{scheme}://{rest}"
-    command = _UPLOAD.get(scheme, "").format(url=url)
-    raise UsageError(
-        "writing to a URL is not supported yet",
-        found=url,
-        expected="a path on this machine",
-        fix="write to a path on this machine, then copy the result to the URL"
-        + (f": {command}" if command else ""),
-    )
+    if scheme not in _WRITABLE:
+        raise UsageError(
+            "nothing can be written to a URL of this kind",
+            found=f"{scheme}://",
+            expected="s3://, gs://, az://, or a path on this machine",
+            fix="write to a path on this machine, then copy the result to the URL",
+        )
+    url = path if isinstance(path, RemotePath) else remote_path(scheme, rest, _options.get())
+    if not url.key:
+        raise UsageError(
+            "the output is a whole bucket", found=str(url), fix=f"give a folder in it: {url}/NAME"
+        )
+    return url
 
 
 def _with_scheme(path: str) -> UsageError:
@@ -361,6 +371,37 @@ def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_resul
         return data, os.fstat(handle)
     finally:
         os.close(handle)
+
+
+def put(data: bytes | Path, to: RemotePath) -> None:
+    """Make an object of bytes or of a file: it appears whole, or not at all."""
+    to.store.put(to.key, data)
+
+
+def put_if(data: bytes, to: RemotePath, tag: Tag | None) -> Tag | None:
+    """As `put`, where the object has this tag, or for None where there is none; its new tag.
+
+    None where that is not so, or as an answer was lost.
+    """
+    return to.store.put_if(to.key, data, tag)
+
+
+def copy(old: RemotePath, new: RemotePath, size: int) -> None:
+    """Copy an object of so many bytes within its store."""
+    old.store.copy(old.key, new.key, size)
+
+
+def delete(path: RemotePath) -> None:
+    """Remove an object, if it exists."""
+    path.store.delete(path.key)
+
+
+def download(source: RemotePath, path: Path, size: int) -> None:
+    """Make a file, unsynced, of an object of so many bytes."""
+    with create(path) as file:
+        for start in range(0, size, _DOWNLOAD):
+            stop = min(start + _DOWNLOAD, size)
+            write(file, [source.store.read(source.key, start, stop)])
 
 
 # Compressed data may expand by this factor, or to this many bytes. What expands more is a

@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-import shardkit
 from shardkit import storage
 from shardkit.errors import UsageError
 from shardkit.remote.path import RemotePath
-from shardkit.schema import Text
 
 URL = "s3://bucket/folder/x.tar"
-
-
-def _create(path: Any) -> None:
-    shardkit.create(path, "wds", {"text": Text()})
 
 
 @pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])  # of two slashes, one
@@ -29,13 +23,11 @@ def test_a_url_is_a_remote_path(url: Any) -> None:
     assert (found.name, found.parent / "y.tar") == ("x.tar", storage.source(f"{URL[:-5]}y.tar"))
 
 
-@pytest.mark.parametrize("as_path", [False, True])
-def test_a_url_as_output_is_refused(images: Path, as_path: bool) -> None:
-    for call in (_create, lambda out: shardkit.convert(images, "wds", out, workers=0)):
-        with pytest.raises(UsageError, match="writing to a URL is not supported yet") as error:
-            call(Path(URL) if as_path else URL)
-        assert error.value.found == URL
-        assert "aws s3 sync FOLDER s3://" in str(error.value.fix)
+@pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])
+def test_a_url_in_a_bucket_is_an_output(url: Any) -> None:
+    found = storage.output(url)
+    assert isinstance(found, RemotePath)
+    assert str(found) == URL
 
 
 def test_a_file_url_is_refused() -> None:

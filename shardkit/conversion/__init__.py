@@ -7,6 +7,9 @@ target.py     the output: a folder, or a single file
 existing.py   what is at the output already
 partial.py    OUT.partial: what an interrupted run left
 lock.py       only one run at a time works there
+store_partial.py  the same in a store
+claim.py      only one run at a time works there
+scratch.py    temporary folders of this machine, for work on a store
 work.py       one task: read, check, write shards, count
 read_ahead.py samples in their order after their steps, read ahead where that waits
 shards.py     samples -> shards in a folder, used by tasks and by `create`
@@ -14,6 +17,7 @@ stats.py      what is counted meanwhile
 pool.py       worker processes
 publish.py    finished tasks -> a dataset in OUT.partial
 commit.py     that dataset -> the output, in one rename
+store_commit.py   the same in a store, the manifest last
 run.py        a whole conversion: plan, work, publish
 convert.py    `convert`: starts the workers, then all of it
 create.py     `create`: a user's own samples, one by one

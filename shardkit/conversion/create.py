@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from shardkit import storage
-from shardkit.conversion.partial import Partial
+from shardkit.conversion.partial import Partial, partial_of
 from shardkit.conversion.publish import Made, described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
@@ -38,6 +38,7 @@ class DatasetWriter:
         shard_size: int | str | None = None,
         shard_samples: int | None = None,
         overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         options = ConvertOptions(shard_size=shard_size, shard_samples=shard_samples)
         format = get_format(to)
@@ -49,12 +50,18 @@ class DatasetWriter:
             from shardkit.preprocess.steps import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
-        self._target = Target.of(out, to)
+        with storage.using(storage_options):
+            self._target = Target.of(out, to)
         max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
         self._content = Content(format, ShardSpec(self._schema, max_bytes, names), label_of(names))
         self._partial = _begin(self._target, overwrite)
         self._folder = self._partial.tasks
-        self._shards = ShardSequence(self._folder, self._content, options.shard_samples)
+        self._shards = ShardSequence(
+            self._folder,
+            self._content,
+            options.shard_samples,
+            upload=self._partial.upload(self._folder),
+        )
         self._keys: set[str] = set()
         self._open = True
 
@@ -104,6 +111,7 @@ class DatasetWriter:
             self._shards.stats,
             folder,
             self._target,
+            self._partial,
             files=described(folder, lengths),
         )
         self._partial.publish()
@@ -138,7 +146,7 @@ def _begin(target: Target, overwrite: bool) -> Partial:
         raise OutputError(
             "the output exists", path=target.path, fix="give another folder, or pass overwrite=True"
         )
-    partial = Partial(target)
+    partial = partial_of(target)
     job = partial.job() if partial.exists() else None
     if job not in (None, _JOB) and not overwrite:
         raise OutputError(

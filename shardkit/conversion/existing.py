@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.errors import OutputError, ShardkitError
 from shardkit.recipe import identity
+from shardkit.remote.path import RemotePath
 
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
@@ -80,9 +80,11 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
     if isinstance(manifest, manifests.Splits):
         names = manifest.splits
         return all(_has_all_files(folder / name, manifests.load(folder / name)) for name in names)
+    if isinstance(folder, RemotePath):  # two requests instead of one for each file
+        folder.scandir(), (folder / manifests.FOLDER).scandir()
     try:
         return all(
-            os.stat(folder / file.name).st_size == file.bytes
+            (folder / file.name).stat().st_size == file.bytes
             for file in (*manifest.all_files(), *manifest.files)
         )
     except OSError:

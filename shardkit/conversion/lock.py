@@ -14,7 +14,7 @@ from shardkit.errors import OutputError, ShardkitWarning
 
 LOCK = "lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
-_UNLOCKED = -1
+UNLOCKED = -1
 
 
 def lock(folder: Path) -> int | None:
@@ -26,7 +26,7 @@ def lock(folder: Path) -> int | None:
     try:
         import fcntl
     except ImportError:
-        return _UNLOCKED
+        return UNLOCKED
     handle = _opened(folder / LOCK)
     if handle is None:
         return None
@@ -54,7 +54,7 @@ def lock(folder: Path) -> int | None:
             ShardkitWarning,
             stacklevel=2,
         )
-        return _UNLOCKED
+        return UNLOCKED
 
 
 def _opened(path: Path) -> int | None:
@@ -70,5 +70,5 @@ def _opened(path: Path) -> int | None:
 
 
 def unlock(handle: int | None) -> None:
-    if handle is not None and handle != _UNLOCKED:
+    if handle is not None and handle != UNLOCKED:
         os.close(handle)

@@ -40,11 +40,8 @@ from shardkit.schema import Schema, length_fields, lengths_dtype
 
 
 def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
-    """Fill `partial.dataset`.
-
-    `earlier` are the tasks that another run has finished: what they made to be joined was not
-    synced, so that the disk may not have it.
-    """
+    """Fill `partial.dataset`; `earlier` are the tasks that another run has finished."""
+    earlier = partial.unsynced(earlier)
     made = {part.name: _assemble_part(plan, part, partial, earlier) for part in plan.parts}
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
@@ -69,7 +66,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         stats.merge(result.stats)
     groups = list(_groups(made, recipe.shard_size, recipe.shard_samples))
     _check_unsynced(groups, earlier)
-    _check_keys(part.content, made)
+    _check_keys(part.content, made, partial)
     tokenizer, tokenizer_files = part.tokenizer()
     lists = {
         ERRORS: [error_line(None, error) for error in part.problems] + _lines(folders, ERRORS),
@@ -87,6 +84,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
         stats,
         folder,
         target,
+        partial,
         errors=len(part.problems) + sum(result.errors for result in results),
         files=described(folder, written),
         tokenizer=tokenizer,
@@ -140,6 +138,7 @@ def publish_shards(
     stats: Stats,
     folder: Path,
     target: Target,
+    partial: Partial,
     *,
     files: tuple[File, ...] = (),
     **rest: Any,
@@ -154,9 +153,9 @@ def publish_shards(
     for number, group in enumerate(groups or [[]]):
         name = target.stem or format.shard_stem(number, max(len(groups), 1))
         if len(group) == 1:
-            shard = _move_shard(group[0], folder, name, format.name)
+            shard = _rename_shard(group[0], folder, name, format.name, partial)
         else:
-            shard = _joined(content, group, folder, name)
+            shard = _joined(content, group, folder, name, partial)
         numbers = [made.task for made in group if made.task is not None]
         shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
@@ -188,18 +187,21 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
     )
 
 
-def _joined(content: Content, group: list[Made], folder: Path, stem: str) -> Shard:
+def _joined(
+    content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
+) -> Shard:
     """One shard of those that tasks made; an empty one if there are none."""
     format = content.format
     path = folder / file_name(stem, format.name)
     spec = replace(content.spec, max_bytes=None)
     if group:
         assert isinstance(format, Joins)
-        paths = [made.folder / made.shard.file.name for made in group]
-        format.join(path, paths, spec)
+        with partial.here([(made.folder, made.shard) for made in group]) as paths:
+            format.join(path, paths, spec)
     else:
         format.create(path, spec).close()
     shard = finished_shard(folder, stem, format.name)
+    partial.keep(folder, shard)
     return replace(shard, samples=sum(made.shard.samples for made in group))
 
 
@@ -230,7 +232,7 @@ def _check_files(made: Made) -> None:
         )
 
 
-def _check_keys(content: Content, made: list[Made]) -> None:
+def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
     """Raise SampleError where a key is in two shards. Within each it was checked already."""
     folders = dict.fromkeys(one.folder for one in made)
     hashes = [np.frombuffer(storage.read(folder / HASHES), np.uint64) for folder in folders]
@@ -238,7 +240,7 @@ def _check_keys(content: Content, made: list[Made]) -> None:
     order = np.argsort(every, kind="stable")
     for at in np.flatnonzero(every[order][1:] == every[order][:-1]).tolist():
         found = [_located(int(order[n]), made) for n in (at, at + 1)]
-        keys = [_key_at(content, made[number], position) for number, position in found]
+        keys = [_key_at(content, made[number], position, partial) for number, position in found]
         if keys[0] == keys[1]:
             shards = [f"shard {number}, position {position}" for number, position in found]
             raise SampleError(
@@ -258,9 +260,9 @@ def _located(sample: int, made: list[Made]) -> tuple[int, int]:
     raise DamagedError("a task has more keys than samples", path=made[-1].folder)
 
 
-def _key_at(content: Content, made: Made, position: int) -> str | None:
+def _key_at(content: Content, made: Made, position: int, partial: Partial) -> str | None:
     """The key of a sample; None where an earlier run has given the shard its final name."""
-    path = made.folder / made.shard.file.name
+    path = partial.stored(made.folder / made.shard.file.name)
     if not path.exists():
         return None
     reader = content.format.open(path, content.format.layout(content.schema))
@@ -270,23 +272,16 @@ def _key_at(content: Content, made: Made, position: int) -> str | None:
         reader.close()
 
 
-def _move_shard(made: Made, folder: Path, stem: str, format: str) -> Shard:
-    """Give a task's shard its final name; one that was moved by an earlier run is left."""
-    task, shard = made.folder, made.shard
+def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Partial) -> Shard:
+    """Give a task's shard its final name."""
+    shard = made.shard
     old = shard.file.name.removesuffix(file_name("", format))
     moved = []
     for file in (shard.file, *shard.beside):
         own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
         target = own + stem + file.name.removeprefix(own).removeprefix(old)
-        if (task / file.name).exists():
-            if made.joined:
-                storage.sync(task / file.name)
-            if "/" in target:
-                storage.make_folder((folder / target).parent)
-            storage.rename(task / file.name, folder / target)
-            if "/" in target and not own:  # the manifest's folder is synced with it
-                storage.sync((folder / target).parent)
         moved.append(File(target, file.bytes, file.checksum))
+        partial.rename(made.folder / file.name, folder, moved[-1], synced=not made.joined)
     return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 

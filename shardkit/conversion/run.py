@@ -14,7 +14,7 @@ from shardkit import storage
 from shardkit.checked import plain
 from shardkit.conversion import pool
 from shardkit.conversion.existing import is_done
-from shardkit.conversion.partial import Partial
+from shardkit.conversion.partial import Partial, partial_of
 from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.target import Target, default_output
@@ -34,6 +34,8 @@ from shardkit.manifest import (
 from shardkit.options import ConvertOptions
 from shardkit.preprocess.transform import load_transform
 from shardkit.recipe import Recipe
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import LARGEST
 from shardkit.sources import open_sources
 
 _OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
@@ -138,14 +140,34 @@ def prepare(
         transform = load_transform(options.transform, options.processes(source))
     plan = make_plan(recipe, sources, target, transform=transform)
     target.check(path)
+    _refuse_large(plan)
     return plan
+
+
+def _refuse_large(plan: Plan) -> None:
+    """Raise UsageError for shards that no request to a store can make, where that is known."""
+    if not isinstance(plan.target.path, RemotePath):
+        return
+    size = plan.recipe.shard_size or 0
+    if plan.recipe.one_shard:
+        copied = [part for part in plan.parts if not part.steps]
+        sizes = [sum(t.size for t in plan.tasks if t.part is part) for part in copied]
+        size = max(sizes, default=0)
+    if size > LARGEST:
+        raise UsageError(
+            "a shard would be larger than one request to a store can make",
+            path=plan.target.path,
+            expected=f"at most {LARGEST:,} bytes",
+            found=f"{size:,}",
+            fix="make smaller shards, with --shard-size",
+        )
 
 
 def run(
     plan: Plan, options: ConvertOptions, monitor: Monitor | None, processes: pool.Pool | None
 ) -> ConvertResult:
     """Carry out a plan in `processes` or in this one."""
-    partial = Partial(plan.target)
+    partial = partial_of(plan.target)
     if is_done(plan, partial, overwrite=options.overwrite):
         return _result(plan, already_complete=True)
     _refuse_problems(plan, options.max_errors)
@@ -201,6 +223,7 @@ def _work(
 
     def report(progress: Progress) -> None:
         nonlocal bad
+        partial.check()
         bad += progress.errors
         if bad > allowed:
             raise _too_many(allowed)
@@ -223,14 +246,16 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
     recipe = replace(plan.recipe, sources={}, classes=None)  # these may be long
     for task in plan.tasks:
         if task.number not in finished:
+            folder = partial.task_folder(task.number)
             yield Work(
                 number=task.number,
-                folder=partial.task_folder(task.number),
+                folder=folder,
                 reading=task.reading(),
                 recipe=recipe,
                 spec=task.part.content.spec,
                 label=task.part.content.label,
                 durable=not task.joined,
+                upload=partial.upload(folder),
             )
 
 
@@ -243,7 +268,7 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
             storage.remove(partial.dataset)
             dropped = finished
         for number in sorted(dropped):
-            storage.remove(partial.task_folder(number))
+            partial.undo(number)
         finished -= dropped
     return finished
 
@@ -259,7 +284,7 @@ def _result(plan: Plan, *, already_complete: bool = False) -> ConvertResult:
     splits = {name: _split_result(folder) for name, folder in folders.items()}
     ignored = sum((Counter(split.ignored) for split in splits.values()), Counter())
     return ConvertResult(
-        out=os.fspath(out),
+        out=str(out),
         format=plan.format.name,
         splits=splits,
         source_bytes=plan.source_bytes,
@@ -277,7 +302,7 @@ def _split_result(dataset: Path) -> SplitResult:
     names = {f.name for f in fields(SplitResult)} & {*dir(manifest)}
     return SplitResult(
         **{name: getattr(manifest, name) for name in names - {"shards", "classes"}},
-        path=os.fspath(dataset),
+        path=str(dataset),
         shards=len(manifest.shards),
         errors_list=None if errors is None else str(folder / errors.name),
         classes=None if manifest.classes is None else len(manifest.classes),

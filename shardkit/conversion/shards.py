@@ -16,6 +16,7 @@ from shardkit.errors import SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
+from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
 from shardkit.schema import Schema, check_label, length_fields
 
@@ -58,9 +59,12 @@ class ShardSequence:
         max_samples: int | None,
         *,
         durable: bool = True,
+        upload: RemotePath | None = None,
         unique_keys: bool = False,
     ) -> None:
         """Without `durable` the shards are not synced: whoever reads them compares checksums.
+
+        With `upload` they go there at once, and do not stay in the folder.
 
         With `unique_keys` they are not compared: the source cannot repeat one.
         """
@@ -70,7 +74,8 @@ class ShardSequence:
         self._writer: ShardWriter | None = None
         self._samples = 0  # in the open shard
         self._keys: set[str] = set()  # in the open shard
-        self._durable = durable
+        self._durable = durable and upload is None
+        self._upload = upload
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
         self.stats = Stats.of(content.schema, content.label)
@@ -138,6 +143,8 @@ class ShardSequence:
             self.stats.keys.update(writer.keys)
             name = self._content.format.name
             shard = finished_shard(self._folder, self._stem, name, durable=self._durable)
+            if self._upload is not None:
+                upload_shard(self._folder, shard, self._upload)
             self.shards.append(replace(shard, samples=self._samples))
         else:
             for folder in (self._folder, self._folder / FOLDER):
@@ -145,6 +152,13 @@ class ShardSequence:
                     storage.remove(path)
         self._samples = 0
         self._keys.clear()
+
+
+def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
+    """Move the files of a shard to a store, under the same names."""
+    for file in (shard.file, *shard.beside):
+        storage.put(folder / file.name, to / file.name)
+        storage.remove(folder / file.name)
 
 
 def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True) -> Shard:

@@ -34,7 +34,7 @@ class Target:
 
     @property
     def absolute(self) -> Path:
-        return Path(os.path.abspath(self.path))
+        return storage.absolute(self.path)
 
     @property
     def working_folder(self) -> Path:
@@ -61,26 +61,40 @@ class Target:
             return manifests.beside(folder / self.absolute.name, name)
         return folder / manifests.FOLDER / name
 
+    @property
+    def folder(self) -> Path:
+        """The folder that the names in the manifest are relative to."""
+        return self.absolute.parent if self.single else self.absolute
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a run has begun to write there: in a store, where nothing can be renamed."""
+        path = self.list_path(self.folder, manifests.UNFINISHED)
+        return isinstance(path, RemotePath) and path.is_file()
+
     def is_empty(self) -> bool:
-        """Whether there is nothing yet, or a folder without anything in it."""
-        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+        """Whether there is nothing yet, or nothing that anybody has completed."""
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return True
+        return self.is_unfinished and not manifests.has_manifest(self.path)
 
     def check(self, source: Path | None) -> None:
         """Raise OutputError for a target in the source, or where something is that is not ours."""
-        if source is not None and not isinstance(source, RemotePath):
+        remote = isinstance(self.path, RemotePath)
+        if source is not None and isinstance(source, RemotePath) == remote:
             self._check_apart(source)
         parent = self.absolute.parent
-        if not parent.is_dir():
+        if not remote and not parent.is_dir():
             raise OutputError("the folder that would hold the output does not exist", path=parent)
-        if self.single and os.path.lexists(parent / manifests.FOLDER):
+        if self.single and not remote and os.path.lexists(parent / manifests.FOLDER):
             refuse_others(parent / manifests.FOLDER)
         with storage.explained("look at", self.path):
             self._check_existing()
 
     def _check_apart(self, source: Path) -> None:
-        real_source = Path(os.path.realpath(source))
+        real_source = _real(source)
         for path in (self.path, self.working_folder):
-            real = Path(os.path.realpath(path))
+            real = _real(path)
             if real == real_source or real_source in real.parents or real in real_source.parents:
                 raise OutputError(
                     "the output and the source must not lie inside one another",
@@ -91,6 +105,8 @@ class Target:
 
     def _check_existing(self) -> None:
         out = self.path
+        if self.is_unfinished:  # all of it is ours
+            return
         if out.is_symlink() and not out.exists():
             raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
         if self.single and out.exists() and manifests.single_manifest(out) is None:
@@ -103,7 +119,7 @@ class Target:
         if self.single and not out.exists() and not self.working_folder.exists():
             for path in filter(Path.exists, self._lists_beside()):
                 raise file_in_the_way(path, "move it away, or give another name with -o")
-        if not self.single and out.exists() and not out.is_dir():
+        if not self.single and out.exists() and (out.is_file() or not out.is_dir()):
             raise OutputError("the output is a file", path=out, fix="give a folder with -o")
         if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
             raise OutputError(
@@ -116,6 +132,10 @@ class Target:
     def _lists_beside(self) -> Iterator[Path]:
         for name in (manifests.NAME, manifests.ERRORS, manifests.FILTERED, manifests.KEYS):
             yield manifests.beside(self.path, name)
+
+
+def _real(path: Path) -> Path:
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
 
 
 def file_in_the_way(path: Path, fix: str) -> OutputError:

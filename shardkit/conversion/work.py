@@ -1,14 +1,19 @@
 """One task: read its samples, check them, write shards, and leave a folder that says it is done.
 
 A task works in a folder of its own name with an ending; when every file in it is on the disk, one
-rename takes the ending off. The journal of a run is the set of folders without an ending.
+rename takes the ending off. The journal of a run is the set of folders without an ending. Where the
+output is in a store, it is the set of objects `result.zip`, which have all files of such a folder
+but the shards, and are made after those.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import time
 import uuid
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +22,7 @@ from typing import Any
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shards import Content, ShardSequence
+from shardkit.conversion.shards import HASHES, LENGTH_ROWS, Content, ShardSequence
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
@@ -27,9 +32,12 @@ from shardkit.names import checked_name
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
 from shardkit.recipe import Recipe
+from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, renamed, safe_key
 
 RESULT = "result.json"
+PACKED = "result.zip"
+_SMALL = (HASHES, LENGTH_ROWS, ERRORS, FILTERED, KEYS, RESULT)
 UNFINISHED = ".tmp"
 
 _REPORT_SECONDS = 0.1
@@ -37,7 +45,8 @@ _REPORT_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Work:
-    """A task as a worker gets it. `folder` is where its result must be in the end."""
+    """A task as a worker gets it. `folder` is where its result must be in the end; its shards stay
+    there or, where the output is in a store, are uploaded as they are made."""
 
     number: int
     folder: Path
@@ -46,6 +55,7 @@ class Work:
     spec: ShardSpec
     label: str  # the field with the class
     durable: bool  # whether the shards are final, or to be joined
+    upload: RemotePath | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ def run_task(work: Work, report: Report) -> None:
     """Do the task and publish its folder. Raises ShardkitError and leaves nothing, if it fails."""
     unfinished = work.folder.with_name(f"{work.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
     storage.make_folder(unfinished)
-    storage.write_back = work.durable
+    storage.write_back = work.durable and work.upload is None
     try:
         _write(work, unfinished, report)
         storage.sync(unfinished)
@@ -88,6 +98,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         Content(get_format(work.recipe.format), work.spec, work.label),
         work.recipe.shard_samples,
         durable=work.durable,
+        upload=work.upload,
         unique_keys=work.reading.unique_keys,
     )
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
@@ -102,6 +113,8 @@ def _write(work: Work, folder: Path, report: Report) -> None:
             storage.write_file(folder / name, b"".join(lines))
     result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats)
     storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
+    if work.upload is not None:
+        storage.put(pack(folder), work.upload / PACKED)
 
 
 def _write_samples(
@@ -209,3 +222,29 @@ def read_result(folder: Path) -> TaskResult:
 
 def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
+
+
+def pack(folder: Path) -> bytes:
+    """The small files in the folder of a task, as one archive."""
+    with io.BytesIO() as packed:
+        with zipfile.ZipFile(packed, "w") as archive:
+            for name in _SMALL:
+                if (folder / name).is_file():
+                    archive.writestr(zipfile.ZipInfo(name), storage.read(folder / name))
+        return packed.getvalue()
+
+
+def unpack(packed: bytes, folder: Path, path: Path) -> None:
+    """Fill the folder of a finished task; raises DamagedError, naming the archive's `path`."""
+    storage.make_folder(folder)
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            found = {entry.filename: entry.compress_type for entry in archive.infolist()}
+            if set(found.values()) - {zipfile.ZIP_STORED}:
+                raise ValueError("it is compressed")
+            for name in _SMALL:  # the result last
+                if name in found:
+                    storage.write_file(folder / name, archive.read(name))
+    except (ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        fix = "remove the object, and run the same command again"
+        raise damaged("the result of a task", error, path=path, fix=fix) from error

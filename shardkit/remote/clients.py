@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from shardkit.errors import NotFoundError, ShardkitError, StorageError, UsageError
 from shardkit.extras import extra, missing
-from shardkit.remote.store import Client, Entry, Info, PassingError, replaced
+from shardkit.remote.store import Client, Entry, Info, PassingError, Tag, replaced, time_for
 
 # https://developmentseed.org/obstore/latest/api/store/
 _OBSTORE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
@@ -22,6 +24,7 @@ _CLIENT_OPTIONS = {
 }  # fmt: skip
 # Seconds to connect, between two pieces of an answer, and for all of one.
 _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "120s"}
+_SMALL = 1 << 20  # bytes that go within these times
 _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
@@ -58,16 +61,22 @@ class _Obstore:
         config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
         if _plain_http(site, config):
             client.setdefault("allow_http", True)
-        failure = None  # raised without obstore's own error, whose text may have secrets
-        try:
-            make: Any = from_url  # its types tell the stores apart, by options that are not known
-            self._store = make(
+        make: Any = from_url  # its types tell the stores apart, by options that are not known
+
+        def opened(**timeouts: str) -> Any:
+            return make(
                 site,
                 config=config or None,
-                client_options={**_TIMEOUTS, **client},
+                client_options={**_TIMEOUTS, **timeouts, **client},
                 # Repeating is ours: one bound for all, and a body that breaks off counts as well.
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
             )
+
+        self._opened = opened
+        self._patient: dict[float, Any] = {}  # stores with more time for a request
+        failure = None  # raised without obstore's own error, whose text may have secrets
+        try:
+            self._store = opened()
         except exceptions.BaseError as error:
             bad = [name for name in config if name in str(error)]
             failure = UsageError(
@@ -80,7 +89,7 @@ class _Obstore:
             raise failure
 
     @contextmanager
-    def _explained(self, key: str) -> Iterator[None]:
+    def _explained(self, key: str, *, writing: bool = False) -> Iterator[None]:
         failure = None
         try:
             yield
@@ -89,7 +98,7 @@ class _Obstore:
             raise UsageError(what, found=f"{self._site}/{key}") from error
         except (self._exceptions.BaseError, OSError) as error:
             ours = isinstance(error, ShardkitError)
-            failure = error if ours else _explain(error, f"{self._site}/{key}")
+            failure = error if ours else _explain(error, f"{self._site}/{key}", writing=writing)
         if failure is not None:  # without obstore's own error, as above
             raise failure
 
@@ -128,6 +137,69 @@ class _Obstore:
                 entries.append(Entry(meta["path"].rpartition("/")[2], _info(meta)))
         return entries
 
+    # --- writing
+
+    def keys(self, folder: str) -> list[str]:
+        with self._explained(folder):
+            pages = self._library.list(self._store, folder)
+            keys = [meta["path"] for page in pages for meta in page]
+        return [key for key in keys if key.startswith(f"{folder}/")]  # not "folder/" itself
+
+    def read_tagged(self, key: str) -> tuple[bytes, Tag]:
+        with self._explained(key):
+            found = self._library.get(self._store, key)
+            return bytes(found.bytes()), Tag(found.meta["e_tag"], found.meta["version"])
+
+    def put(self, key: str, data: bytes | Path, size: int) -> None:
+        view = data if isinstance(data, bytes) else _mapped(data, size)
+        with self._explained(key, writing=True):
+            self._library.put(self._with_time_for(size), key, view, use_multipart=False)
+
+    def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
+        given = {} if tag is None else tag._asdict()
+        mode: Any = {name: value for name, value in given.items() if value} or "create"
+        conflicts = (self._exceptions.AlreadyExistsError, self._exceptions.PreconditionError)
+        with self._explained(key, writing=True):
+            try:
+                made = self._library.put(self._store, key, data, mode=mode)
+            except conflicts:
+                return None
+            except FileNotFoundError as error:
+                if tag is None or "NoSuchBucket" in str(error):
+                    raise
+                return None
+            return Tag(made["e_tag"], made["version"])
+
+    def copy(self, old: str, new: str, size: int) -> None:
+        with self._explained(old, writing=True):
+            self._library.copy(self._with_time_for(size), old, new)
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._explained(key, writing=True):
+                self._library.delete(self._store, key)
+        except NotFoundError as error:
+            if error.found is not None:
+                raise
+
+    def _with_time_for(self, size: int) -> Any:
+        """The store, by a client that waits as long as so many bytes may take."""
+        if size < _SMALL:
+            return self._store
+        seconds = time_for(size)
+        if seconds not in self._patient:
+            limit = f"{seconds:.0f}s"  # between two pieces of an answer: what is sent counts
+            self._patient[seconds] = self._opened(timeout=limit, read_timeout=limit)
+        return self._patient[seconds]
+
+
+def _mapped(path: Path, size: int) -> Any:
+    """The bytes of a file, which need not fit into memory."""
+    if not size:
+        return b""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
 
 def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
     """Whether somebody gave an address without encryption on purpose."""
@@ -148,7 +220,7 @@ def _tag(meta: Any) -> str | None:
     return tag or meta["version"]
 
 
-def _explain(error: Exception, url: str) -> Exception:
+def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     """The error to raise for one of obstore's.
 
     Its text repeats the request, maybe with credentials, so that only what is known is taken of it.
@@ -164,6 +236,8 @@ def _explain(error: Exception, url: str) -> Exception:
         if fits(kind, code, number, text):
             if what == _NO_BUCKET:
                 return NotFoundError(what, path=url, found=code or None, fix=fix)
+            if what == _NO_ACCESS and writing:
+                return StorageError(_NO_WRITING, path=url, found=said or kind, fix=_WRITE_ACCESS)
             return StorageError(what, path=url, found=said or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # of a folder on a web server
         return NotFoundError("there is no such object", path=url)
@@ -178,11 +252,17 @@ def _explain(error: Exception, url: str) -> Exception:
 
 
 _NO_BUCKET = "there is no such bucket"
+_NO_ACCESS = "the store refuses access"
+_NO_WRITING = "the store does not allow to write here"
 _NOT_FOUND = ("NotFoundError", "FileNotFoundError")
 _REFUSED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
 _ACCESS = (
     "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
     " storage options; skip_signature=true reads public buckets"
+)
+_WRITE_ACCESS = (
+    "give credentials that may read, list, write and delete objects here, as environment variables"
+    " or storage options"
 )
 # Whether the kind of an error, the store's code, the HTTP status and the text say so; what to say.
 _FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
@@ -198,7 +278,7 @@ _FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
     ),
     (
         lambda kind, code, status, text: kind in _REFUSED or status in ("401", "403"),
-        "the store refuses access",
+        _NO_ACCESS,
         _ACCESS,
     ),
     (
@@ -209,7 +289,9 @@ _FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
         "give its region: AWS_REGION, or the storage option region=...",
     ),
     (
-        lambda kind, code, status, text: kind in ("NotSupportedError", "NotImplementedError"),
+        lambda kind, code, status, text: (
+            kind in ("NotSupportedError", "NotImplementedError") or status == "501"
+        ),
         "the store cannot do this",
         None,
     ),

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import IO, Any
 
 from shardkit.errors import StorageError
-from shardkit.remote.store import Entry, Info
+from shardkit.remote.store import Entry, Info, Tag
 
 _LENGTH = 8  # bytes before each message
 
@@ -82,6 +83,27 @@ class ForkedClient:
     def entries(self, folder: str) -> list[Entry]:
         found: list[Entry] = self._ask("entries", folder)
         return found
+
+    def keys(self, folder: str) -> list[str]:
+        found: list[str] = self._ask("keys", folder)
+        return found
+
+    def read_tagged(self, key: str) -> tuple[bytes, Tag]:
+        found: tuple[bytes, Tag] = self._ask("read_tagged", key)
+        return found
+
+    def put(self, key: str, data: bytes | Path, size: int) -> None:
+        self._ask("put", key, data, size)
+
+    def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
+        made: Tag | None = self._ask("put_if", key, data, tag)
+        return made
+
+    def copy(self, old: str, new: str, size: int) -> None:
+        self._ask("copy", old, new, size)
+
+    def delete(self, key: str) -> None:
+        self._ask("delete", key)
 
 
 def _ended(site: str) -> StorageError:

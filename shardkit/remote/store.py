@@ -11,23 +11,27 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
+    from pathlib import Path
 
     from shardkit.remote.path import RemotePath
 
 MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
 ATTEMPTS = 6  # to make a request
+LARGEST = 5000 << 20  # bytes of an object that one request can make, in all stores
 _PARALLEL = 16  # requests of one call at a time
 _PATIENCE = 60.0  # seconds after which a request is not repeated
+_LOOKS = 50  # at an object that is being copied
 _PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class Info(NamedTuple):
@@ -49,6 +53,13 @@ class Entry(NamedTuple):
 
     name: str
     info: Info | None  # None for a folder
+
+
+class Tag(NamedTuple):
+    """What tells one version of an object from all others, for requests with a condition."""
+
+    e_tag: str | None
+    version: str | None
 
 
 class PassingError(Exception):
@@ -77,6 +88,22 @@ class Client(Protocol):
     def read_all(self, key: str) -> bytes: ...
 
     def entries(self, folder: str) -> list[Entry]: ...
+
+
+class WritingClient(Client, Protocol):
+    """What a library does for a store that is written. An object appears whole, or not at all."""
+
+    def keys(self, folder: str) -> list[str]: ...
+
+    def read_tagged(self, key: str) -> tuple[bytes, Tag]: ...
+
+    def put(self, key: str, data: bytes | Path, size: int) -> None: ...
+
+    def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None: ...
+
+    def copy(self, old: str, new: str, size: int) -> None: ...
+
+    def delete(self, key: str) -> None: ...
 
 
 class Cached(Protocol):
@@ -205,6 +232,84 @@ class Store:
             return [self.read(key, start, stop) for start, stop in ranges]
         return list(pool().map(lambda pair: self.read(key, *pair), ranges))
 
+    # --- writing: buckets alone
+
+    def _writer(self) -> WritingClient:
+        return cast("WritingClient", self.client())
+
+    def forget(self) -> None:
+        """Ask anew for all objects: another process may have changed them."""
+        self._known.clear()
+
+    def keys(self, folder: str) -> list[str]:
+        """The keys of all objects below a folder, as far as the store's listing shows them."""
+        return sorted(_patiently(lambda: self._writer().keys(folder)))
+
+    def read_tagged(self, key: str) -> tuple[bytes, Tag] | None:
+        """All bytes of an object as it is now, and its tag; None where there is no such object."""
+        try:
+            return _patiently(lambda: self._writer().read_tagged(key))
+        except NotFoundError as error:
+            if error.found is not None:  # not the key alone, but the bucket
+                raise
+            return None
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Make an object of bytes or of a file, by one request.
+
+        Raises StorageError for more than a request can carry.
+        """
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        if size > LARGEST:
+            raise StorageError(
+                "an object is larger than one request can make",
+                path=self.url(key),
+                expected=f"at most {LARGEST:,} bytes",
+                found=f"{size:,}",
+                fix="make smaller shards, with --shard-size",
+            )
+        self._known.pop(key, None)
+        _patiently(lambda: self._writer().put(key, data, size), time_for(size))
+        self._known.pop(key, None)
+
+    def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
+        """Make an object where it has this tag, or for None where there is none; its new tag.
+
+        None where the condition does not hold. That can be as an answer was lost: whoever asks has
+        to look who made the object that is there.
+        """
+        self._known.pop(key, None)
+        return _patiently(lambda: self._writer().put_if(key, data, tag))
+
+    def copy(self, old: str, new: str, size: int) -> None:
+        """Copy an object of so many bytes within the store."""
+
+        def once() -> None:
+            self._writer().copy(old, new, size)
+
+        def arrived() -> None:  # some stores copy after they have answered
+            found = self._writer().find(new)
+            if found is None or found.size != size:
+                raise PassingError(
+                    StorageError(
+                        "a copy in the store has not become whole",
+                        path=self.url(new),
+                        expected=f"{size:,} bytes",
+                        found="none" if found is None else f"{found.size:,}",
+                        fix="run the same command again: it continues where it was",
+                    )
+                )
+
+        self._known.pop(new, None)
+        _patiently(once, time_for(size))
+        _patiently(arrived, time_for(size), _LOOKS)
+        self._known.pop(new, None)
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it exists."""
+        self._known.pop(key, None)
+        _patiently(lambda: self._writer().delete(key))
+
     def __reduce__(self) -> tuple[Any, ...]:  # without a cache
         return Store, (self.site, self.options)
 
@@ -224,14 +329,22 @@ def replaced(path: str) -> DamagedError:
     )
 
 
-def _patiently(request: Callable[[], Result]) -> Result:
+def time_for(size: int) -> float:
+    """Seconds that a request which carries so many bytes may take: about 2 for each MiB."""
+    return _PATIENCE * (2 << (size >> 26).bit_length())
+
+
+def _patiently(
+    request: Callable[[], Result], seconds: float = _PATIENCE, attempts: int | None = None
+) -> Result:
     """Make a request, again where its failure may pass, each time after a longer pause."""
-    until = time.monotonic() + _PATIENCE
-    for attempt in range(ATTEMPTS):
+    until = time.monotonic() + seconds
+    attempts = attempts or ATTEMPTS
+    for attempt in range(attempts):
         try:
             return request()
         except PassingError as failure:
-            if attempt == ATTEMPTS - 1 or time.monotonic() > until:
+            if attempt == attempts - 1 or time.monotonic() > until:
                 raise failure.error from failure.__cause__
             least, most = _PAUSE
             time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))
@@ -250,3 +363,21 @@ def pool() -> ThreadPoolExecutor:
         made = ThreadPoolExecutor(_PARALLEL, "shardkit-request")
         found = _pools.setdefault(os.getpid(), made)
     return found
+
+
+def together(work: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """Do work for each item, several at a time.
+
+    Nothing of it goes on after this, also where one of them raises.
+    """
+    started: list[Future[object]] = []
+    try:
+        started += (pool().submit(work, item) for item in items)
+        for one in started:
+            one.result()
+    finally:
+        for one in started:
+            one.cancel()
+        for one in started:
+            if not one.cancelled():
+                one.exception()

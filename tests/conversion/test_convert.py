@@ -475,10 +475,10 @@ def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrit
 
 
 def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
-    from shardkit.conversion.partial import Partial
+    from shardkit.conversion.partial import FolderPartial
 
     plan = run.prepare(images, "wds", tmp_path / "out")
-    first = Partial(plan.target)
+    first = FolderPartial(plan.target)
     first.begin(plan.job, resume=True)
     with pytest.raises(OutputError, match="another run is working"):
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)

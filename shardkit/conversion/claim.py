@@ -1,0 +1,224 @@
+"""A claim keeps other runs away from an output in a store, which has no locks.
+
+It is an object that says which run works there. Only who knows its tag can replace it, and its run
+does so every few seconds: one that stays as it is was left by a run that is dead, and whoever has
+seen that takes it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+from shardkit import storage
+from shardkit.checked import checked, parse
+from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, StorageError
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import Tag
+
+BEAT = 10.0  # seconds between two renewals
+DEAD = 3  # so many of them without a renewal: its run is dead
+_LOOKS = 3  # at a claim, in each of these
+_TRIES = 5  # to get a claim that others want as well
+
+_held: set[str] = set()  # the runs of this process
+
+
+class Claim:
+    """The claim of this run, from `take` to `release` or `remove`; a thread renews it."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self.run = uuid.uuid4().hex
+        self._path = path
+        self._about = {"run": self.run, **_this_process()}
+        self._beats = 0
+        self._tag: Tag | None = None
+        self._renewed = 0.0
+        self._lost = self._ended = False
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+
+    @classmethod
+    def take(cls, path: RemotePath) -> Claim:
+        """Raises OutputError where another run is at work, which takes half a minute to tell.
+
+        Of a run of this machine that has ended that is known at once.
+        """
+        claim = cls(path)
+        for _ in range(_TRIES):
+            began = _now()
+            found = path.store.read_tagged(path.key)
+            if found is not None and not _is_over(found[0]):
+                _watch(path, *found)
+            if claim._put(None if found is None else found[1]):
+                claim._renewed = began
+                claim._check_conditions()
+                _held.add(claim.run)
+                threading.Thread(target=claim._beat, name="shardkit-claim", daemon=True).start()
+                return claim
+        raise _busy(path)
+
+    def check(self) -> None:
+        """Raise OutputError where another run has taken the claim, as this one stood still."""
+        if not self._lost and _now() - self._renewed > 2 * BEAT:
+            self._renew()
+        if self._lost:
+            raise OutputError(
+                "another run has taken over this output, as this one stood still for too long",
+                path=self._path.parent,
+                fix="wait for that run, then run the same command again",
+            )
+
+    def release(self) -> None:
+        """Tell other runs that this one has ended; its work stays."""
+        if self._stop():
+            with contextlib.suppress(ShardkitError):  # others find out, only later
+                storage.put_if(_text({"run": self.run, "released": True}), self._path, self._tag)
+
+    def remove(self) -> None:
+        """Remove the claim, after all else."""
+        self.check()
+        if self._stop():
+            storage.delete(self._path)
+
+    def _stop(self) -> bool:
+        """End the renewals; whether the claim is this run's still."""
+        self._end.set()
+        _held.discard(self.run)
+        with self._lock:
+            ours = not self._ended and not self._lost
+            self._ended = True
+        return ours
+
+    def _beat(self) -> None:
+        while not self._end.wait(BEAT):
+            with contextlib.suppress(ShardkitError):  # without a connection `check` raises it
+                self._renew()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._ended or self._lost:
+                return
+            began = _now()
+            if self._put(self._tag):
+                self._renewed = began
+            else:
+                self._lost = True
+
+    def _put(self, tag: Tag | None) -> bool:
+        """Write the claim where it has this tag; False where another run was faster."""
+        self._beats += 1  # other bytes each time, so that it gets another tag
+        data = _text({**self._about, "beat": self._beats})
+        made = storage.put_if(data, self._path, tag)
+        if made is None:
+            found = self._path.store.read_tagged(self._path.key)
+            if found is None or found[0] != data:
+                return False
+            made = found[1]  # by a request of ours whose answer was lost
+        self._tag = made
+        return True
+
+    def _check_conditions(self) -> None:
+        """Raise StorageError for a store that writes whatever the condition of a request is."""
+        data = _text({**self._about, "beat": self._beats})
+        if storage.put_if(data, self._path, None) is not None:
+            storage.delete(self._path)
+            raise StorageError(
+                "the store ignores the conditions of requests (If-None-Match), so that two runs"
+                " that write to the same output would not notice each other",
+                path=self._path.parent,
+                fix="write to a path on this machine, then copy the result to the URL",
+            )
+
+
+def _watch(path: RemotePath, data: bytes, tag: Tag) -> None:
+    """Return once a claim must be a dead run's; raises OutputError where it is renewed."""
+    seconds = DEAD * BEAT
+    about = _parsed(data)
+    warnings.warn(
+        f"{path.parent} was claimed by a run on {about.get('host')} (process {about.get('pid')})"
+        f" that has not said that it ended: waiting {seconds:.0f} s to see whether it is at work",
+        ShardkitWarning,
+        stacklevel=2,
+    )
+    for _ in range(DEAD * _LOOKS):
+        time.sleep(BEAT / _LOOKS)
+        found = path.store.read_tagged(path.key)
+        if found is None or found[1] != tag:
+            raise _busy(path)
+
+
+def _busy(path: RemotePath) -> OutputError:
+    return OutputError(
+        "another run is working on this output",
+        path=path.parent,
+        fix="wait for it, or give another output with -o",
+    )
+
+
+def _is_over(data: bytes) -> bool:
+    """Whether the run of a claim has ended, as it says itself, or as this machine tells."""
+    about = _parsed(data)
+    if about.get("released") is True:
+        return True
+    here = _this_process()
+    if not here["machine"] or about.get("machine") != here["machine"]:
+        return False
+    if about.get("pid") == here["pid"] and about.get("started") == here["started"]:
+        return about.get("run") not in _held
+    pid = about.get("pid")
+    return isinstance(pid, int) and _started(pid) != about.get("started")
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": pid,
+        "started": _started(pid),
+    }
+
+
+def _machine() -> str:
+    """What numbers of processes belong to: a boot, and a container; "" where it cannot be told."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in ticks since the boot; None where it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in ("Z", "X") else words[19]
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        return checked(dict[str, Any], parse(data))
+    except ValueError:  # whatever it is, nobody renews it
+        return {}
+
+
+def _text(about: dict[str, Any]) -> bytes:
+    return json.dumps(about).encode() + b"\n"
+
+
+def _now() -> float:
+    """Seconds that go on while the machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()

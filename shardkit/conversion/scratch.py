@@ -1,0 +1,53 @@
+"""Temporary folders on this machine for work on an output in a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from shardkit import storage
+from shardkit.conversion.lock import UNLOCKED, lock, unlock
+from shardkit.errors import OutputError, ShardkitError
+
+_PREFIX = "shardkit-scratch-"
+
+
+class Scratch:
+    """A folder of its own in the system's temporary folder, until `close`.
+
+    Those of runs that were killed are removed when it is made.
+    """
+
+    def __init__(self) -> None:
+        _clean()
+        self._lock: int | None = None
+        while self._lock is None:
+            with storage.explained("make a folder", Path(tempfile.gettempdir())):
+                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            with contextlib.suppress(OutputError):  # of another run that cleans: then a new one
+                self._lock = lock(self.path)
+
+    def close(self) -> None:
+        handle, self._lock = self._lock, None
+        if handle is not None:
+            with contextlib.suppress(ShardkitError):  # the next run removes what is left
+                storage.remove(self.path)
+            unlock(handle)
+
+
+def _clean() -> None:
+    """Remove the folders of this user whose runs have ended."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(ShardkitError, OSError):
+            about = path.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+                continue
+            handle = lock(path)
+            if handle not in (None, UNLOCKED):
+                try:
+                    storage.remove(path)
+                finally:
+                    unlock(handle)

@@ -1,0 +1,166 @@
+"""A dataset becomes an output in a store: object by object, and last what makes it open.
+
+That is the manifest or, of an output that is one shard, this shard. Before the first object of the
+output changes, a mark is put beside each manifest: with it, a folder without a manifest is no
+dataset, whatever lies there, and the next run knows that all of it may go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.checked import checked, parse
+from shardkit.conversion.target import Target, file_in_the_way
+from shardkit.errors import ShardkitError
+from shardkit.manifest import Splits
+from shardkit.names import is_safe
+from shardkit.remote import store as stores
+from shardkit.remote.path import RemotePath
+
+
+class Placed(NamedTuple):
+    """A file of the new dataset that is in the store, under another name."""
+
+    path: RemotePath
+    bytes: int
+
+
+class _Mark(TypedDict):
+    """The text of a mark."""
+
+    names: list[str]  # of the objects that a run wrote to the output, or found there
+
+
+class StoreCommit:
+    """Makes a dataset the output. Each step can be repeated, by another run too."""
+
+    def __init__(self, target: Target, check: Callable[[], None]) -> None:
+        """`check` raises where another run has taken over."""
+        assert isinstance(target.folder, RemotePath)
+        self._target = target
+        self._folder: RemotePath = target.folder
+        self._check = check
+
+    def publish(self, dataset: Path, placed: Mapping[Path, Placed]) -> None:
+        """The files in the folder `dataset`, and those that are `placed`, become the output."""
+        new: dict[str, Path | Placed] = {
+            path.relative_to(dataset).as_posix(): path
+            for path in sorted(dataset.rglob("*"))
+            if path.is_file()
+        }
+        new |= {path.relative_to(dataset).as_posix(): where for path, where in placed.items()}
+        self._check()
+        old = self._old_names(new)
+        marks = self._marks({*old, *new})
+        text = json.dumps({"names": sorted(filter(is_safe, {*old, *new}))}).encode()
+        stores.together(lambda path: storage.put(text, path), marks)
+        for names in reversed(self._by_rank(old)):
+            stores.together(self._delete, names)
+        for names in self._by_rank(new):
+            stores.together(lambda name: self._put(name, new[name]), names)
+
+    def clean(self) -> None:
+        """Remove the marks, when the dataset is there."""
+        names = () if self._target.single else self._listed()
+        ends = f"{manifests.FOLDER}/{manifests.UNFINISHED}"
+        marks = {self._folder / name for name in names if name.endswith(ends)}
+        stores.together(storage.delete, {*marks, *self._marks(())})
+
+    def _put(self, name: str, what: Path | Placed) -> None:
+        self._check()
+        if isinstance(what, Placed):
+            storage.copy(what.path, self._folder / name, what.bytes)
+        else:
+            storage.put(what, self._folder / name)
+
+    def _delete(self, name: str) -> None:
+        self._check()
+        storage.delete(self._folder / name)
+
+    def _by_rank(self, names: Iterable[str]) -> list[list[str]]:
+        """What makes a dataset open comes last: in a folder of splits, that of all of them."""
+        last = [self._target.path.name] if self._target.single else [_MANIFEST]
+        ranks: list[list[str]] = [[], [], []]
+        for name in sorted(names):
+            opens = not self._target.single and name.endswith(f"/{_MANIFEST}")
+            ranks[2 if name in last else 1 if opens else 0].append(name)
+        return ranks
+
+    def _marks(self, names: Iterable[str]) -> list[RemotePath]:
+        """A mark for the output, and for each of its splits."""
+        own = self._target.list_path(Path(), manifests.UNFINISHED).as_posix()
+        found = {own}
+        if not self._target.single:
+            found |= {
+                name.removesuffix(manifests.NAME) + manifests.UNFINISHED
+                for name in names
+                if name.endswith(f"/{_MANIFEST}")
+            }
+        return [self._folder / name for name in sorted(found)]
+
+    # --- the dataset that is replaced
+
+    def _old_names(self, new: Iterable[str]) -> set[str]:
+        """The objects of the old dataset, and of a run that was killed in here."""
+        names = self._marked()
+        if not self._target.single:
+            names |= self._listed() | self._in_manifests()
+            return {n for n in names if n.rpartition("/")[2] != manifests.UNFINISHED}
+        names |= self._in_single_manifest()
+        for name in new:
+            if name not in names and self._folder.store.find((self._folder / name).key):
+                fix = "move it away, and run the same command again: it continues where it was"
+                raise file_in_the_way(self._folder / name, fix)
+        return names
+
+    def _listed(self) -> set[str]:
+        start = len(self._folder.key) + 1
+        return {key[start:] for key in self._folder.store.keys(self._folder.key)}
+
+    def _marked(self) -> set[str]:
+        path = self._target.list_path(self._folder, manifests.UNFINISHED)
+        assert isinstance(path, RemotePath)
+        found = path.store.read_tagged(path.key)
+        if found is None:
+            return set()
+        try:
+            return {*filter(is_safe, checked(_Mark, parse(found[0]))["names"])}
+        except ValueError:  # not ours: then all that is listed goes
+            return set()
+
+    def _in_manifests(self) -> set[str]:
+        """What the manifests of the old dataset name: a listing may not show it."""
+        names: set[str] = set()
+        try:
+            top = manifests.load_any(self._target.path)
+            splits = [*top.splits] if isinstance(top, Splits) else []
+            names |= {_MANIFEST, *(file.name for file in top.files)}
+            for part in splits or [""]:
+                one = manifests.load(self._target.path / part)
+                files = [_MANIFEST, *(f.name for f in (*one.all_files(), *one.files))]
+                names |= {f"{part}/{name}".lstrip("/") for name in files}
+        except ShardkitError:  # there is none, or it is damaged
+            pass
+        return names
+
+    def _in_single_manifest(self) -> set[str]:
+        """The same of an output that is one shard: what is named after it."""
+        out = self._target.path
+        own = manifests.manifest_path(out).relative_to(self._folder).as_posix()
+        try:
+            old = manifests.load(out)
+        except ShardkitError:
+            return {out.name, own} if out.exists() else set()
+        stem = out.name.rpartition(".")[0] + "."
+        files = [f.name for f in (*old.all_files(), *old.files)]
+        prefix = f"{manifests.FOLDER}/"
+        named = {name for name in files if name.removeprefix(prefix).startswith(stem)}
+        return {out.name, own} | named
+
+
+_MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"

@@ -1,0 +1,235 @@
+"""OUT.partial in a store: there a conversion works until it is whole, and from there it continues.
+
+job.json                     what identifies the run, as in a folder
+run.json                     the claim of the run that is at work
+<job>/000012/                the shards of a task, and last its result.zip, all else that it made
+<job>/dataset/               shards that were joined
+
+<job> is a digest of job.json, so that a run that stood still cannot write into another's tasks; of
+a job that cannot be continued it is the run. Nothing is believed because a listing shows it or
+does not: a result that it shows is read, and a task whose result it misses is done again, with
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.checked import checked, parse
+from shardkit.conversion.claim import Claim
+from shardkit.conversion.commit import DATASET
+from shardkit.conversion.partial import JOB, TASKS, Partial, comparable
+from shardkit.conversion.scratch import Scratch
+from shardkit.conversion.store_commit import Placed, StoreCommit
+from shardkit.conversion.target import Target
+from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
+from shardkit.errors import DamagedError, OutputError
+from shardkit.manifest import File, Shard
+from shardkit.remote import store as stores
+from shardkit.remote.path import RemotePath
+
+_RUN = "run.json"
+_JOB_FOLDER = re.compile(r"[0-9a-f]{32}")
+
+
+class StorePartial(Partial):
+    """The work on an output in a store, with a temporary folder on this machine."""
+
+    def __init__(self, target: Target, out: RemotePath) -> None:
+        self._remote = out.with_name(f"{out.name}.partial")
+        self.path = self._remote
+        self._target = target
+        self._store = out.store
+        self._claim: Claim | None = None
+        self._scratch: Scratch | None = None
+        self._job: RemotePath
+        self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store
+
+    def job(self) -> dict[str, Any] | None:
+        found = self._store.read_tagged((self._remote / JOB).key)
+        try:
+            return None if found is None else checked(dict[str, Any], parse(found[0]))
+        except ValueError:
+            return None
+
+    def exists(self) -> bool:
+        return bool(self._store.keys(self._remote.key))
+
+    def has_work(self) -> bool:
+        return any(key.endswith(f"/{PACKED}") for key in self._store.keys(self._remote.key))
+
+    def begin(self, job: dict[str, Any], *, resume: bool) -> None:
+        """Claim the output, and make the temporary folder."""
+        self._refuse_strangers()
+        seen = self._manifest()
+        self._claim = Claim.take(self._remote / _RUN)
+        try:
+            self._store.forget()
+            if self._manifest() != seen:
+                raise OutputError(
+                    "another run has just written to this output",
+                    path=self._target.path,
+                    fix="run the same command again to see what it has made",
+                )
+            self._scratch = Scratch()
+            self.tasks, self.dataset = (self._scratch.path / name for name in (TASKS, DATASET))
+            storage.make_folder(self.tasks)
+            self._prepare(job, resume)
+        except BaseException:
+            self.release()
+            raise
+
+    def _prepare(self, job: dict[str, Any], resume: bool) -> None:
+        assert self._claim is not None
+        text = json.dumps(comparable(job), sort_keys=True, allow_nan=False).encode()
+        name = xxhash.xxh3_128_hexdigest(text) if resume else self._claim.run
+        self._job = self._remote / name
+        old = self.job() if resume else None
+        if old is None or comparable(old) != comparable(job):
+            self._delete(self._others())
+            text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
+            storage.put(text, self._remote / JOB)
+
+    def _manifest(self) -> str | None:
+        """What tells one dataset at the output from another."""
+        path = self._target.list_path(self._target.folder, manifests.NAME)
+        assert isinstance(path, RemotePath)
+        found = self._store.find(path.key)
+        return None if found is None else found.version
+
+    def check(self) -> None:
+        assert self._claim is not None
+        self._claim.check()
+
+    def release(self) -> None:
+        claim, self._claim = self._claim, None
+        scratch, self._scratch = self._scratch, None
+        try:
+            if claim is not None:
+                claim.release()
+        finally:
+            if scratch is not None:
+                scratch.close()
+
+    def finished(self, tasks: int) -> list[int]:
+        listed = self._store.keys(self._job.key)
+        names = {f"{n:06d}" for n in range(tasks)}
+        found = [path for key in listed if (path := self._path(key)).name == PACKED]
+        stores.together(self._fetch, [path for path in found if path.parent.name in names])
+        return super().finished(tasks)
+
+    def _fetch(self, packed: RemotePath) -> None:
+        """The result of a task, if it is there."""
+        found = self._store.read_tagged(packed.key)
+        if found is not None:
+            unpack(found[0], self.tasks / packed.parent.name, packed)
+
+    def undo(self, number: int) -> None:
+        """The result goes first: its shards will be others."""
+        storage.delete(self._job / self.task_folder(number).name / PACKED)
+        super().undo(number)
+
+    def publish(self) -> None:
+        StoreCommit(self._target, self.check).publish(self.dataset, self._placed)
+        self.discard()
+
+    def discard(self) -> None:
+        """The claim goes last, so that no other run is there meanwhile."""
+        try:
+            self.check()
+            if manifests.has_manifest(self._target.path):
+                StoreCommit(self._target, self.check).clean()
+            self._delete({*self._others(), *self._known()})
+            assert self._claim is not None
+            self._claim.remove()
+        finally:
+            self.release()
+
+    def _others(self) -> list[RemotePath]:
+        """All objects but the claim, as a listing shows them."""
+        found = [self._path(key) for key in self._store.keys(self._remote.key)]
+        return [path for path in found if path != self._remote / _RUN]
+
+    def _known(self) -> Iterator[RemotePath]:
+        """What this run has made, or has found that another one had made."""
+        yield self._remote / JOB
+        yield from (placed.path for placed in self._placed.values())
+        for folder in filter(is_finished, self.tasks.glob("*")):
+            yield self._job / folder.name / PACKED
+            for shard in read_result(folder).shards:
+                yield from (self.stored(folder / f.name) for f in (shard.file, *shard.beside))
+
+    def _delete(self, paths: Collection[RemotePath]) -> None:
+        """The job last: without it nobody knows what the rest is for."""
+        job = self._remote / JOB
+        stores.together(storage.delete, [path for path in paths if path != job])
+        if job in paths:
+            storage.delete(job)
+
+    def _path(self, key: str) -> RemotePath:
+        return RemotePath(self._store, key)
+
+    def _refuse_strangers(self) -> None:
+        start = len(self._remote.key) + 1
+        tops = {key[start:].partition("/")[0] for key in self._store.keys(self._remote.key)}
+        strangers = sorted(t for t in tops - {JOB, _RUN} if not _JOB_FOLDER.fullmatch(t))
+        if strangers:
+            raise OutputError(
+                "the folder for unfinished work holds something else",
+                path=self.path,
+                found=", ".join(strangers[:3]),
+                fix="move it away, or give another output with -o",
+            )
+
+    # --- the files of shards
+
+    def upload(self, folder: Path) -> RemotePath:
+        return self.stored(folder)
+
+    def stored(self, path: Path) -> RemotePath:
+        return self._job / path.relative_to(self.tasks)
+
+    def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
+        self._placed[folder / file.name] = Placed(self.stored(old), file.bytes)
+
+    @contextlib.contextmanager
+    def here(self, shards: Sequence[tuple[Path, Shard]]) -> Iterator[list[Path]]:
+        files = [(folder, f) for folder, shard in shards for f in (shard.file, *shard.beside)]
+        try:
+            stores.together(lambda pair: self._download(*pair), files)
+            yield [folder / shard.file.name for folder, shard in shards]
+        finally:
+            for folder, file in files:
+                storage.remove(folder / file.name)
+
+    def _download(self, folder: Path, file: File) -> None:
+        path = folder / file.name
+        self.check()
+        storage.make_folder(path.parent)
+        storage.download(self.stored(path), path, file.bytes)
+        if storage.checksum(path) != file.checksum:
+            raise DamagedError(
+                "a shard to be joined is not as it was uploaded",
+                path=self.stored(path),
+                fix="start again with --overwrite",
+            )
+
+    def keep(self, folder: Path, shard: Shard) -> None:
+        for file in (shard.file, *shard.beside):
+            path = folder / file.name
+            to = self._job / DATASET / path.relative_to(self.dataset)
+            storage.put(path, to)
+            storage.remove(path)
+            self._placed[path] = Placed(to, file.bytes)
+
+    def unsynced(self, earlier: Collection[int]) -> Collection[int]:
+        return ()  # an object is there, or it is not
