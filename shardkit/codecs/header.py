@@ -167,9 +167,9 @@ def _png(data: bytes) -> dict[str, Any]:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, offset of the content, and size of each chunk."""
-    at = 8
-    while at < len(data):
+    """Name, offset of the content, and size of each chunk. What lies behind the last is ignored."""
+    at, name = 8, b""
+    while at < len(data) and name != b"IEND":
         size, name = struct.unpack_from(">I4s", data, at)
         yield name, at + 8, size
         at += 12 + size

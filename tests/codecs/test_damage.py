@@ -86,6 +86,7 @@ def test_rows_of_a_png_that_are_missing(mode: str) -> None:
     whole = _png(mode)
     assert damage(_repacked(whole, bytes)) is None
     assert damage(_repacked(whole, lambda rows: rows + bytes(9))) is None  # nothing is lost
+    assert damage(whole + b"\r\n") is None
     for left in (0, 1, 2, 8, 15):
         cut = _repacked(whole, lambda rows, n=left: rows[: n * len(rows) // 16])
         assert damage(cut), left

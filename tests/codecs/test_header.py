@@ -258,6 +258,7 @@ def test_a_whole_image_passes_with_anything_behind_it(
     data = encoded(image, format, **options)
     for behind in (b"", b"\0", b"\0\0trailing"):
         check_end(data + behind, format.lower())
+        assert read_header(data + behind) == read_header(data)
 
 
 @pytest.mark.parametrize(("format", "image", "options"), WITH_END)

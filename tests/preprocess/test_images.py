@@ -104,6 +104,7 @@ PLAIN = {
     "jpeg that says it is upright": encoded(photo(), "JPEG", exif=exif(1)),
     "jpeg with something behind it": encoded(photo(), "JPEG") + b"\0\0a web server was here",
     "png": encoded(photo(), "PNG"),
+    "png with something behind it": encoded(photo(), "PNG") + b"\r\n",
     "grey png": encoded(photo("L"), "PNG"),
     "black and white png": encoded(photo("1"), "PNG"),
     "palette png": encoded(photo("P"), "PNG"),
