@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from shardkit.codecs.image import (
     FRAMES,
     NotAnImageError,
-    format_of,
     jpeg_segments,
     opened,
     probe,
@@ -55,20 +54,13 @@ class Header(NamedTuple):
 
 def read_header(data: bytes) -> Header:
     """The header of an image. No pixel is decoded. Raises NotAnImageError."""
-    format = format_of(data)
+    format, width, height = probe(data)
+    about: dict[str, Any] = {"width": width, "height": height}
     try:
-        if format == "jpeg":
-            header = _jpeg(data)
-        else:
-            about = probe(data)._asdict()
-            read = {"png": _png, "webp": _webp, "ppm": _ppm}.get(about["format"], _other)
-            header = Header(**{**about, **read(data)})
+        about |= _READERS.get(format, _other)(data)
     except (struct.error, IndexError):
         raise NotAnImageError(f"a {format} file that ends inside its header") from None
-    if not (header.width and header.height):
-        raise NotAnImageError(
-            f"a {format} header that says {header.width} x {header.height} pixels"
-        )
+    header = Header(format, **about)
     if header.colour == "GRAY" and header.profile and header.profile[16:20] == b"RGB ":
         return header._replace(colour="RGB")  # many editors leave such a profile in
     return header
@@ -77,13 +69,12 @@ def read_header(data: bytes) -> Header:
 # --- JPEG ----------------------------------------------------------------------------------------
 
 
-def _jpeg(data: bytes) -> Header:
-    found: dict[str, Any] = {}
+def _jpeg(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"lossless": False}
     profile: dict[int, bytes] = {}
     for marker, start, stop in jpeg_segments(data):
         if marker in FRAMES:
-            precision, height, width, components = _FRAME.unpack_from(data, start)
-            found.update(width=width, height=height)
+            precision, _, _, components = _FRAME.unpack_from(data, start)
             found["oddity"] = _jpeg_oddity(marker, precision, components)
             found["colour"] = {1: "GRAY", 4: "CMYK"}.get(components, "RGB")
             sampling = [divmod(data[start + 7 + 3 * n], 16) for n in range(components)]
@@ -99,9 +90,7 @@ def _jpeg(data: bytes) -> Header:
             found["table"] = _luma_table(data[start:stop]) or found.get("table", 0)
     if profile:
         found["profile"] = b"".join(profile[number] for number in sorted(profile))
-    if "width" not in found:
-        raise NotAnImageError("a jpeg file without a frame header")
-    return Header("jpeg", lossless=False, **found)
+    return found
 
 
 def _jpeg_oddity(marker: int, precision: int, components: int) -> str:
@@ -266,3 +255,4 @@ ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")  # of Pillow's images
 _GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}
 _BITS = 258  # tags of TIFF
 _ORIENTATION_TAG = 0x0112
+_READERS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "ppm": _ppm}
