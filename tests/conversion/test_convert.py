@@ -421,29 +421,32 @@ def test_unfinished_work_of_other_options_is_not_touched(many: Path, tmp_path: P
     assert len(keys(tmp_path / "out")) == 60
 
 
-def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
-    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:  # as 0.1.0 was before tasks were cut by their work
-        patch.setattr(
-            "shardkit.conversion.plan._versions", lambda parts: {"shardkit": shardkit.__version__}
-        )
+@pytest.fixture
+def unfinished(many: Path, tmp_path: Path) -> Path:
+    """The job of a run of `many` to `out` that has done its tasks, and published nothing."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shardkit.convert(many, "wds", tmp_path / "out", workers=0)
+    return tmp_path / "out.partial" / "job.json"
+
+
+def test_unfinished_work_of_a_version_that_cut_tasks_otherwise_is_not_continued(
+    unfinished: Path, many: Path, tmp_path: Path
+) -> None:
+    job = json.loads(unfinished.read_bytes())
+    del job["versions"]["tasks"]  # as 0.1.0 was before tasks were cut by their work
+    unfinished.write_text(json.dumps(job))
     with pytest.raises(OutputError, match="another version") as error:
         shardkit.convert(many, "wds", tmp_path / "out", workers=0)
     assert error.value.found == "tasks was None, is 2"
     assert error.value.fix == "start again with --overwrite"
 
 
+@pytest.mark.usefixtures("unfinished")
 def test_unfinished_work_of_another_version_begins_again_with_overwrite(
     many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            shardkit.convert(many, "wds", tmp_path / "out", workers=0)
     monkeypatch.setattr("shardkit.conversion.plan.__version__", "99.0")
     with pytest.raises(OutputError, match=r"unfinished conversion .* another version") as error:
         shardkit.convert(many, "wds", tmp_path / "out", workers=0)
@@ -454,22 +457,17 @@ def test_unfinished_work_of_another_version_begins_again_with_overwrite(
 
 
 def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrite(
-    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unfinished: Path, many: Path, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            shardkit.convert(many, "wds", tmp_path / "out", workers=0)
-    path = tmp_path / "out.partial" / "job.json"
-    job = json.loads(path.read_bytes())
+    job = json.loads(unfinished.read_bytes())
     recipe = job.pop("recipe")
     job |= {"format": recipe["format"], "source": recipe["sources"], "options": recipe}
-    path.write_text(json.dumps(job))
+    unfinished.write_text(json.dumps(job))
     with pytest.raises(OutputError, match=r"unfinished conversion .* another version") as error:
         shardkit.convert(many, "wds", tmp_path / "out", workers=0)
     assert error.value.found is None
     assert error.value.fix == "start again with --overwrite"
-    assert json.loads(path.read_bytes()) == job
+    assert json.loads(unfinished.read_bytes()) == job
     shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, workers=0)
     assert len(keys(tmp_path / "out")) == 60
 
