@@ -6,7 +6,8 @@
         def independent_keys(self, path):
             ...  # by another library
 
-Needs pytest and hypothesis (`pip install shardkit[test]`). tests/formats/test_wds.py is an example.
+Needs pytest and hypothesis (`pip install "shardkit[test]"`).
+An example is tests/formats/test_wds.py.
 """
 
 from __future__ import annotations
