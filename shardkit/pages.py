@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from typing import TypeAlias
 
 import xxhash
 
@@ -16,9 +15,11 @@ from shardkit.page_cache import PAGE, PageCache
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 
-_MOST, _FEWEST = 1 << 28, 64  # bytes of ranges that are read ahead; and ranges, if those are long
+_TOGETHER = 8  # pages of one request, at most
 
 NextUse = Callable[[str, int], float]
+_Found: TypeAlias = dict[int, bytes]  # pages by number
+_Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache has no room for the page
 
 
 def file_id(path: RemotePath, info: Info) -> str:
@@ -29,95 +30,116 @@ def file_id(path: RemotePath, info: Info) -> str:
 class Pages:
     """A cache, and the pages that are being requested for it.
 
-    A page for which the cache has no room is not requested: the range that is asked for is read
-    alone. Any thread may read.
+    Pages of one range come with one request. A page for which the cache has no room is not
+    requested: the range that is asked for is read alone. Any thread may read.
     """
 
     def __init__(self, cache: PageCache) -> None:
         self.cache = cache
         # Set by who knows the order of reading; else the oldest pages make room.
         self.next_use: NextUse = lambda file, number: math.inf
-        self._requested: dict[tuple[str, int], Future[bytes]] = {}
-        # Ranges that are read ahead, the oldest first.
-        self._alone: dict[tuple[str, int, int], Future[bytes]] = {}
-        self._ahead = threading.local()
+        self._files: dict[tuple[str, str], str] = {}  # names in the cache
+        self._requested: dict[tuple[str, int], _Awaited] = {}
         _every.add(self)
-
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """What this thread reads inside of it is read again soon, by another."""
-        self._ahead.on = True
-        try:
-            yield
-        finally:
-            self._ahead.on = False
 
     def read(self, path: RemotePath, offset: int, length: int) -> bytes:
         """The bytes of a range of an object."""
-        file, stop = file_id(path, path.store.info(path.key)), offset + length
-        parts = [
-            self._part(path, file, at // PAGE, max(offset, at), min(stop, at + PAGE))
-            for at in range(offset - offset % PAGE, stop, PAGE)
-        ]
+        file, stop = self._file(path), offset + length
+        parts: list[bytes] = []
+        found: _Found = {}
+        at = offset
+        while at < stop:
+            number, start = divmod(at, PAGE)
+            end = min(stop - number * PAGE, PAGE)
+            data = self.cache.get(file, number, start, end)
+            if data is None:
+                if number not in found:
+                    found = self._found(path, file, number, (stop - 1) // PAGE)
+                if number in found:
+                    data = found[number][start:end]
+                else:
+                    data = path.store.read(path.key, at, number * PAGE + end)
+            parts.append(data)
+            at = number * PAGE + end
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _part(self, path: RemotePath, file: str, number: int, start: int, stop: int) -> bytes:
-        """The bytes from `start` to before `stop`, which lie in one page."""
-        at = number * PAGE
-        data = self.cache.get(file, number, start - at, stop - at)
-        if data is not None:
-            return data
-        mine: Future[bytes] = Future()
+    def _file(self, path: RemotePath) -> str:
+        """The name of an object in the cache, made once."""
+        which = path.store.site, path.key
+        found = self._files.get(which)
+        if found is None:
+            found = self._files[which] = file_id(path, path.store.info(path.key))
+        return found
+
+    def _found(self, path: RemotePath, file: str, number: int, last: int) -> _Found:
+        """A page that was not in the cache, maybe with others up to `last`; none without room."""
+        mine: _Awaited = Future()
         requested = self._requested.setdefault((file, number), mine)
         if requested is not mine:
             page = requested.result()
-            # Empty: there was no room for the page.
-            return page[start - at : stop - at] if page else self._range(path, file, start, stop)
-        page = b""
+            return {} if page is None else {number: page}
+        claimed = {number: mine}
+        found: _Found = {}
         try:
-            page = self._whole(path, file, number)
+            came = self.cache.get(file, number)  # a moment ago
+            if came is None:
+                found = self._request(path, file, claimed, last)
+            else:
+                found[number] = came
+        except BaseException as error:  # whoever waits for the page has it too
+            for awaited in claimed.values():
+                awaited.set_exception(error)
+            raise
         finally:
-            mine.set_result(page)
-            del self._requested[file, number]
-        return page[start - at : stop - at] if page else self._range(path, file, start, stop)
+            for each, awaited in claimed.items():
+                if not awaited.done():
+                    awaited.set_result(found.get(each))
+                self._requested.pop((file, each), None)
+        return found
 
-    def _whole(self, path: RemotePath, file: str, number: int) -> bytes:
-        """A page, which is put into the cache; b"" where there is no room for it."""
-        at = number * PAGE
-        keep = self.next_use(file, number)
-        keep = 0 if keep == math.inf else keep
-        size = min(path.store.info(path.key).size - at, PAGE)
-        if not self.cache.reserve(size, self.next_use, keep):
-            return b""
+    def _request(
+        self, path: RemotePath, file: str, claimed: dict[int, _Awaited], last: int
+    ) -> _Found:
+        """The page that is claimed, and those behind it that are claimed too, by one request.
+
+        They are put into the cache. Nothing, if it has no room for the page.
+        """
+        (first,) = claimed
+        keep = self.next_use(file, first)
+        late = 0 if keep == math.inf else keep  # of an index: the oldest pages make room
+        size = path.store.info(path.key).size
+        lengths: list[int] = []
         try:
-            page = path.store.read(path.key, at, at + size)
-            self.cache.put(file, number, page, self.next_use, keep)
+            for number in range(first, min(first + _TOGETHER, last + 1)):
+                if number > first and not self._claim(file, number, claimed):
+                    break
+                length = min(size - number * PAGE, PAGE)
+                if not self.cache.reserve(length, self.next_use, late):
+                    break
+                lengths.append(length)
+            if not lengths:
+                return {}
+            start = first * PAGE
+            data = path.store.read(path.key, start, start + sum(lengths))
+            found = {first + n: data[n * PAGE : (n + 1) * PAGE] for n in range(len(lengths))}
+            for number, page in found.items():
+                self.cache.put(file, number, page, self.next_use, late)
+            return found
         finally:
-            self.cache.release(size)
-        return page
+            for length in lengths:
+                self.cache.release(length)
+
+    def _claim(self, file: str, number: int, claimed: dict[int, _Awaited]) -> bool:
+        """Whether a page is not in the cache, and this thread is the one that requests it."""
+        mine: _Awaited = Future()
+        if self._requested.setdefault((file, number), mine) is not mine:
+            return False
+        claimed[number] = mine
+        return not self.cache.resident(file, number)
 
     def _forked(self) -> None:
         """Called in a new process, without the threads that were making requests."""
         self._requested.clear()
-        self._alone.clear()
-
-    def _range(self, path: RemotePath, file: str, start: int, stop: int) -> bytes:
-        """A range that is read alone; what was read ahead is used once."""
-        which = file, start, stop
-        if not getattr(self._ahead, "on", False):
-            found = self._alone.pop(which, None)
-            data = b"" if found is None else found.result()
-            return data or path.store.read(path.key, start, stop)
-        mine = self._alone[which] = Future()
-        data = b""
-        try:
-            data = path.store.read(path.key, start, stop)
-        finally:
-            mine.set_result(data)  # empty: who needs it tries again, and meets the error
-            with suppress(RuntimeError, StopIteration):  # another thread does the same
-                while len(self._alone) > max(_MOST // (stop - start), _FEWEST):  # left unread
-                    self._alone.pop(next(iter(self._alone)), None)
-        return data
 
 
 _every: weakref.WeakSet[Pages] = weakref.WeakSet()

@@ -113,7 +113,7 @@ class BatchMaker:
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
-        if self.light:
+        if self.light and step.ahead is None:
             [(field, rows)] = out.items()
             with suppress(ShardkitError):  # reading one by one tells which samples are bad
                 keys = self._samples.read_rows(field, numbers, rows)
@@ -121,9 +121,11 @@ class BatchMaker:
                     batch.keys[start:stop] = keys
                     return
         samples: list[Sample | None] = []
+        ahead = step.ahead or {}
         for row, number in enumerate(numbers.tolist(), start):
             try:
-                samples.append(self._samples.read(number))
+                read = ahead.pop(number, None)
+                samples.append(self._samples.read(number) if read is None else read.result())
             except ShardkitError as error:
                 batch.errors[row] = error
                 samples.append(None)

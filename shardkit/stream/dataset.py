@@ -141,4 +141,9 @@ class Bad:
 def _joined(steps: list[Step]) -> Step:
     """One step with the samples of several."""
     number, turn, valid = (np.concatenate([step[n] for step in steps]) for n in range(3))
-    return Step(number, turn, valid, None, steps[-1].after)
+    joined = Step(number, turn, valid, None, steps[-1].after)
+    if steps[0].ahead is None:
+        return joined
+    return joined._replace(
+        ahead={n: read for step in steps for n, read in (step.ahead or {}).items()}
+    )

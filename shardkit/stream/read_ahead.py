@@ -11,7 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -21,28 +21,27 @@ from shardkit.dataset import Dataset
 from shardkit.page_cache import PAGE
 from shardkit.pages import Pages, file_id
 from shardkit.remote.path import RemotePath
-from shardkit.stream.order import Order
+from shardkit.sample import Sample
+from shardkit.stream.order import Mixture, Order
 from shardkit.stream.reading import Samples, sizes
 from shardkit.stream.schedule import Step
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_THREADS = 32  # that read ahead, each waiting for one request
+_THREADS = 64  # that read ahead, each waiting for one request
 _BYTES = 128 << 20  # of samples that are read ahead, at most
-_SHARE = 4  # one of so many bytes of the cache, at most
 _STEPS = 4  # that are added at a time, so that the first batch does not wait for all of them
 
 
 class NextUse:
     """When the page of a shard is needed next: a number of windows, counted over the epochs."""
 
-    def __init__(self, order: Order, datasets: list[Dataset], parts: frozenset[int] | None) -> None:
-        """`parts` are those whose samples go through the cache; None: all."""
-        self._order, self._parts = order, parts
+    def __init__(self, order: Order, datasets: list[Dataset]) -> None:
+        self._order = order
         self._windows = order.windows
-        self._now = (-1, -1)
-        self._when: npt.NDArray[np.float64]
+        self._now: tuple[int, int, frozenset[int] | None] | None = None
+        self._when: npt.NDArray[np.float64] = np.zeros(order.blocks)  # of each block
         every = np.concatenate([sizes(dataset) for dataset in datasets])
         firsts = (every.cumsum() - every).tolist()
         # By the name in the cache: the first sample, samples, and bytes of a shard.
@@ -54,15 +53,18 @@ class NextUse:
                 samples, _ = dataset.extent(shard)
                 self._shards[file_id(path, info)] = first, samples, info.size
 
-    def at(self, epoch: int, position: int) -> None:
-        """The loop has come to a position of an epoch."""
-        now = epoch, position // self._order.parts // self._order.window
+    def at(self, epoch: int, position: int, parts: frozenset[int] | None) -> None:
+        """The loop has come to a position of an epoch.
+
+        `parts` are those whose samples go through the cache; None: all.
+        """
+        now = epoch, position // self._order.parts // self._order.window, parts
         if now == self._now:
             return
         self._now = now
         when = np.full(self._order.blocks, np.inf)
         for later in (0, 1):
-            for window in self._order.uses(epoch + later, self._parts):
+            for window in self._order.uses(epoch + later, parts):
                 time = window + later * self._windows
                 when = np.where(time >= now[1], np.minimum(when, time), when)
         self._when = when + epoch * self._windows
@@ -83,53 +85,80 @@ class NextUse:
         return float(self._when[blocks].min())
 
 
-def read_ahead(
-    samples: Samples, pages: Pages, steps: Iterable[Step], mean: float, next_use: NextUse | None,
-    epoch: int,
-) -> Iterator[Step]:  # fmt: skip
-    """The steps, whose samples are read, some steps before they are given.
+class ReadAhead:
+    """Reads the samples of the steps to come, in threads, and tells the cache which pages it needs.
 
-    mean: bytes of a sample.
+    Each sample is read once, and comes with its step: so it takes no room in the cache, and a small
+    cache takes nothing from the samples to come.
     """
-    limit = pages.cache.limit
-    most = max(min(_BYTES, _BYTES if limit is None else limit // _SHARE) / max(mean, 1), 1)
-    left, waiting, ahead = iter(steps), deque[Step](), 0
-    if next_use is not None:
-        pages.next_use = next_use
 
-    numbers: SimpleQueue[int | None] = SimpleQueue()
-    stopped = threading.Event()
+    def __init__(
+        self, samples: Samples, pages: Pages, order: Order | Mixture, datasets: list[Dataset]
+    ) -> None:
+        self._samples = samples
+        self._next_use = NextUse(order, datasets) if isinstance(order, Order) else None
+        if self._next_use is not None:
+            pages.next_use = self._next_use
+        size = sum(dataset.extent(n)[1] for dataset in datasets for n in range(dataset.shards))
+        self._most = max(_BYTES * len(samples) // max(size, 1), 1)  # samples
 
-    def work() -> None:
-        while (number := numbers.get()) is not None and not stopped.is_set():
-            with suppress(Exception), pages.ahead():  # the loop will meet the error, and raise it
-                samples.read(number)
+    def steps(
+        self, steps: Iterable[Step], epoch: int, parts: frozenset[int] | None
+    ) -> Iterator[Step]:
+        """The steps, some of whose samples are read before a step is given.
 
-    # Daemons: a program ends without what it has not asked for.
-    threads = [
-        threading.Thread(target=work, name="shardkit-read-ahead", daemon=True)
-        for _ in range(_THREADS)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while True:
-            for _ in range(_STEPS):
-                step = None if ahead > most and waiting else next(left, None)
-                if step is None:
-                    break
-                for number in dict.fromkeys(step.number.tolist()):
-                    numbers.put(number)
-                ahead += len(step.number)
-                waiting.append(step)
-            if not waiting:
-                return
-            step = waiting.popleft()
-            ahead -= len(step.number)
-            if next_use is not None:
-                next_use.at(epoch, max(step.after.samples - 1, 0))
-            yield step
-    finally:
-        stopped.set()
-        for _ in threads:  # no global: at exit these may be gone
-            numbers.put(None)
+        `parts` are those whose samples go through the cache; None: all.
+        """
+        left, waiting, ahead = iter(steps), deque[Step](), 0
+        reads: SimpleQueue[tuple[int, Future[Sample]] | None] = SimpleQueue()
+        closed = threading.Event()
+        threads = [
+            # Daemons: a program ends without what it has not asked for.
+            threading.Thread(
+                target=_read, args=(self._samples, reads, closed), name="shardkit-read-ahead",
+                daemon=True,
+            )
+            for _ in range(_THREADS)
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        try:
+            while True:
+                for _ in range(_STEPS):
+                    step = None if ahead > self._most and waiting else next(left, None)
+                    if step is None:
+                        break
+                    futures = {number: Future[Sample]() for number in step.number.tolist()}
+                    for read in futures.items():
+                        reads.put(read)
+                    ahead += len(step.number)
+                    waiting.append(step._replace(ahead=futures))
+                if not waiting:
+                    return
+                step = waiting.popleft()
+                ahead -= len(step.number)
+                if self._next_use is not None:
+                    self._next_use.at(epoch, max(step.after.samples - 1, 0), parts)
+                yield step
+        except GeneratorExit:  # nobody wants the others
+            closed.set()
+            raise
+        finally:
+            for _ in threads:  # no global: at exit these may be gone
+                reads.put(None)
+
+
+def _read(
+    samples: Samples, reads: SimpleQueue[tuple[int, Future[Sample]] | None], closed: threading.Event
+) -> None:
+    """Reads samples until there are no more."""
+    while (read := reads.get()) is not None:
+        number, future = read
+        if closed.is_set():
+            future.cancel()
+            continue
+        try:
+            future.set_result(samples.read(number))
+        except BaseException as error:  # raised where the sample is needed
+            future.set_exception(error)
+        del read, future  # a sample, which would stay in memory until the next one

@@ -18,7 +18,11 @@ from shardkit.stream.batching import Batching, MicroBatch
 from shardkit.stream.order import Draw, Mixture, Numbers, Order
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy.typing as npt
+
+    from shardkit.sample import Sample
 
 _TOGETHER = 16  # steps that are drawn at once
 _PLAN = 3  # a purpose of a seed, beside those of order.py
@@ -46,6 +50,7 @@ class Step(NamedTuple):
     valid: npt.NDArray[np.bool_]  # False for padding
     segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
     after: Progress  # of all ranks, when each has done this step
+    ahead: dict[int, Future[Sample]] | None = None  # samples that are being read, if remote
 
 
 class Schedule(ABC):

@@ -15,7 +15,7 @@ from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.opening import open_dataset
-from shardkit.page_cache import cache_from
+from shardkit.page_cache import MemoryCache, cache_from
 from shardkit.pages import Pages
 from shardkit.remote.path import RemotePath
 from shardkit.schema import Schema, row_fields
@@ -23,6 +23,7 @@ from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
+from shardkit.stream.read_ahead import ReadAhead
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
 from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
 from shardkit.stream.world import World
@@ -93,15 +94,14 @@ class Stream:
         """The steps; where data are remote, their samples are read ahead."""
         if self.pages is None:
             return steps
-        from shardkit.stream.read_ahead import NextUse, read_ahead
+        alone = isinstance(self.pages.cache, MemoryCache)
+        parts = _parts_read_here(self.order.parts, world, alone)
+        return self._read_ahead.steps(steps, epoch, parts)
 
-        next_use = None
-        if isinstance(self.order, Order):
-            parts = _parts_read_here(self.order.parts, world, self.options.cache_folder is None)
-            next_use = NextUse(self.order, self.datasets, parts)
-        size = sum(dataset.extent(n)[1] for dataset in self.datasets for n in range(dataset.shards))
-        mean = size / max(len(self.samples), 1)
-        return read_ahead(self.samples, self.pages, steps, mean, next_use, epoch)
+    @cached_property
+    def _read_ahead(self) -> ReadAhead:
+        assert self.pages is not None
+        return ReadAhead(self.samples, self.pages, self.order, self.datasets)
 
     def schedule(self, world: World) -> Schedule:
         """The steps of one rank."""

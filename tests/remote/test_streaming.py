@@ -284,7 +284,7 @@ def test_pages_are_of_the_blocks_that_they_hold(datasets: Path) -> None:
     order = Order(sizes, shuffle=True, seed=1, window=64)
     assert order.blocks_of(0, 0) == slice(0, 1)
     assert order.blocks_of(0, len(dataset) - 1) == slice(0, order.blocks)
-    assert NextUse(order, [dataset], None)("unknown", 0) == np.inf
+    assert NextUse(order, [dataset])("unknown", 0) == np.inf
 
 
 def test_a_folder_for_the_cache_is_left_as_it_was_by_local_data(
