@@ -21,7 +21,7 @@ $pip webdataset==1.0.2 datasets==5.2.0 lmdb==3.0.0 msgpack Pillow tokenizers
 # FFCV builds from source; Debian: g++ pkg-config libturbojpeg0-dev libopencv-dev.
 $pip ffcv==1.0.2 || echo "ffcv cannot be built here: it will be left out"
 
-# What `import streaming` takes, without the clients of object stores, and without torchvision.
-environment streaming "numpy<2.2" "xxhash<4" "transformers<5" \
+# What `import streaming` takes, without torchvision and the clients of object stores but for S3's.
+environment streaming "numpy<2.2" "xxhash<4" "transformers<5" boto3 \
     Brotli catalogue matplotlib Pillow python-snappy tqdm zstd
 $pip --no-deps mosaicml-streaming==0.13.0

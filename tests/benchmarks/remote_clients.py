@@ -1,12 +1,12 @@
 """Ranges read from a store by obstore and by fsspec (s3fs, http): throughput and processor time.
 
-    python tests/benchmarks/remote_clients.py --store web [--rounds 5] [--latency 0.05] [--rate 1e8]
+    python -m tests.benchmarks.remote_clients --store s3 [--rounds 5] [--latency 0.05] [--rate 1e8]
 
-The store is moto (s3) or nginx (web), behind the proxy of the tests, which adds the latency to each
-request and limits the rate of each connection; `--latency 0 --rate 0` adds nothing. Each contender
-is a process, and reads warm: `ranges` at once, of `bytes` each. Each round runs every contender
-once, in another order. Prints one JSON object: by contender, ranges at once and size, the medians
-of MB a second and of seconds of the processor, in this client alone, for each GB.
+The store is `link.py`, as a bucket (s3) or as a web server (web): each request waits, and each
+connection has a rate; `--latency 0 --rate 0` adds nothing. Each contender is a process, and reads
+warm: `ranges` at once, of `bytes` each. Each round runs every contender once, in another order.
+Prints one JSON object: by contender, ranges at once and size, the medians of MB a second and of
+seconds of the processor, in this client alone, for each GB.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.link import LATENCY, RATE, Link
 from tests.remote.process import ROOT
-from tests.remote.proxy import Proxy, Rule
-from tests.remote.servers import S3, Nginx, request
 
-OBJECT = 40 << 20
 GAP = 64 << 10  # between ranges: obstore merges those that touch or overlap, even at `coalesce=0`
 SIZES = (64 << 10, 1 << 20)
 PARALLEL = (1, 8, 32)
-BLOCK = os.urandom(1 << 16)  # of the object, which repeats it
+EACH = 8  # ranges for each of those at once
+OBJECT = EACH * max(PARALLEL) * (max(SIZES) + GAP)  # bytes
 
 Ranges = Callable[[list[int], int, int], list[Any]]  # starts, length, how many at once
 
@@ -125,7 +125,7 @@ def contend(name: str, url: str) -> list[dict[str, Any]]:
     read, rows = CONTENDERS[name](url), []
     for size in SIZES:
         for at_once in PARALLEL:
-            count = _count(at_once)
+            count = EACH * at_once
             starts = [number * (size + GAP) for number in range(count)]
             read(starts[:at_once], size, at_once)  # connects
             began, busy = time.perf_counter(), time.process_time()
@@ -144,26 +144,21 @@ def contend(name: str, url: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _count(at_once: int) -> int:
-    return min(32, 8 * at_once)
-
-
-def measure(proxy: Proxy, url: str, environ: dict[str, str], rounds: int) -> list[dict[str, Any]]:
+def measure(link: Link, url: str, rounds: int) -> list[dict[str, Any]]:
     runs: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in CONTENDERS}
     order = list(CONTENDERS)
     for number in range(rounds):
         random.Random(number).shuffle(order)
         for name in order:
             command = [sys.executable, "-m", "tests.benchmarks.remote_clients", "--run", name, url]
-            before = _asked(proxy)
+            link.clear()
+            environ = {**os.environ, **link.environ()}
             found = subprocess.run(
-                command, env={**os.environ, **environ}, check=True, stdout=subprocess.PIPE, cwd=ROOT
+                command, env=environ, check=True, stdout=subprocess.PIPE, cwd=ROOT
             )
             runs[name].append(json.loads(found.stdout))
-            total = {size: sum(n + _count(n) for n in PARALLEL) for size in SIZES}
-            after = _asked(proxy)
-            sent = {size: after.get(size, 0) - before.get(size, 0) for size in SIZES}
-            assert sent == total, f"{name} asked for other ranges: {sent}"
+            total = {size: sum(n + EACH * n for n in PARALLEL) for size in SIZES}
+            assert _sent(link) == total, f"{name} asked for other ranges: {_sent(link)}"
     rows = []
     for name, found in runs.items():
         for cells in zip(*found, strict=True):
@@ -175,13 +170,9 @@ def measure(proxy: Proxy, url: str, environ: dict[str, str], rounds: int) -> lis
     return rows
 
 
-def _asked(proxy: Proxy) -> dict[int, int]:
-    """How many ranges of each size the proxy has sent: all that were asked for, and no more."""
-    counts: dict[int, int] = {}
-    for entry in proxy.log():
-        if entry.method == "GET" and entry.range:
-            counts[entry.sent] = counts.get(entry.sent, 0) + 1
-    return counts
+def _sent(link: Link) -> dict[int, int]:
+    """How many ranges of each size were sent: all that were asked for, and no more."""
+    return dict(Counter(e.sent for e in link.log() if e.method == "GET" and e.status == 206))
 
 
 def main(arguments: list[str]) -> Any:
@@ -190,29 +181,19 @@ def main(arguments: list[str]) -> Any:
     )
     parser.add_argument("--store", choices=["s3", "web"], default="web")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--latency", type=float, default=0.05, help="seconds a request")
-    parser.add_argument("--rate", type=float, default=1e8, help="bytes a second and connection")
+    parser.add_argument("--latency", type=float, default=LATENCY, help="seconds a request")
+    parser.add_argument("--rate", type=float, default=RATE, help="bytes a second and connection")
     parser.add_argument("--run", nargs=2, metavar=("CONTENDER", "URL"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.run:
         return contend(*options.run)
-    data = BLOCK * (OBJECT // len(BLOCK))
     with tempfile.TemporaryDirectory() as folder:
-        root, work = Path(folder, "root"), Path(folder, "work")
-        root.mkdir()
-        work.mkdir()
-        with S3() if options.store == "s3" else Nginx(root, work) as server:
-            environ, url = {}, f"{server.endpoint}/data"
-            with Proxy(server.endpoint) as proxy:
-                proxy.add(Rule(latency=options.latency, rate=options.rate))
-                if isinstance(server, S3):
-                    bucket = server.bucket()
-                    request(f"{server.endpoint}/{bucket}/data", "PUT", data)
-                    url, environ = server.url(bucket, "data"), server.environ(proxy.endpoint)
-                else:
-                    (root / "data").write_bytes(data)
-                    url = f"{proxy.endpoint}/data"
-                rows = measure(proxy, url, environ, options.rounds)
+        data = Path(folder) / "bucket/data"
+        data.parent.mkdir()
+        data.write_bytes(bytes(OBJECT))
+        with Link(Path(folder), options.latency, options.rate) as link:
+            url = "s3://bucket/data" if options.store == "s3" else link.url("bucket/data")
+            rows = measure(link, url, options.rounds)
     return {"store": options.store, "latency": options.latency, "rate": options.rate, "rows": rows}
 
 

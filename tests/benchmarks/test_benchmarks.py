@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import simplejpeg
 
 from shardkit.testing import make_image
-from tests.benchmarks import bench, cores, corpus, ids, loading, photos, planted, quality, tokens
+from tests.benchmarks import (
+    bench,
+    cores,
+    corpus,
+    ids,
+    loading,
+    photos,
+    planted,
+    quality,
+    remote,
+    remote_clients,
+    tokens,
+    versions,
+)  # fmt: skip
 from tests.codecs.sample_images import photo_like
 from tests.conftest import IMAGE_FORMATS
 
@@ -130,3 +144,28 @@ def test_conversions_with_more_processes_run(data: Path, tmp_path: Path) -> None
     words = ["--data", str(tmp_path), "--work", str(tmp_path / "work"), "--rounds", "1"]
     report = cores.main([*words, "--megabytes", "1"])
     assert len(report["seconds"]) == 7
+
+
+def test_remote_epochs_are_measured(data: Path, tmp_path: Path) -> None:
+    words = ["--work", str(tmp_path / "work"), "--rounds", "1"]
+    assert remote.main(["prepare", "--data", str(data), *words])["shardkit"] > 40_000
+    names = ["link 4x1", "shardkit", "shardkit folder", "shardkit crops", "webdataset 1"]
+    report = remote.main(["epoch", "--only", ",".join(names), *words])
+    assert list(report["median"]) == names
+    assert report["samples"] == 40
+    report = remote.main(["bytes", *words])
+    assert set(report) >= {"shardkit, limit None", "shardkit, limit 0.5", "two machines"}
+    assert 1 < remote.main(["start", *words])["round trips"] < 10
+
+
+@pytest.mark.parametrize("store", ["s3", "web"])
+def test_clients_are_measured(store: str) -> None:
+    words = ["--rounds", "1", "--latency", "0", "--rate", "0"]
+    report = remote_clients.main(["--store", store, *words])
+    assert len(report["rows"]) == 6 * len(remote_clients.CONTENDERS)
+
+
+def test_versions_are_compared(data: Path, tmp_path: Path) -> None:
+    words = ["--before", sys.executable, "--data", str(data), "--work", str(tmp_path / "work")]
+    report = versions.main([*words, "--rounds", "1"])
+    assert len(report["faster_by"]) == 7

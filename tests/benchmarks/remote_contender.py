@@ -1,0 +1,177 @@
+"""Epochs over a dataset behind a link, by one library, in a process and an environment of its own.
+
+    python remote_contender.py NAME '{"url": ..., "urls": [...], "decode": false, ...}'
+
+Waits for a line on stdin before each epoch, and prints a line of JSON after it: seconds from the
+start of the loop to its first batch and to its end, and samples. Ends with stdin. What is opened or
+imported before the first epoch is not measured.
+
+With `decode` each image is decoded and cropped to 224 pixels, in batches of 64. Without it a batch
+is the encoded bytes, of which other libraries' workers pass on the lengths alone, so that no bytes
+go through pipes. This script imports nothing of shardkit but for shardkit's own runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+PEER_LOOPS = Path(__file__).parents[2] / "shardkit/performance/peer_loops.py"
+BATCH = 64
+Epochs = Callable[[], Iterable[int]]  # an epoch: the samples of each batch
+
+
+def loops() -> Any:
+    """The script with the loops of `shardkit bench`, whose crops and imports are used here."""
+    spec = importlib.util.spec_from_file_location("peer_loops", PEER_LOOPS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["peer_loops"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def lengths(samples: list[dict[str, Any]]) -> tuple[list[int], None]:
+    return [len(sample["image"]) for sample in samples], None
+
+
+def collate(asked: dict[str, Any]) -> Any:
+    return loops().Crops(224) if asked["decode"] else lengths
+
+
+def counted(batches: Iterable[Any]) -> Iterator[int]:
+    for batch in batches:
+        yield len(batch[0])
+
+
+def shardkit(asked: dict[str, Any]) -> Epochs:
+    from shardkit import RandomResizedCrop
+    from shardkit.stream.loader import Loader
+
+    loader = Loader(
+        asked["url"], batch_size=BATCH, shuffle=True, last="short", cache=asked.get("cache"),
+        cache_limit=asked.get("limit"), parts=asked.get("parts", 1), rank=asked.get("rank"),
+        world_size=asked.get("world"), check_ranks=False,
+        transforms={"image": RandomResizedCrop(224)} if asked["decode"] else None,
+    )  # fmt: skip
+    return lambda: (len(batch["__key__"]) for batch in loader)
+
+
+def webdataset(asked: dict[str, Any]) -> Epochs:
+    import webdataset as wds
+
+    urls = [f"pipe:curl -sf {url}" for url in asked["urls"]]
+    data = wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node)
+    data = data.shuffle(1000).rename(image="jpg", label="cls")
+    loader = wds.WebLoader(
+        data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked)
+    )
+    return lambda: counted(loader)
+
+
+def litdata(asked: dict[str, Any]) -> Epochs:
+    import litdata as library
+    from litdata.streaming.resolver import Dir
+
+    options = {
+        "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
+        "region_name": "us-east-1",
+        "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
+    }
+    data = library.StreamingDataset(
+        Dir(path=asked["cache"], url=asked["url"]), shuffle=True, storage_options=options,
+        max_cache_size=asked.get("limit") or "100GB",
+    )  # fmt: skip
+    loader = library.StreamingDataLoader(
+        data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked)
+    )
+    return lambda: counted(loader)
+
+
+def streaming(asked: dict[str, Any]) -> Epochs:
+    data = loops().mosaicml().StreamingDataset(
+        remote=asked["url"], local=asked["cache"], shuffle=True, batch_size=BATCH,
+        cache_limit=asked.get("limit"),
+    )  # fmt: skip
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(
+        data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked),
+        persistent_workers=asked["workers"] > 0,
+    )  # fmt: skip
+    return lambda: counted(loader)
+
+
+def link(asked: dict[str, Any]) -> Epochs:
+    """No library: the ranges of all shards, so many bytes a request, by threads with obstore."""
+    import obstore
+    from obstore.store import from_url
+
+    bucket, _, folder = asked["url"].removeprefix("s3://").partition("/")
+    store: Any = from_url(f"s3://{bucket}", client_options={"allow_http": True})
+    names = [f"{folder}/{url.rpartition('/')[2]}".lstrip("/") for url in asked["urls"]]
+    ranges = []
+    for name in names:
+        size, step = obstore.head(store, name)["size"], asked["bytes"]
+        ranges += [(name, at, min(at + step, size)) for at in range(0, size, step)]
+
+    def epoch() -> Iterator[int]:
+        def read(wanted: tuple[str, int, int]) -> int:
+            name, start, stop = wanted
+            found = obstore.get_range(store, name, start=start, end=stop)
+            assert len(found) == stop - start
+            return stop - start
+
+        with ThreadPoolExecutor(asked["workers"]) as pool:
+            yield from pool.map(read, ranges)
+
+    return epoch
+
+
+CONTENDERS = {
+    "shardkit": shardkit, "webdataset": webdataset, "litdata": litdata, "streaming": streaming,
+    "link": link,
+}  # fmt: skip
+
+
+def processor() -> float:
+    """Seconds of the processor, of this process and those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def main(name: str, text: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")  # libraries print to stdout
+    os.dup2(2, 1)
+    epoch = CONTENDERS[name](json.loads(text))
+    print("ready", file=answers, flush=True)
+    for _ in sys.stdin:
+        busy, began, first, samples = processor(), time.perf_counter(), 0.0, 0
+        for count in epoch():
+            first = first or time.perf_counter() - began
+            samples += count
+        found = {
+            "seconds": time.perf_counter() - began, "first": first, "samples": samples,
+            "cpu": processor() - busy,
+        }  # fmt: skip
+        print(json.dumps(found), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # some leave threads or processes that would keep this one

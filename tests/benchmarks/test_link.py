@@ -1,0 +1,79 @@
+"""The server of the remote benchmarks answers as a store does, and counts what it sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.link import Link
+from tests.remote.proxy import Count
+from tests.remote.servers import request
+
+obstore = pytest.importorskip("obstore")
+DATA = bytes(range(251)) * 4000  # of more than one piece
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+    root = tmp_path_factory.mktemp("link")
+    (root / "bucket/folder").mkdir(parents=True)
+    (root / "bucket/folder/a").write_bytes(DATA)
+    (root / "bucket/b").write_bytes(b"b")
+    with Link(root, latency=0, rate=0) as running:
+        yield running
+
+
+@pytest.fixture
+def store(link: Link) -> Any:
+    from obstore.store import S3Store
+
+    link.clear()
+    options = {"endpoint": link.endpoint, "region": "us-east-1", "skip_signature": True}
+    return S3Store("bucket", **options, client_options={"allow_http": True})
+
+
+def test_objects_are_those_of_a_bucket(store: Any) -> None:
+    assert bytes(obstore.get(store, "folder/a").bytes()) == DATA
+    found = obstore.head(store, "folder/a")
+    assert (found["size"], found["path"]) == (len(DATA), "folder/a")
+    assert obstore.get(store, "folder/a", options={"if_match": found["e_tag"]})
+    assert bytes(obstore.get_range(store, "folder/a", start=7, end=900_000)) == DATA[7:900_000]
+    assert (
+        bytes(obstore.get(store, "folder/a", options={"range": {"suffix": 9}}).bytes()) == DATA[-9:]
+    )
+    listed = obstore.list_with_delimiter(store)
+    assert listed["common_prefixes"] == ["folder"]
+    assert [(each["path"], each["size"]) for each in listed["objects"]] == [("b", 1)]
+    assert obstore.list(store, "folder").collect()[0]["e_tag"] == found["e_tag"]
+
+
+def test_what_is_not_there_is_an_error(store: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        obstore.get(store, "c")
+    with pytest.raises(Exception, match="PreconditionFailed"):
+        obstore.get(store, "b", options={"if_match": '"other"'})
+    with pytest.raises(Exception, match="MethodNotAllowed"):
+        obstore.put(store, "b", b"new")
+
+
+def test_it_counts(link: Link, store: Any) -> None:
+    obstore.get_range(store, "folder/a", start=0, length=1000)
+    obstore.get_range(store, "folder/a", start=500, length=1000)
+    obstore.head(store, "b")
+    assert request(link.url("bucket/b")) == b"b"
+    assert link.count("folder/") == Count(2, 0, 2000)
+    assert link.count() == Count(4, 0, 2001)
+    link.clear()
+    assert link.count() == Count(0, 0, 0)
+
+
+def test_it_takes_its_time(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    with Link(tmp_path, latency=0.1, rate=5e6) as slow:
+        began = time.monotonic()
+        assert request(slow.url("a")) == DATA
+        assert time.monotonic() - began >= 0.1 + len(DATA) / 5e6
