@@ -1,4 +1,4 @@
-"""Servers and proxies for tests, started when the first asks, one of each per process of pytest."""
+"""Servers and proxies for tests, started when the first asks, one of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ from tests.remote.proxy import Proxy
 from tests.remote.servers import S3, Azure, Google, Nginx, Store, self_signed
 
 Through = Callable[[Process], Proxy]
+_SERVERS = {"s3", "google", "azure", "store", "web", "secure_web", "certificate", "through"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with servers run in one process, so that each server is started once."""
+    for item in items:
+        params = getattr(item, "callspec", None)  # some ask for a server by name
+        named = map(str, params.params.values()) if params is not None else ()
+        if not _SERVERS.isdisjoint((*getattr(item, "fixturenames", ()), *named)):
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 def _run(server: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -26,7 +27,7 @@ class _Object:
     data: bytes
     generation: int
 
-    @property
+    @cached_property
     def tag(self) -> str:
         return f'"{hashlib.md5(self.data).hexdigest()}"'
 

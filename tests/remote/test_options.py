@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from shardkit.performance.contender import MEASURES
 from shardkit.testing import make_image
 from tests.remote.servers import S3, Nginx
 from tests.remote.test_reading import upload
+from tests.test_cli import run as command_line
 
 SECRET = "testsecret"  # of tests.remote.servers
 
@@ -42,13 +42,13 @@ def bucket(s3: S3, local: Path) -> str:
 
 def run(s3: S3, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A command without anything of the store in its environment."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     given = [f"--storage-option={name}={value}" for name, value in s3.options().items()]
-    return subprocess.run(
-        [sys.executable, "-m", "shardkit", *command, *given],
-        check=False, cwd=cwd, env={**environ, "AWS_EC2_METADATA_DISABLED": "true"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.chdir(cwd)
+        return command_line(*command, *given, check=None)
 
 
 def test_a_conversion_passes_them_to_its_workers_and_writes_them_nowhere(
