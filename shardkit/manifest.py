@@ -191,10 +191,15 @@ def beside(path: Path, name: str = NAME) -> Path:
     return path.parent / FOLDER / f"{path.name}.{name}"
 
 
+def manifest_paths(path: Path) -> tuple[Path, ...]:
+    """Where the manifest of a dataset may be: two for a single file, and two for a folder."""
+    old = path.with_name(f"{path.name}.{_OLD_NAME}") if path.name else path
+    return beside(path), old, path / FOLDER / NAME, path / _OLD_NAME
+
+
 def single_manifest(path: Path) -> Path | None:
     """The manifest of a dataset that is a single file; None where there is none."""
-    old = path.with_name(f"{path.name}.{_OLD_NAME}") if path.name else path
-    return next((found for found in (beside(path), old) if found.is_file()), None)
+    return next((found for found in manifest_paths(path)[:2] if found.is_file()), None)
 
 
 def manifest_path(dataset: Path) -> Path:
@@ -202,7 +207,7 @@ def manifest_path(dataset: Path) -> Path:
     single = single_manifest(dataset)
     if single is not None:
         return single
-    new, old = dataset / FOLDER / NAME, dataset / _OLD_NAME
+    new, old = manifest_paths(dataset)[2:]
     return old if old.is_file() and not new.is_file() else new
 
 

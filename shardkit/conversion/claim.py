@@ -53,17 +53,18 @@ class Claim:
         Of a run of this machine that has ended that is known at once.
         """
         claim = cls(path)
+        found = None
         for _ in range(_TRIES):
-            began = _now()
-            found = path.store.read_tagged(path.key)
             if found is not None and not _is_over(found[0]):
                 _watch(path, *found)
+            began = _now()
             if claim._put(None if found is None else found[1]):
                 claim._renewed = began
                 claim._check_conditions()
                 _held.add(claim.run)
                 threading.Thread(target=claim._beat, name="shardkit-claim", daemon=True).start()
                 return claim
+            found = path.store.read_tagged(path.key)
         raise _busy(path)
 
     def check(self) -> None:

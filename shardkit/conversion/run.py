@@ -28,6 +28,7 @@ from shardkit.manifest import (
     Manifest,
     Splits,
     folder_of,
+    load,
     load_any,
     manifest_path,
 )
@@ -280,8 +281,10 @@ def _errors_of(partial: Partial, finished: set[int]) -> int:
 def _result(plan: Plan, *, already_complete: bool = False) -> ConvertResult:
     out = plan.target.path
     made = load_any(out)
-    folders = {name: out / name for name in made.splits} if isinstance(made, Splits) else {"": out}
-    splits = {name: _split_result(folder) for name, folder in folders.items()}
+    if isinstance(made, Splits):
+        splits = {name: _split_result(out / name, load(out / name)) for name in made.splits}
+    else:
+        splits = {"": _split_result(out, made)}
     ignored = sum((Counter(split.ignored) for split in splits.values()), Counter())
     return ConvertResult(
         out=str(out),
@@ -294,9 +297,7 @@ def _result(plan: Plan, *, already_complete: bool = False) -> ConvertResult:
     )
 
 
-def _split_result(dataset: Path) -> SplitResult:
-    manifest = load_any(dataset)
-    assert isinstance(manifest, Manifest)
+def _split_result(dataset: Path, manifest: Manifest) -> SplitResult:
     folder = folder_of(manifest_path(dataset))
     errors, filtered = (manifest.list_named(name) for name in (ERRORS, FILTERED))
     names = {f.name for f in fields(SplitResult)} & {*dir(manifest)}

@@ -16,6 +16,7 @@ from shardkit.errors import SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
+from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
 from shardkit.schema import Schema, check_label, length_fields
@@ -156,8 +157,9 @@ class ShardSequence:
 
 def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
     """Move the files of a shard to a store, under the same names."""
-    for file in (shard.file, *shard.beside):
-        storage.put(folder / file.name, to / file.name)
+    files = (shard.file, *shard.beside)
+    stores.together(lambda file: storage.put(folder / file.name, to / file.name), files)
+    for file in files:
         storage.remove(folder / file.name)
 
 

@@ -46,8 +46,11 @@ class StoreCommit:
         self._folder: RemotePath = target.folder
         self._check = check
 
-    def publish(self, dataset: Path, placed: Mapping[Path, Placed]) -> None:
-        """The files in the folder `dataset`, and those that are `placed`, become the output."""
+    def publish(self, dataset: Path, placed: Mapping[Path, Placed]) -> list[RemotePath]:
+        """The files in the folder `dataset`, and those that are `placed`, become the output.
+
+        Returns the marks, which are to be removed.
+        """
         new: dict[str, Path | Placed] = {
             path.relative_to(dataset).as_posix(): path
             for path in sorted(dataset.rglob("*"))
@@ -63,13 +66,14 @@ class StoreCommit:
             stores.together(self._delete, names)
         for names in self._by_rank(new):
             stores.together(lambda name: self._put(name, new[name]), names)
+        return marks
 
-    def clean(self) -> None:
-        """Remove the marks, when the dataset is there."""
+    def marks(self) -> list[RemotePath]:
+        """Those that a run has left that was killed when the dataset was there."""
         names = () if self._target.single else self._listed()
         ends = f"{manifests.FOLDER}/{manifests.UNFINISHED}"
-        marks = {self._folder / name for name in names if name.endswith(ends)}
-        stores.together(storage.delete, {*marks, *self._marks(())})
+        listed = [self._folder / name for name in names if name.endswith(ends)]
+        return [*listed, *self._marks(())]
 
     def _put(self, name: str, what: Path | Placed) -> None:
         self._check()

@@ -52,6 +52,8 @@ class StorePartial(Partial):
         self._claim: Claim | None = None
         self._scratch: Scratch | None = None
         self._job: RemotePath
+        self._listed: list[str] | None = None
+        self._resumed = True
         self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store
 
     def job(self) -> dict[str, Any] | None:
@@ -62,19 +64,27 @@ class StorePartial(Partial):
             return None
 
     def exists(self) -> bool:
-        return bool(self._store.keys(self._remote.key))
+        return bool(self._keys())
 
     def has_work(self) -> bool:
-        return any(key.endswith(f"/{PACKED}") for key in self._store.keys(self._remote.key))
+        self._listed = None
+        return any(key.endswith(f"/{PACKED}") for key in self._keys())
+
+    def _keys(self) -> list[str]:
+        """All objects, as a listing has shown them: until they are to be removed it is a hint."""
+        if self._listed is None:
+            self._listed = self._store.keys(self._remote.key)
+        return self._listed
 
     def begin(self, job: dict[str, Any], *, resume: bool) -> None:
         """Claim the output, and make the temporary folder."""
         self._refuse_strangers()
-        seen = self._manifest()
+        manifest = self._target.list_path(self._target.folder, manifests.NAME)
+        assert isinstance(manifest, RemotePath)
+        seen = self._store.find(manifest.key)
         self._claim = Claim.take(self._remote / _RUN)
         try:
-            self._store.forget()
-            if self._manifest() != seen:
+            if _version(self._store.find_again(manifest.key)) != _version(seen):
                 raise OutputError(
                     "another run has just written to this output",
                     path=self._target.path,
@@ -95,16 +105,10 @@ class StorePartial(Partial):
         self._job = self._remote / name
         old = self.job() if resume else None
         if old is None or comparable(old) != comparable(job):
-            self._delete(self._others())
+            stores.together(storage.delete, self._others())
+            self._resumed = False
             text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
             storage.put(text, self._remote / JOB)
-
-    def _manifest(self) -> str | None:
-        """What tells one dataset at the output from another."""
-        path = self._target.list_path(self._target.folder, manifests.NAME)
-        assert isinstance(path, RemotePath)
-        found = self._store.find(path.key)
-        return None if found is None else found.version
 
     def check(self) -> None:
         assert self._claim is not None
@@ -121,7 +125,7 @@ class StorePartial(Partial):
                 scratch.close()
 
     def finished(self, tasks: int) -> list[int]:
-        listed = self._store.keys(self._job.key)
+        listed = self._store.keys(self._job.key) if self._resumed else []
         names = {f"{n:06d}" for n in range(tasks)}
         found = [path for key in listed if (path := self._path(key)).name == PACKED]
         stores.together(self._fetch, [path for path in found if path.parent.name in names])
@@ -139,24 +143,27 @@ class StorePartial(Partial):
         super().undo(number)
 
     def publish(self) -> None:
-        StoreCommit(self._target, self.check).publish(self.dataset, self._placed)
-        self.discard()
+        commit = StoreCommit(self._target, self.check)
+        self._remove(commit.publish(self.dataset, self._placed))
 
     def discard(self) -> None:
-        """The claim goes last, so that no other run is there meanwhile."""
         try:
             self.check()
-            if manifests.has_manifest(self._target.path):
-                StoreCommit(self._target, self.check).clean()
-            self._delete({*self._others(), *self._known()})
-            assert self._claim is not None
-            self._claim.remove()
+            done = manifests.has_manifest(self._target.path)
+            self._remove(StoreCommit(self._target, self.check).marks() if done else [])
         finally:
             self.release()
 
+    def _remove(self, marks: list[RemotePath]) -> None:
+        """Everything; the claim goes last, so that no other run is there meanwhile."""
+        self._listed = None
+        stores.together(storage.delete, {*marks, *self._others(), *self._known()})
+        assert self._claim is not None
+        self._claim.remove()
+
     def _others(self) -> list[RemotePath]:
         """All objects but the claim, as a listing shows them."""
-        found = [self._path(key) for key in self._store.keys(self._remote.key)]
+        found = [self._path(key) for key in self._keys()]
         return [path for path in found if path != self._remote / _RUN]
 
     def _known(self) -> Iterator[RemotePath]:
@@ -168,19 +175,12 @@ class StorePartial(Partial):
             for shard in read_result(folder).shards:
                 yield from (self.stored(folder / f.name) for f in (shard.file, *shard.beside))
 
-    def _delete(self, paths: Collection[RemotePath]) -> None:
-        """The job last: without it nobody knows what the rest is for."""
-        job = self._remote / JOB
-        stores.together(storage.delete, [path for path in paths if path != job])
-        if job in paths:
-            storage.delete(job)
-
     def _path(self, key: str) -> RemotePath:
         return RemotePath(self._store, key)
 
     def _refuse_strangers(self) -> None:
         start = len(self._remote.key) + 1
-        tops = {key[start:].partition("/")[0] for key in self._store.keys(self._remote.key)}
+        tops = {key[start:].partition("/")[0] for key in self._keys()}
         strangers = sorted(t for t in tops - {JOB, _RUN} if not _JOB_FOLDER.fullmatch(t))
         if strangers:
             raise OutputError(
@@ -233,3 +233,7 @@ class StorePartial(Partial):
 
     def unsynced(self, earlier: Collection[int]) -> Collection[int]:
         return ()  # an object is there, or it is not
+
+
+def _version(found: stores.Info | None) -> str | None:
+    return None if found is None else found.version

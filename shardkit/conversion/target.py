@@ -16,6 +16,7 @@ from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.names import FLAT, is_safe
 from shardkit.remote.path import RemotePath
+from shardkit.remote.store import together
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,20 @@ class Target:
             raise OutputError("the folder that would hold the output does not exist", path=parent)
         if self.single and not remote and os.path.lexists(parent / manifests.FOLDER):
             refuse_others(parent / manifests.FOLDER)
+        if isinstance(self.path, RemotePath):
+            together(self.path.store.find, {path.key for path in self._asked_for()})
         with storage.explained("look at", self.path):
             self._check_existing()
+
+    def _asked_for(self) -> Iterator[RemotePath]:
+        """The objects that are looked for before the work begins: asked for at the same time."""
+        out = self.path
+        for path in (out, *manifests.manifest_paths(out)):
+            assert isinstance(path, RemotePath)
+            yield path
+        mark = self.list_path(self.folder, manifests.UNFINISHED)
+        assert isinstance(mark, RemotePath)
+        yield mark
 
     def _check_apart(self, source: Path) -> None:
         real_source = _real(source)
@@ -109,17 +122,20 @@ class Target:
             return
         if out.is_symlink() and not out.exists():
             raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
-        if self.single and out.exists() and manifests.single_manifest(out) is None:
+        exists = out.exists()
+        if not exists and not self.single:
+            return
+        if self.single and exists and manifests.single_manifest(out) is None:
             raise OutputError(
                 "the output exists and is not known to be ours",
                 path=out,
                 expected=f"{manifests.FOLDER}/{manifests.beside(out).name} beside it",
                 fix="move it away, or give another name with -o",
             )
-        if self.single and not out.exists() and not self.working_folder.exists():
+        if self.single and not exists and not self.working_folder.exists():
             for path in filter(Path.exists, self._lists_beside()):
                 raise file_in_the_way(path, "move it away, or give another name with -o")
-        if not self.single and out.exists() and (out.is_file() or not out.is_dir()):
+        if not self.single and (out.is_file() or not out.is_dir()):
             raise OutputError("the output is a file", path=out, fix="give a folder with -o")
         if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
             raise OutputError(

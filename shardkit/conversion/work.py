@@ -22,7 +22,7 @@ from typing import Any
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shards import HASHES, LENGTH_ROWS, Content, ShardSequence
+from shardkit.conversion.shards import Content, ShardSequence
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
@@ -37,7 +37,6 @@ from shardkit.sample import Sample, renamed, safe_key
 
 RESULT = "result.json"
 PACKED = "result.zip"
-_SMALL = (HASHES, LENGTH_ROWS, ERRORS, FILTERED, KEYS, RESULT)
 UNFINISHED = ".tmp"
 
 _REPORT_SECONDS = 0.1
@@ -225,26 +224,27 @@ def is_finished(folder: Path) -> bool:
 
 
 def pack(folder: Path) -> bytes:
-    """The small files in the folder of a task, as one archive."""
+    """The files in the folder of a task, whose shards are uploaded already, as one archive."""
     with io.BytesIO() as packed:
         with zipfile.ZipFile(packed, "w") as archive:
-            for name in _SMALL:
-                if (folder / name).is_file():
-                    archive.writestr(zipfile.ZipInfo(name), storage.read(folder / name))
+            for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+                name = path.relative_to(folder).as_posix()
+                archive.writestr(zipfile.ZipInfo(name), storage.read(path))
         return packed.getvalue()
 
 
-def unpack(packed: bytes, folder: Path, path: Path) -> None:
-    """Fill the folder of a finished task; raises DamagedError, naming the archive's `path`."""
+def unpack(packed: bytes, folder: Path, where: Path) -> None:
+    """Fill the folder of a finished task; raises DamagedError, naming the archive's path."""
     storage.make_folder(folder)
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            found = {entry.filename: entry.compress_type for entry in archive.infolist()}
-            if set(found.values()) - {zipfile.ZIP_STORED}:
+            entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise ValueError("it is compressed")
-            for name in _SMALL:  # the result last
-                if name in found:
-                    storage.write_file(folder / name, archive.read(name))
+            for entry in sorted(entries, key=lambda one: one.filename == RESULT):  # that last
+                path = folder / checked_name(entry.filename, where, "entries")
+                storage.make_folder(path.parent)
+                storage.write_file(path, archive.read(entry))
     except (ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         fix = "remove the object, and run the same command again"
-        raise damaged("the result of a task", error, path=path, fix=fix) from error
+        raise damaged("the result of a task", error, path=where, fix=fix) from error

@@ -237,9 +237,10 @@ class Store:
     def _writer(self) -> WritingClient:
         return cast("WritingClient", self.client())
 
-    def forget(self) -> None:
-        """Ask anew for all objects: another process may have changed them."""
-        self._known.clear()
+    def find_again(self, key: str) -> Info | None:
+        """As `find`, where another process may have changed the object."""
+        self._known.pop(key, None)
+        return self.find(key)
 
     def keys(self, folder: str) -> list[str]:
         """The keys of all objects below a folder, as far as the store's listing shows them."""
