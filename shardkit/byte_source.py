@@ -90,6 +90,13 @@ class Memory(ByteSource):
         return self._data[offset : offset + length]
 
 
+def forget_oldest(entries: dict[Any, Any], most: int) -> None:
+    """Leave `most` of the entries, those that were added last; other threads may do the same."""
+    with contextlib.suppress(RuntimeError, StopIteration):
+        while len(entries) > most:
+            entries.pop(next(iter(entries)), None)
+
+
 def open_source(path: Path) -> ByteSource:
     """The bytes of a file of this machine or of an object in a store."""
     return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
@@ -116,9 +123,7 @@ class RemoteFile(ByteSource):
         if block is None:
             start, stop = first * _BLOCK, min((first + 1) * _BLOCK, self.size)
             block = self._blocks[first] = self.path.store.read(self.path.key, start, stop)
-            with contextlib.suppress(RuntimeError, StopIteration):  # another thread does the same
-                while len(self._blocks) > _BLOCKS:
-                    self._blocks.pop(next(iter(self._blocks)), None)
+            forget_oldest(self._blocks, _BLOCKS)
         return block[offset - first * _BLOCK :][:length]
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:

@@ -43,7 +43,7 @@ def inspect(
     samples are described. `storage_options` are as in `shardkit.open`. Raises what `shardkit.open`
     and reading raise.
     """
-    with storage.using(storage_options):
+    with storage.using(storage_options, path):
         source = storage.source(path)
     datasets = open_splits(source)
     lost = without_manifest(source, datasets.values())

@@ -39,10 +39,10 @@ from shardkit.checked import (
 )
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
+from shardkit.remote.store import MANIFEST
 from shardkit.schema import Schema
 
-FOLDER = "__shardkit__"
-NAME = "manifest.json"
+FOLDER, NAME = MANIFEST.split("/")
 _OLD_NAME = "shardkit.json"
 KEYS = "keys.jsonl"  # the key table: paths of samples' files, where keys do not tell them
 ERRORS = "errors.jsonl"  # bad samples that were dropped, and why

@@ -29,7 +29,7 @@ def open(
     Raises NotFoundError, FormatError for a path that is no dataset, DamagedError for a damaged one,
     and UsageError for transforms that do not fit it.
     """
-    with storage.using(storage_options):
+    with storage.using(storage_options, path):
         dataset = open_dataset(path)
     if transforms is not None:
         dataset.transform = _OnRead(transforms, dataset)

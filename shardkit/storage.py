@@ -47,10 +47,11 @@ _options: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", d
 
 
 @contextlib.contextmanager
-def using(options: Mapping[str, Any] | None) -> Iterator[None]:
+def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
     """URLs that are given inside of it are opened with these storage options.
 
-    Raises UsageError for what is no mapping of names.
+    Raises UsageError for what is no mapping of names, and where `paths`, all that were given
+    together with options, have no URL among them.
     """
     if options is not None and not (
         isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
@@ -58,11 +59,21 @@ def using(options: Mapping[str, Any] | None) -> Iterator[None]:
         raise UsageError(  # without the values, which may be secret
             "storage options must be a dict of names and values", found=type(options).__name__
         )
+    if options and paths and not any(map(_is_url, paths)):
+        raise UsageError(
+            "storage options are for URLs, and none is given",
+            found=", ".join(sorted(options)),
+            fix="leave them away, or give a URL",
+        )
     token = _options.set(options or _options.get())
     try:
         yield
     finally:
         _options.reset(token)
+
+
+def _is_url(path: object) -> bool:
+    return isinstance(path, str | os.PathLike) and parsed(path) is not None
 
 
 def source(path: str | os.PathLike[str]) -> Path:

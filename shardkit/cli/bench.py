@@ -119,7 +119,7 @@ def command(
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["workers"] = options["workers"] or ()
-    with storage.using(storage_options), StepsMonitor(quiet) as progress:
+    with storage.using(storage_options, *paths), StepsMonitor(quiet) as progress:
         report = bench(paths, size=side, progress=progress, **options)
     if as_json:
         print_json(report)

@@ -246,7 +246,7 @@ def command(
         from shardkit import storage
         from shardkit.conversion.run import prepare
 
-        with storage.using(storage_options):
+        with storage.using(storage_options, source, out):
             plan = prepare(source, to, out, ConvertOptions(**options))
         if as_json:
             print_json(plan.describe())

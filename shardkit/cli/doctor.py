@@ -86,7 +86,7 @@ def command(
 
     if ":" in transform:
         search_here()
-    with storage.using(storage_options):
+    with storage.using(storage_options, path):
         dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
     given = {name: value for name, value in options.items() if value is not None}

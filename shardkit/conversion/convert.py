@@ -58,7 +58,7 @@ def convert(
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 
-        with storage.using(storage_options):
+        with storage.using(storage_options, source, out):
             plan = prepare(source, to, out, checked, schema=schema)
         result = run(plan, checked, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

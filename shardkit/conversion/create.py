@@ -50,7 +50,7 @@ class DatasetWriter:
             from shardkit.preprocess.steps import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
-        with storage.using(storage_options):
+        with storage.using(storage_options, out):
             self._target = Target.of(out, to)
         max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
         self._content = Content(format, ShardSpec(self._schema, max_bytes, names), label_of(names))

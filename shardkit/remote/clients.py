@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -79,12 +79,8 @@ class _Obstore:
             self._store = opened()
         except exceptions.BaseError as error:
             bad = [name for name in config if name in str(error)]
-            failure = UsageError(
-                f"the store {site} cannot be opened with these options",
-                found=", ".join(bad) or type(error).__name__,
-                expected="options as https://developmentseed.org/obstore names them",
-                fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
-            )
+            failure = _bad_options(site, options, ", ".join(bad) or type(error).__name__)
+            failure.expected = "options as https://developmentseed.org/obstore names them"
         if failure is not None:
             raise failure
 
@@ -232,8 +228,9 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     said = code or (f"HTTP {number}" if number else None)
     if kind == "PreconditionError":
         return replaced(url)
-    for fits, what, fix in _FAILURES:
-        if fits(kind, code, number, text):
+    signs = f"{kind} {code} {number}" + (" PermanentRedirect" if "without LOCATION" in text else "")
+    for pattern, what, fix in _FAILURES:
+        if re.search(pattern, signs):
             if what == _NO_BUCKET:
                 return NotFoundError(what, path=url, found=code or None, fix=fix)
             if what == _NO_ACCESS and writing:
@@ -241,21 +238,14 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
             return StorageError(what, path=url, found=said or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # of a folder on a web server
         return NotFoundError("there is no such object", path=url)
-    return PassingError(
-        StorageError(
-            "the store does not answer as it should" if said else "the store cannot be reached",
-            path=url,
-            found=said or _reason(text),
-            fix="check the address and the network, then run the same command again",
-        )
-    )
+    what = "the store does not answer as it should" if said else "the store cannot be reached"
+    return _passing(what, url, said or _reason(text))
 
 
 _NO_BUCKET = "there is no such bucket"
 _NO_ACCESS = "the store refuses access"
 _NO_WRITING = "the store does not allow to write here"
 _NOT_FOUND = ("NotFoundError", "FileNotFoundError")
-_REFUSED = ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
 _ACCESS = (
     "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
     " storage options; skip_signature=true reads public buckets"
@@ -264,45 +254,53 @@ _WRITE_ACCESS = (
     "give credentials that may read, list, write and delete objects here, as environment variables"
     " or storage options"
 )
-# Whether the kind of an error, the store's code, the HTTP status and the text say so; what to say.
-_FAILURES: list[tuple[Callable[[str, str, str, str], Any], str, str | None]] = [
+# What the kind of an error, the store's code and the HTTP status have, in one line; what to say.
+_FAILURES: list[tuple[str, str, str | None]] = [
     (
-        lambda kind, code, status, text: code in ("NoSuchBucket", "ContainerNotFound"),
+        "NoSuchBucket|ContainerNotFound",
         _NO_BUCKET,
         "check its name, and the endpoint that it is to be at",
     ),
     (
-        lambda kind, code, status, text: code in ("ExpiredToken", "RequestExpired"),
+        "ExpiredToken|RequestExpired",
         "the credentials have expired",
         "log in again, or give new ones",
     ),
     (
-        lambda kind, code, status, text: kind in _REFUSED or status in ("401", "403"),
+        "PermissionDeniedError|UnauthenticatedError|PermissionError|401|403",
         _NO_ACCESS,
         _ACCESS,
     ),
     (
-        lambda kind, code, status, text: (
-            "without LOCATION" in text or code == "PermanentRedirect" or "Region" in code
-        ),
+        "PermanentRedirect|Region",
         "the bucket is in another region",
         "give its region: AWS_REGION, or the storage option region=...",
     ),
     (
-        lambda kind, code, status, text: (
-            kind in ("NotSupportedError", "NotImplementedError") or status == "501"
-        ),
+        "NotSupportedError|NotImplementedError| 501",
         "the store cannot do this",
         None,
     ),
+    # Others of 4xx; 408 (time-out) and 429 (too many requests) may pass.
     (
-        lambda kind, code, status, text: (
-            kind not in _NOT_FOUND and status[:1] == "4" and status not in ("408", "429")
-        ),
+        r"^(?!NotFoundError|FileNotFoundError).* 4(?!08|29)\d\d$",
         "the store refuses the request",
         None,
     ),
 ]
+
+
+def _passing(what: str, url: str, found: str) -> PassingError:
+    fix = "check the address and the network, then run the same command again"
+    return PassingError(StorageError(what, path=url, found=found, fix=fix))
+
+
+def _bad_options(site: str, options: Mapping[str, Any], found: str) -> UsageError:
+    return UsageError(
+        f"the store {site} cannot be opened with these options",
+        found=found,
+        fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
+    )
 
 
 def _reason(text: str) -> str:
@@ -337,11 +335,7 @@ class _Fsspec:
                 expected="s3, gs, az, https, hf, or another that fsspec knows",
             ) from None
         except TypeError as error:  # the text of other errors may have values
-            raise UsageError(
-                f"the store {site} cannot be opened with these options",
-                found=str(error),
-                fix="check the storage options: " + (", ".join(sorted(options)) or "none is given"),
-            ) from error
+            raise _bad_options(site, options, str(error)) from error
         except ImportError as error:
             library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
             raise missing("remote", f"a URL such as {site}", library) from error
@@ -355,18 +349,13 @@ class _Fsspec:
             yield
         except ShardkitError:
             raise
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError("there is no such object", path=f"{self._site}/{key}") from None
         except PermissionError as error:
             raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
         except OSError as error:
-            failure = StorageError(
-                "the store cannot be reached",
-                path=f"{self._site}/{key}",
-                found=type(error).__name__,
-                fix="check the address and the network, then run the same command again",
-            )
-            raise PassingError(failure) from error
+            what, url = "the store cannot be reached", f"{self._site}/{key}"
+            raise _passing(what, url, type(error).__name__) from error
 
     def _entry(self, about: Mapping[str, Any]) -> Info:
         tag = _first(about, "ETag", "etag", "blob_id", "mtime")
@@ -397,8 +386,6 @@ class _Fsspec:
             with self._explained(folder):
                 found = self._system.ls(self._path(folder), detail=True)
         except NotFoundError:
-            return []
-        except NotADirectoryError:
             return []
         entries = []
         for about in found:

@@ -36,6 +36,12 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
             found=f"{scheme}://{rest.partition('?')[0].partition('#')[0]}?...",
             fix="give the URL without it, and credentials as storage options",
         )
+    if not host:
+        raise UsageError(
+            "the URL does not say where the data are",
+            found=f"{scheme}://",
+            expected=f"{scheme}://, the name of a bucket or a server, and a path in it",
+        )
     user, at, bare = host.rpartition("@")
     if at and (scheme in ("http", "https") or ":" in user):
         raise UsageError(
@@ -123,6 +129,9 @@ class RemotePath(PosixPath):
     def __truediv__(self, name: str | os.PathLike[str]) -> RemotePath:
         added = name if isinstance(name, str) else PurePath(name).as_posix()
         return self._at(posixpath.normpath(f"/{self.key}/{added}"))
+
+    def __rtruediv__(self, folder: str | os.PathLike[str]) -> RemotePath:  # type: ignore[override]
+        return self  # as any absolute path
 
     def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:
         found = self

@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
@@ -123,8 +123,7 @@ class Store:
         """`site` is scheme and host, `s3://bucket`; `options` are those of the library."""
         self.site = site
         self.options = dict(options or {})
-        self._process = 0
-        self._client: Client
+        self._clients: dict[int, Client] = {}  # by process
         self._known: dict[str, Info | None] = {}
         self.pages: Cached | None = None  # reads go through it, where it is set
 
@@ -135,20 +134,20 @@ class Store:
     def through(self, pages: Cached) -> Store:
         """The same store, with reads through a cache."""
         store = Store(self.site, self.options)
-        store._known, store.pages = self._known, pages
+        store._clients, store._known, store.pages = self._clients, self._known, pages
         return store
 
     def client(self) -> Client:
         """The library's client, made anew after a fork."""
-        if self._process != os.getpid():
+        process = os.getpid()
+        if process not in self._clients:
             from shardkit.remote.clients import connect
 
             # Many threads begin at once, and a client may be a process.
-            with _connecting.setdefault(os.getpid(), threading.Lock()):
-                if self._process != os.getpid():
-                    self._client = connect(self.site, self.options)
-                    self._process = os.getpid()
-        return self._client
+            with _connecting.setdefault(process, threading.Lock()):
+                if process not in self._clients:
+                    self._clients[process] = connect(self.site, self.options)
+        return self._clients[process]
 
     @property
     def lists(self) -> bool:
@@ -225,12 +224,6 @@ class Store:
             return data
 
         return _patiently(once)
-
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of several ranges, each a start and a stop, at the same time."""
-        if len(ranges) <= 1:
-            return [self.read(key, start, stop) for start, stop in ranges]
-        return list(pool().map(lambda pair: self.read(key, *pair), ranges))
 
     # --- writing: buckets alone
 

@@ -147,7 +147,7 @@ def _opened(source: Source, storage_options: Mapping[str, Any] | None) -> list[D
                 expected="a path, a dataset of shardkit.open, or a list of them",
                 found=repr(each)[:200],
             )
-    with storage.using(storage_options):
+    with storage.using(storage_options, *every):
         found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
     for dataset in found:
         if dataset.transform is not None:

@@ -76,7 +76,7 @@ def verify(
     for `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
-    with storage.using(storage_options):
+    with storage.using(storage_options, path, against):
         run = _Run(storage.source(path), Meter(monitor))
         run.open()
         compared = run.open_source(against) if against is not None else []
