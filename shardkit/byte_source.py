@@ -14,12 +14,14 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.errors import DamagedError
+from shardkit.pieces import PIECE, count
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import pool
 from shardkit.storage import explain, explained, regular
@@ -103,31 +105,49 @@ def open_source(path: Path) -> ByteSource:
 
 
 class RemoteFile(ByteSource):
-    """An object in a store. Small reads are served from blocks of 64 KiB, each read once."""
+    """An object in a store, read by whole pieces, which are compared with their digests.
+
+    Without a cache of pages, the latest pieces of all objects of the store are in memory.
+    """
 
     table_bytes = 64 << 20  # a request takes as long as reading a megabyte does
 
     def __init__(self, path: RemotePath) -> None:
         self.path: RemotePath = path
         with explained("open", path):
-            self.size = path.store.info(path.key).size
-        self._blocks: dict[int, bytes] = {}  # the latest, oldest first
+            info = path.store.info(path.key)
+        self.size = info.size
+        if info.pieces is not None:
+            info.pieces.ask()
 
     def _read(self, offset: int, length: int) -> bytes:
-        if self.path.store.pages is not None:
-            return self.path.store.pages.read(self.path, offset, length)
-        first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
-        if length > _BLOCK // 2 or first != last:
-            return self.path.store.read(self.path.key, offset, offset + length)
-        block = self._blocks.get(first)
-        if block is None:
-            start, stop = first * _BLOCK, min((first + 1) * _BLOCK, self.size)
-            block = self._blocks[first] = self.path.store.read(self.path.key, start, stop)
-            forget_oldest(self._blocks, _BLOCKS)
-        return block[offset - first * _BLOCK :][:length]
+        path, stop = self.path, offset + length
+        if path.store.pages is not None:
+            return path.store.pages.read(path, offset, length)
+        latest = path.store.latest
+        found = {n: latest.get((path.key, n)) for n in range(offset // PIECE, count(stop))}
+        if missing := [number for number, piece in found.items() if piece is None]:
+            first, last = missing[0], missing[-1]
+            data = path.store.read_pieces(path.key, first, last + 1)
+            for number in range(first, last + 1):
+                at = (number - first) * PIECE
+                found[number] = latest[path.key, number] = data[at : at + PIECE]
+            forget_oldest(latest, _LATEST)
+        pieces = [piece for piece in found.values() if piece is not None]
+        start = offset % PIECE
+        if len(pieces) == 1:
+            return pieces[0][start : start + length]
+        pieces[0] = pieces[0][start:]
+        pieces[-1] = pieces[-1][: (stop - 1) % PIECE + 1]
+        return b"".join(pieces)
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
-        return list(pool().map(lambda pair: self.read(*pair), ranges))
+        def read(group: list[tuple[int, int]]) -> list[bytes]:
+            return [self.read(offset, length) for offset, length in group]
+
+        # Those that begin in one piece are read by one thread, which requests it once.
+        groups = [list(group) for _, group in groupby(ranges, lambda pair: pair[0] // PIECE)]
+        return [data for found in pool().map(read, groups) for data in found]
 
 
 class LocalFile(ByteSource):
@@ -258,7 +278,7 @@ _scratches: list[_Scratch] = []  # not in use; there are as many as threads ever
 
 _CHUNK = 1 << 14  # records: few enough to stay in the processor's cache
 IN_MEMORY = 1 << 20  # bytes up to which a table is read once; larger ones stay in their file
-_BLOCK, _BLOCKS = 1 << 16, 64  # bytes of a block of a remote file, and how many are in memory
+_LATEST = 32  # pieces of remote files in memory, of each store
 
 
 class Table:

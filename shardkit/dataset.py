@@ -19,12 +19,15 @@ import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import open_shards, storage
+from shardkit.byte_source import Memory
 from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.manifest import File, Manifest
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import Info
 from shardkit.sample import Sample
 from shardkit.schema import Array, Schema, label_of, length_fields, lengths_dtype, row_fields
 from shardkit.sequence_reader import SampleSequence, SequenceReader
@@ -40,9 +43,9 @@ _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger on
 
 
 @functools.lru_cache(maxsize=8)
-def read_key_table(path: Path, checksum: str) -> Mapping[str, str]:
+def read_key_table(path: Path, checksum: str, kind: str) -> Mapping[str, str]:
     """Keys and the paths that samples had as files, once per process for a file and its content."""
-    data = manifests.read_checked(path, checksum)
+    data = manifests.read_checked(path, checksum, kind)
     lines = from_lines(_KeyLine, data, "the key table", path=path)
     return {line["key"]: line["path"] for line in lines}
 
@@ -96,6 +99,8 @@ class Dataset:
             self._format = get_format(format)
         self.transform: Callable[[Sample], Sample] | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
+        # By shard, its files in a store and what its manifest says of them.
+        self.remote_files: dict[str, list[tuple[str, Info]]] = {}
         self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
         self._readers = open_shards.Readers()  # oldest first
         # Of shards that were searched for their samples, `hash` of all keys.
@@ -218,6 +223,7 @@ class Dataset:
         part = copy.copy(self)  # without what is open, like a pickle
         part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
         part._names = [name for name, _, _ in chosen]
+        part.remote_files = {n: self.remote_files[n] for n in part._names if n in self.remote_files}
         part._bytes = [size for _, _, size in chosen]
         part._layouts = [self._layouts[s] for s in shards]
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
@@ -234,18 +240,24 @@ class Dataset:
         return {} if table is None else dict(read_key_table(*table))
 
     @property
-    def key_table(self) -> tuple[Path, str] | None:
-        """The file with the key table, and its checksum; None where all keys tell their paths."""
+    def key_table(self) -> tuple[Path, str, str] | None:
+        """The file with the key table, its checksum and the kind of that.
+
+        None where all keys tell their paths.
+        """
         table = self.manifest.list_named(manifests.KEYS) if self.manifest else None
-        return None if table is None else (self.path / table.name, table.checksum)
+        if self.manifest is None or table is None:
+            return None
+        return self.path / table.name, table.checksum, self.manifest.checksum
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The manifest's entry of the tokenizer, and its files; both empty where unknown."""
         copy = self._tokenizer_file
         if self.manifest is None or copy is None:
             return {}, {}
-        entry = self.manifest.tokenizer
-        return entry, {entry["file"]: manifests.read_checked(self.path / copy.name, copy.checksum)}
+        entry, path = self.manifest.tokenizer, self.path / copy.name
+        data = manifests.read_checked(path, copy.checksum, self.manifest.checksum)
+        return entry, {entry["file"]: data}
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -289,7 +301,11 @@ class Dataset:
         path = self.path / table.name
         samples = [shard.samples for shard in self.manifest.shards]
         dtype = lengths_dtype(length_fields(self.schema))
-        every = load_table(path, dtype, "the table of arrays' lengths")
+        source = None
+        if isinstance(path, RemotePath):  # it is read whole in any case
+            data = manifests.read_checked(path, table.checksum, self.manifest.checksum)
+            source = Memory(data, path)
+        every = load_table(path, dtype, "the table of arrays' lengths", source)
         if len(every) != sum(samples):
             raise DamagedError(
                 "the table of arrays' lengths does not fit its manifest",
@@ -353,6 +369,7 @@ class Dataset:
 
     def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
+        self.expect(self._names[shard])  # pickles of paths do not know it
         self.stat(shard)
         layout = self._layouts[shard]
         try:
@@ -402,6 +419,18 @@ class Dataset:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def expect(self, *shards: str) -> None:
+        """Tell the store what the manifest says of the files of these shards.
+
+        It need not be asked for them then, and what is read of them is compared with the digests of
+        their pieces.
+        """
+        for shard in shards:
+            for name, info in self.remote_files.get(shard, ()):
+                path = self.path / name
+                assert isinstance(path, RemotePath)
+                path.store.expect(path.key, info)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_readers": open_shards.Readers(), "key_hashes": {}}

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypedDict
 
 import xxhash
 
-from shardkit import storage
+from shardkit import pieces, storage
 from shardkit.checked import (
     MOST_BYTES,
     Count,
@@ -39,6 +39,7 @@ from shardkit.checked import (
 )
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.names import checked_name
+from shardkit.pieces import CHECKSUM, DIGEST, WHOLE, listed
 from shardkit.remote.store import MANIFEST
 from shardkit.schema import Schema
 
@@ -49,6 +50,8 @@ ERRORS = "errors.jsonl"  # bad samples that were dropped, and why
 LENGTHS = "lengths.npy"  # the lengths of one-dimensional arrays, by sample
 FILTERED = "filtered.jsonl"  # samples that options dropped
 UNFINISHED = "unfinished.json"  # in a store, while the other objects come and go
+PIECES = "pieces.xxh3"  # digests of the pieces of all shards' files, in order
+_LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES)
 VERSION = 1
 _MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
 
@@ -57,7 +60,7 @@ _MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression re
 
 @dataclass(frozen=True)
 class File(Extensible):
-    """A file of a dataset: path relative to its folder, bytes, and xxh3-128 in hex."""
+    """A file of a dataset: path relative to its folder, bytes, and checksum in hex."""
 
     name: str
     bytes: Count
@@ -72,6 +75,15 @@ class Shard(Extensible):
     samples: Count
     beside: tuple[File, ...] = ()
     tasks: tuple[Count, ...] = ()  # numbers of the first and the last task that made it
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        return self.file, *self.beside
+
+    @property
+    def listed(self) -> int:
+        """Digests that its files have in the list of pieces."""
+        return sum(listed(file.bytes) for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,7 @@ class Manifest(Extensible):
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
     versions: dict[str, str] = field(default_factory=dict)  # of what decides the bytes
+    checksum: str = CHECKSUM  # the kind of its files' checksums
 
     @property
     def schema(self) -> Schema:
@@ -155,15 +168,15 @@ class Manifest(Extensible):
 
     def all_files(self) -> list[File]:
         """The files of all shards, in order."""
-        return [f for shard in self.shards for f in (shard.file, *shard.beside)]
+        return [file for shard in self.shards for file in shard.files]
 
     def list_named(self, name: str) -> File | None:
-        """The file with this name (KEYS, ERRORS, FILTERED, LENGTHS) beside the manifest, if any."""
+        """The file with this name (KEYS, ERRORS, ..., PIECES) beside the manifest, if any."""
         bases = ((file, file.name.rpartition("/")[2]) for file in self.files)
         return next((f for f, base in bases if base == name or base.endswith("." + name)), None)
 
     def write(self, path: Path) -> None:
-        _write(path, {"shardkit": VERSION, "checksum": storage.CHECKSUM, **plain(self)})
+        _write(path, {"shardkit": VERSION, "checksum": self.checksum, **plain(self)})
 
 
 @dataclass(frozen=True)
@@ -175,9 +188,10 @@ class Splits(Extensible):
     errors: Count  # samples that were dropped, in all of them
     recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
     files: tuple[File, ...] = ()  # what the format adds
+    checksum: str = CHECKSUM  # the kind of its files' checksums
 
     def write(self, path: Path) -> None:
-        _write(path, {"shardkit": VERSION, **plain(self)})
+        _write(path, {"shardkit": VERSION, "checksum": self.checksum, **plain(self)})
 
 
 class _DatasetDict(TypedDict):
@@ -211,10 +225,10 @@ def manifest_path(dataset: Path) -> Path:
     return old if old.is_file() and not new.is_file() else new
 
 
-def read_checked(path: Path, checksum: str) -> bytes:
+def read_checked(path: Path, checksum: str, kind: str) -> bytes:
     """The bytes of a file beside the shards. Raises DamagedError for a different checksum."""
     data = storage.read(path)
-    found = xxhash.xxh3_128_hexdigest(data)
+    found = pieces.checksum(data, kind)
     if found != checksum:
         raise DamagedError(
             "a file is not as it was written",
@@ -265,7 +279,7 @@ def _check_names(manifest: Manifest, path: Path) -> None:
     _check_files(manifest.files, "files", path)
     if manifest.tokenizer:
         file = checked_name(manifest.tokenizer["file"], path, "tokenizer.file", flat=True)
-        if file.lower() in (NAME, KEYS, ERRORS, LENGTHS, FILTERED):  # which a copy would replace
+        if file.lower() in _LISTS:  # which a copy would replace
             raise ValueError(f"the tokenizer's file is called {file}")
 
 
@@ -324,6 +338,8 @@ def _upgrade(data: dict[str, Any]) -> None:
 
 def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
     _upgrade(data)
+    if data.setdefault("checksum", WHOLE) not in (WHOLE, CHECKSUM):
+        raise MismatchError(f"{WHOLE!r} or {CHECKSUM!r}", data["checksum"], "checksum")
     if "splits" in data:
         splits = checked(Splits, data)
         _check_files(splits.files, "files", path)
@@ -331,8 +347,6 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
             if checked_name(name, path, "splits", flat=True) == FOLDER:
                 raise ValueError(f"a split is called {FOLDER}")
         return splits
-    if data.pop("checksum", storage.CHECKSUM) != storage.CHECKSUM:
-        raise ValueError(f"its checksums are not of the kind {storage.CHECKSUM}")
     manifest = checked(Manifest, data)
     with under("layout"):
         checked(_Layout, manifest.layout)
@@ -363,6 +377,10 @@ def _check_together(manifest: Manifest) -> None:
     names = {shard.file.name for shard in manifest.shards}
     if len(names) != len(manifest.shards):
         raise ValueError("a shard is named twice")
+    digests = DIGEST * sum(shard.listed for shard in manifest.shards)
+    found = manifest.list_named(PIECES)
+    if manifest.checksum == CHECKSUM and digests != (0 if found is None else found.bytes):
+        raise ValueError(f"{PIECES} does not have a digest for each piece of the shards")
     if counts is not None and (len(counts) != len(manifest.classes or ()) or sum(counts) > total):
         raise MismatchError("a count for each class", [*counts], "label_counts")
 

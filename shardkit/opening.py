@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,10 @@ from shardkit.folders import (
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import Manifest, Shard
+from shardkit.pieces import WHOLE, listed
 from shardkit.remote.path import RemotePath
+from shardkit.remote.pieces import FilePieces, PieceList
+from shardkit.remote.store import Info
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
@@ -165,11 +168,31 @@ def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Datas
     """A dataset of some of the shards that the manifest at a path describes."""
     entries = [(s.file.name, s.samples, s.file.bytes) for s in shards]
     folder = manifests.folder_of(path)
+    dataset = Dataset(folder, manifest.format, [*entries], manifest, path)
     if isinstance(folder, RemotePath):
-        for file in manifest.all_files():  # no request for each of them
-            found = folder / file.name
-            found.store.expect(found.key, file.bytes, file.checksum)
-    return Dataset(folder, manifest.format, [*entries], manifest, path)
+        names = {shard.file.name for shard in shards}
+        every = _remote_files(manifest, folder)
+        dataset.remote_files = {name: files for name, files in every if name in names}
+        dataset.expect(*names)
+    return dataset
+
+
+def _remote_files(
+    manifest: Manifest, folder: RemotePath
+) -> Iterator[tuple[str, list[tuple[str, Info]]]]:
+    """Of each shard its name, and the names of its files with what the manifest says of them."""
+    found = manifest.list_named(manifests.PIECES)
+    pieces = None if found is None or manifest.checksum == WHOLE else PieceList(folder / found.name)
+    first = 0
+    for shard in manifest.shards:
+        files = []
+        for file in shard.files:
+            number, known = listed(file.bytes), None
+            if pieces is not None or not number:
+                known = FilePieces(file.bytes, file.checksum, pieces if number else None, first)
+            files.append((file.name, Info(file.bytes, checksum=file.checksum, pieces=known)))
+            first += number
+        yield shard.file.name, files
 
 
 def _open_file(path: Path) -> Dataset:

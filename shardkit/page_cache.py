@@ -28,12 +28,13 @@ import xxhash
 from shardkit import storage
 from shardkit.errors import StorageError, UsageError
 from shardkit.options import parse_size
+from shardkit.pieces import PIECE
 from shardkit.remote.path import RemotePath
 
 if sys.platform != "win32":
     import fcntl
 
-PAGE = 1 << 20  # bytes; the last page of a file is shorter
+PAGE = PIECE  # bytes: what has a digest that it is compared with
 MEMORY_LIMIT = 1 << 30  # bytes of a cache in memory, unless another limit is given
 
 # When a page is needed next: larger is later, infinity is never, or unknown. It must not use the

@@ -58,10 +58,14 @@ class Pages:
                 if number in found:
                     data = found[number][start:end]
                 else:
-                    data = path.store.read(path.key, at, number * PAGE + end)
+                    data = _alone(path, at, number * PAGE + end)
             parts.append(data)
             at = number * PAGE + end
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def add(self, path: RemotePath, number: int, page: bytes) -> None:
+        """Put a page into the cache that was read otherwise."""
+        self.cache.put(self._file(path), number, page, self.next_use, 0)
 
     def _file(self, path: RemotePath) -> str:
         """The name of an object in the cache, made once."""
@@ -119,8 +123,7 @@ class Pages:
                 lengths.append(length)
             if not lengths:
                 return {}
-            start = first * PAGE
-            data = path.store.read(path.key, start, start + sum(lengths))
+            data = path.store.read_pieces(path.key, first, first + len(lengths))
             found = {first + n: data[n * PAGE : (n + 1) * PAGE] for n in range(len(lengths))}
             for number, page in found.items():
                 self.cache.put(file, number, page, self.next_use, late)
@@ -140,6 +143,14 @@ class Pages:
     def _forked(self) -> None:
         """Called in a new process, without the threads that were making requests."""
         self._requested.clear()
+
+
+def _alone(path: RemotePath, start: int, stop: int) -> bytes:
+    """A range of a page, which can be compared with a digest only if it is the whole page."""
+    number, size = start // PAGE, path.store.info(path.key).size
+    if (start, stop) == (number * PAGE, min((number + 1) * PAGE, size)):
+        return path.store.read_pieces(path.key, number, number + 1)
+    return path.store.read(path.key, start, stop)
 
 
 _every: weakref.WeakSet[Pages] = weakref.WeakSet()

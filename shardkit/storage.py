@@ -19,9 +19,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import xxhash
-
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
+from shardkit.pieces import DIGEST, PIECE, Hasher, checksum_of
 from shardkit.remote.path import RemotePath, parsed, remote_path
 from shardkit.remote.store import Tag
 
@@ -32,10 +31,9 @@ CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remov
 # Those that change a store.
 STORE_CHANGES = ("put", "put_if", "copy", "delete")
 
-CHECKSUM = "xxh3-128"
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
-_BLOCK = 1 << 20  # bytes per read while hashing
+_BLOCK = 1 << 20  # bytes per read while hashing and copying
 _DOWNLOAD = 8 << 20  # bytes of an object that are requested at once
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
 _BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the processor's cache still
@@ -165,19 +163,19 @@ def make_folder(path: Path) -> None:
 
 
 class NewFile:
-    """A file being written from front to back, unbuffered; its checksum grows with it."""
+    """A file being written from front to back, unbuffered; its pieces are hashed as they pass."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file = open(path, "x+b", buffering=0)  # noqa: SIM115 - closed by close()
         except FileExistsError:  # of an earlier run; or a link, which must not be written through
             path.unlink()
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115
-        self._digest = xxhash.xxh3_128()
+            self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
+        self._hasher = Hasher()
         self._size = 0
         self._started = 0  # bytes whose write-back was started
-        self._rewritten = False
+        self._rewritten: set[int] = set()  # numbers of pieces
         _written.pop(path, None)
 
     def fileno(self) -> int:
@@ -189,9 +187,8 @@ class NewFile:
             self._write(chunks[first : first + _MAX_CHUNKS])
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            self._digest.update(chunk)
         expected = sum(map(len, chunks))
+        self._hasher.update_all(chunks, expected)
         self._size += expected
         written = os.writev(self._file.fileno(), chunks)
         if written < expected:  # a signal, or a nearly full disk
@@ -203,17 +200,27 @@ class NewFile:
             self._started = self._size
 
     def rewrite(self, offset: int, data: bytes) -> None:
-        """Replace bytes that were written before; `checksum` then has to read the file."""
-        self._rewritten = True
+        """Replace bytes that were written before; their pieces are read again by `close`."""
+        self._rewritten.update(range(offset // PIECE, (offset + len(data) - 1) // PIECE + 1))
         while data:
             count = os.pwrite(self._file.fileno(), data, offset)
             data, offset = data[count:], offset + count
 
     def close(self) -> None:
         if not self._file.closed:
-            self._file.close()
-            if not self._rewritten:
-                _written[self.path] = (self._size, self._digest.hexdigest())
+            try:
+                _written[self.path] = (self._size, self._digests())
+            finally:
+                self._file.close()
+
+    def _digests(self) -> bytes:
+        digests = bytearray(self._hasher.digests())
+        for number in self._rewritten:
+            hasher = Hasher()
+            with explained("read", self.path):
+                hasher.update(os.pread(self._file.fileno(), PIECE, number * PIECE))
+            digests[DIGEST * number : DIGEST * (number + 1)] = hasher.digests()
+        return bytes(digests)
 
     def __enter__(self) -> NewFile:
         return self
@@ -244,8 +251,9 @@ def _start_write_back(handle: int, offset: int, size: int) -> None:
         _sync_file_range(handle, offset, size, _BEGIN)  # a hint: its failure does not matter
 
 
-# Checksums of files that this process has just written, so that `checksum` need not read them.
-_written: dict[Path, tuple[int, str]] = {}
+# Sizes, and digests of pieces, of files that this process has just written, so that `digests` need
+# not read them.
+_written: dict[Path, tuple[int, bytes]] = {}
 
 
 def create(path: Path) -> NewFile:
@@ -429,17 +437,22 @@ def check_expansion(made: int, stored: int) -> None:
         )
 
 
-def checksum(path: Path) -> str:
-    """xxh3-128 of a file's bytes in 32 hex digits: remembered once after writing, else computed."""
-    size, digest = _written.pop(path, (-1, ""))
+def digests(path: Path) -> bytes:
+    """The digests of a file's pieces: remembered once after writing, else made of its bytes."""
+    size, known = _written.pop(path, (-1, b""))
     if size == path.stat().st_size:
-        return digest
-    hasher = xxhash.xxh3_128()
+        return known
+    hasher = Hasher()
     view = memoryview(bytearray(_BLOCK))
     with explained("read", path), open(path, "rb", buffering=0, opener=regular) as file:
-        while count := file.readinto(view):
-            hasher.update(view[:count])
-    return hasher.hexdigest()
+        while length := file.readinto(view):
+            hasher.update(view[:length])
+    return hasher.digests()
+
+
+def checksum(path: Path) -> str:
+    """The checksum of a file, which its `digests` make."""
+    return checksum_of(digests(path))
 
 
 def unreadable(error: Exception, path: Path, position: int | None = None) -> Exception:

@@ -6,7 +6,9 @@ import io
 import json
 import math
 import random
+import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import xxhash
 
 import shardkit
 from shardkit import manifest as manifests
@@ -22,6 +25,7 @@ from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleErro
 from shardkit.formats import FORMATS, get_format
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest
+from shardkit.pieces import CHECKSUM, PIECE, WHOLE, count
 from shardkit.testing import make_image
 from shardkit.verification import shards, values
 from tests.conftest import IMAGE_FORMATS, write_images
@@ -829,7 +833,8 @@ def test_a_file_in_memory_is_no_answer(images: Path, tmp_path: Path) -> None:
 
     out = make(images, "wds", tmp_path / "out")
     shard = shard_paths(out)[0]
-    storage._written[shard] = (shard.stat().st_size, manifests.load(out).shards[0].file.checksum)
+    digests = bytes.fromhex(manifests.load(out).shards[0].file.checksum)
+    storage._written[shard] = (shard.stat().st_size, digests)
     data = bytearray(shard.read_bytes())
     data[700] ^= 1
     shard.write_bytes(data)
@@ -837,15 +842,181 @@ def test_a_file_in_memory_is_no_answer(images: Path, tmp_path: Path) -> None:
 
 
 def test_sizes_and_checksums_are_compared_of_empty_files(tmp_path: Path) -> None:
-    import xxhash
-
-    from shardkit.verification.files import check_file
+    from shardkit.verification.files import check_files
     from shardkit.verification.work import Meter
 
     (tmp_path / "empty").write_bytes(b"")
-    check_file(tmp_path, File("empty", 0, xxhash.xxh3_128_hexdigest(b"")), Meter(None))
-    with pytest.raises(DamagedError):
-        check_file(tmp_path, File("empty", 0, "0" * 32), Meter(None))
+    for kind in (CHECKSUM, WHOLE):
+        sound = File("empty", 0, xxhash.xxh3_128_hexdigest(b""))
+        assert check_files(tmp_path, [sound], kind, Meter(None)) == []
+        (problem,) = check_files(tmp_path, [File("empty", 0, "0" * 32)], kind, Meter(None))
+        assert isinstance(problem, DamagedError)
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+SIZE = 70_000  # of a value: 15 in a piece
+
+
+def large(out: Path, format: str, samples: int = 80) -> Path:
+    """A dataset of two shards of some pieces each."""
+    tokens = format == "megatron"
+    schema: dict[str, Any] = {"x": shardkit.Array("|u1", (None,)) if tokens else shardkit.Bytes()}
+    random = np.random.default_rng(0)
+    with shardkit.create(out, format, schema, shard_samples=samples // 2) as writer:
+        for n in range(samples):
+            value = random.integers(0, 200, SIZE, np.uint8)
+            writer.write({"__key__": f"k{n}", "x": value if tokens else value.tobytes()})
+    return out
+
+
+def flip(path: Path, *offsets: int) -> None:
+    data = bytearray(path.read_bytes())
+    for offset in offsets:
+        data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def as_earlier_versions_wrote_it(dataset: Path) -> None:
+    """With checksums of whole files, and without a list of pieces."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["checksum"] = "xxh3-128"
+        (listed,) = [f for f in data["files"] if f["name"].endswith(manifests.PIECES)]
+        data["files"].remove(listed)
+        (dataset / listed["name"]).unlink()
+        files = [f for s in data["shards"] for f in (s["file"], *s["beside"])]
+        for file in (*files, *data["files"]):
+            file["checksum"] = xxhash.xxh3_128_hexdigest((dataset / file["name"]).read_bytes())
+
+    rewrite(dataset, change)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) -> None:
+    out = large(tmp_path / "out", format)
+    assert shardkit.verify(out).sound
+    second = shard_paths(out)[1]
+    flip(second, PIECE + PIECE // 2, PIECE + PIECE // 2 + 10)
+    report = shardkit.verify(out)
+    (problem,) = report.problems
+    assert problem.what == "a file is not as it was written"
+    assert problem.where == {"path": second, "offset": PIECE}
+    number = count(second.stat().st_size)
+    found = re.fullmatch(
+        rf"other bytes in piece 1 \(bytes 1,048,576 to 2,097,151\), of {number} pieces;"
+        r" samples (\d+) to (\d+) \('(.*)' to '(.*)'\) lie there",
+        str(problem.found),
+    )
+    assert found is not None, problem.found
+    first, last = int(found[1]), int(found[2])
+    assert (found[3], found[4]) == (f"k{40 + first}", f"k{40 + last}")
+    size = 2 * SIZE if format == "megatron" else SIZE  # which has no tokens of one byte
+    lying = [n for n in range(40) if n * size < 2 * PIECE and (n + 1) * size > PIECE]
+    if format in ("arrow", "hf", "parquet"):  # a batch of rows
+        assert first <= lying[0]
+        assert last >= lying[-1]
+    else:  # values are in their order, beside some bytes of the format's own
+        assert abs(first - lying[0]) <= 1
+        assert abs(last - lying[-1]) <= 1
+
+
+def test_pieces_that_lie_side_by_side_are_named_together(tmp_path: Path) -> None:
+    out = large(tmp_path / "out", "wds", 200)
+    first = shard_paths(out)[0]
+    flip(first, 100, 3 * PIECE, 4 * PIECE, 5 * PIECE - 1, 6 * PIECE + 3)
+    (problem,) = shardkit.verify(out).problems
+    words = str(problem.found)
+    assert words.startswith(
+        "other bytes in piece 0 (bytes 0 to 1,048,575), pieces 3 to 4 (bytes 3,145,728 to"
+        " 5,242,879), piece 6 (bytes 6,291,456 to "
+    )
+    assert words.count("sample") == 3
+    assert problem.where["offset"] == 0
+
+
+def test_a_piece_without_samples_and_a_shard_that_does_not_open(tmp_path: Path) -> None:
+    out = large(tmp_path / "out", "lmdb")
+    first = shard_paths(out)[0]
+    first.write_bytes(bytes(PIECE) + first.read_bytes()[PIECE:])
+    (problem,) = shardkit.verify(out).problems
+    assert "cannot be told, as the shard cannot be opened" in str(problem.found)
+
+
+def test_the_pieces_of_one_file_are_read_by_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other with its first piece."""
+    from shardkit.byte_source import LocalFile
+
+    out = large(tmp_path / "out", "beton", 40 * 16)
+    monkeypatch.setattr("shardkit.verification.work.processors", lambda: 2)
+    meeting, real = threading.Barrier(2, timeout=20), LocalFile.read
+    waiting = {0, 16 * PIECE}
+
+    def read(self: LocalFile, offset: int, length: int) -> bytes:
+        if length == PIECE and offset in waiting:
+            waiting.discard(offset)
+            meeting.wait()
+        return real(self, offset, length)
+
+    monkeypatch.setattr(LocalFile, "read", read)
+    assert shardkit.verify(out).sound
+    assert not waiting
+
+
+@pytest.mark.parametrize("format", ["wds", "beton"])
+def test_checksums_of_whole_files_are_compared_as_they_were(tmp_path: Path, format: str) -> None:
+    out = large(tmp_path / "out", format)
+    as_earlier_versions_wrote_it(out)
+    report = shardkit.verify(out)
+    assert report.sound
+    assert report.bytes == sum(f.bytes for f in manifests.load(out).all_files())
+    first = shard_paths(out)[0]
+    flip(first, 2 * PIECE)
+    (problem,) = shardkit.verify(out).problems
+    assert problem.where == {"path": first}
+    assert problem.found == xxhash.xxh3_128_hexdigest(first.read_bytes())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_a_damaged_list_of_pieces_is_one_problem(tmp_path: Path, damage: str) -> None:
+    out = large(tmp_path / "out", "wds")
+    path = out / "__shardkit__" / manifests.PIECES
+    if damage == "flipped":
+        flip(path, 3)
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-16])
+    else:
+        path.unlink()
+    (problem,) = shardkit.verify(out).problems
+    assert problem.where["path"] == path
+    first, second = shard_paths(out)
+    flip(first, 2 * PIECE + 100)
+    flip(second, 2 * PIECE + 100)
+    one, other, third = shardkit.verify(out).problems
+    assert [p.where["path"] for p in (one, other, third)] == [first, second, path]
+    if damage == "flipped":  # that of the first shard: the second's are right
+        assert "piece" not in str(one.found)
+        assert "piece 2" in str(other.found)
+
+
+def test_a_list_of_pieces_that_does_not_fit_the_shards_is_refused(tmp_path: Path) -> None:
+    out = large(tmp_path / "out", "wds")
+
+    def change(data: dict[str, Any]) -> None:
+        data["files"][-1]["bytes"] += 16
+
+    rewrite(out, change)
+    with pytest.raises(DamagedError, match="does not have a digest for each piece"):
+        shardkit.open(out)
+
+
+def test_an_unknown_kind_of_checksums_is_refused(tmp_path: Path) -> None:
+    out = large(tmp_path / "out", "wds")
+    rewrite(out, lambda data: data.update(checksum="md5"))
+    with pytest.raises(DamagedError, match="xxh3-128-1MiB"):
+        shardkit.open(out)
 
 
 def test_reading_keys_one_by_one_gives_the_same(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit.byte_source import Table, open_source
+from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError
 
 if TYPE_CHECKING:
@@ -108,13 +108,15 @@ def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None
         raise ValueError(f"the shape {shape} of values that have no bytes")
 
 
-def load_table(path: Path, dtype: np.dtype[np.void], what: str) -> Table:
-    """The records of a `.npy` file of ours.
+def load_table(
+    path: Path, dtype: np.dtype[np.void], what: str, source: ByteSource | None = None
+) -> Table:
+    """The records of a `.npy` file of ours, or in `source`, which has its bytes.
 
     Raises DamagedError for any other file; its message begins with `what`, the name of the table.
     """
     where: dict[str, Any] = {"path": path}
-    source = open_source(path)
+    source = source or open_source(path)
     header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
     if header is None or header.fortran or len(header.shape) != 1:
         raise DamagedError(f"{what} is damaged: it is not a table", **where)

@@ -100,15 +100,19 @@ class DatasetWriter:
             self._partial.release()
 
     def _publish(self) -> None:
-        self._shards.close()
+        shards = self._shards
+        shards.close()
         folder = self._partial.dataset
         storage.make_folder(folder / FOLDER)
         path = self._target.list_path(folder, LENGTHS)
         lengths = write_lengths(path, self._schema, [self._folder])
         publish_shards(
             self._content,
-            [[Made(self._folder, shard)] for shard in self._shards.shards],
-            self._shards.stats,
+            [
+                [Made(self._folder, *each)]
+                for each in zip(shards.shards, shards.pieces, strict=True)
+            ],
+            shards.stats,
             folder,
             self._target,
             self._partial,

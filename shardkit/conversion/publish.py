@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,6 +31,7 @@ from shardkit.manifest import (
     KEYS,
     LENGTHS,
     NAME,
+    PIECES,
     File,
     Manifest,
     Shard,
@@ -62,7 +63,10 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     stats.ignored.update(part.ignored)
     made: list[Made] = []
     for task, path, result in zip(tasks, folders, results, strict=True):
-        made += [Made(path, shard, task.number, task.joined) for shard in result.shards]
+        made += [
+            Made(path, shard, bytes.fromhex(pieces), task.number, task.joined)
+            for shard, pieces in zip(result.shards, result.pieces, strict=True)
+        ]
         stats.merge(result.stats)
     groups = list(_groups(made, recipe.shard_size, recipe.shard_samples))
     _check_unsynced(groups, earlier)
@@ -98,6 +102,7 @@ class Made(NamedTuple):
 
     folder: Path  # of the task
     shard: Shard
+    pieces: bytes  # digests, as `finished_shard` gives them
     task: int | None = None
     joined: bool = False  # not synced, and to be joined with those beside it
 
@@ -149,13 +154,15 @@ def publish_shards(
     is a shard without samples.
     """
     format = content.format
-    shards = []
+    shards, pieces = [], bytearray()
     for number, group in enumerate(groups or [[]]):
         name = target.stem or format.shard_stem(number, max(len(groups), 1))
         if len(group) == 1:
             shard = _rename_shard(group[0], folder, name, format.name, partial)
+            own = group[0].pieces
         else:
-            shard = _joined(content, group, folder, name, partial)
+            shard, own = _joined(content, group, folder, name, partial)
+        pieces += own
         numbers = [made.task for made in group if made.task is not None]
         shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
@@ -173,7 +180,8 @@ def publish_shards(
         files=files,
         **rest,
     )
-    made = replace(made, files=(*files, *described(folder, format.complete(folder, made))))
+    added = [*format.complete(folder, made), *_write_lists(target, folder, {PIECES: [pieces]})]
+    made = replace(made, files=(*files, *described(folder, added)))
     made.write(target.list_path(folder, NAME))
     storage.sync(folder)
     return made
@@ -189,8 +197,8 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
 
 def _joined(
     content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
-) -> Shard:
-    """One shard of those that tasks made; an empty one if there are none."""
+) -> tuple[Shard, bytes]:
+    """One shard of those that tasks made, and its pieces; an empty one if there are none."""
     format = content.format
     path = folder / file_name(stem, format.name)
     spec = replace(content.spec, max_bytes=None)
@@ -200,9 +208,9 @@ def _joined(
             format.join(path, paths, spec)
     else:
         format.create(path, spec).close()
-    shard = finished_shard(folder, stem, format.name)
+    shard, pieces = finished_shard(folder, stem, format.name)
     partial.keep(folder, shard)
-    return replace(shard, samples=sum(made.shard.samples for made in group))
+    return replace(shard, samples=sum(made.shard.samples for made in group)), pieces
 
 
 def _check_unsynced(groups: list[list[Made]], earlier: Collection[int]) -> None:
@@ -285,7 +293,9 @@ def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Par
     return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 
-def _write_lists(target: Target, folder: Path, lists: dict[str, list[bytes]]) -> Iterator[Path]:
+def _write_lists(
+    target: Target, folder: Path, lists: Mapping[str, Sequence[bytes | bytearray]]
+) -> Iterator[Path]:
     """Files beside the manifest, of what has any lines."""
     for name, lines in lists.items():
         if data := b"".join(lines):

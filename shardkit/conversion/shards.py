@@ -16,6 +16,7 @@ from shardkit.errors import SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
+from shardkit.pieces import checksum_of, listed
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
@@ -79,6 +80,7 @@ class ShardSequence:
         self._upload = upload
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
+        self.pieces: list[bytes] = []  # of each shard, as `finished_shard` gives them
         self.stats = Stats.of(content.schema, content.label)
         self._key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
         self._length_fields = length_fields(content.schema)
@@ -143,10 +145,11 @@ class ShardSequence:
             self.stats.encoded.update(writer.encoded)
             self.stats.keys.update(writer.keys)
             name = self._content.format.name
-            shard = finished_shard(self._folder, self._stem, name, durable=self._durable)
+            shard, pieces = finished_shard(self._folder, self._stem, name, durable=self._durable)
             if self._upload is not None:
                 upload_shard(self._folder, shard, self._upload)
             self.shards.append(replace(shard, samples=self._samples))
+            self.pieces.append(pieces)
         else:
             for folder in (self._folder, self._folder / FOLDER):
                 for path in [*folder.glob(f"{self._stem}*")]:
@@ -157,14 +160,18 @@ class ShardSequence:
 
 def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
     """Move the files of a shard to a store, under the same names."""
-    files = (shard.file, *shard.beside)
-    stores.together(lambda file: storage.put(folder / file.name, to / file.name), files)
-    for file in files:
+    stores.together(lambda file: storage.put(folder / file.name, to / file.name), shard.files)
+    for file in shard.files:
         storage.remove(folder / file.name)
 
 
-def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True) -> Shard:
-    """The shard whose files in `folder` begin with `stem`, once they are on the disk."""
+def finished_shard(
+    folder: Path, stem: str, format: str, *, durable: bool = True
+) -> tuple[Shard, bytes]:
+    """The shard whose files in `folder` begin with `stem`, once they are on the disk.
+
+    With it come the digests of its files' pieces, as `manifest.PIECES` has them.
+    """
     own_name = file_name(stem, format)
     lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
     tops = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
@@ -173,12 +180,14 @@ def finished_shard(folder: Path, stem: str, format: str, *, durable: bool = True
     )
     if any(path.parent.name == FOLDER for path in paths):
         paths.append(folder / FOLDER)
-    files = {}
+    files, digests = {}, {}
     for path in paths:
         if durable:
             storage.sync(path)
         if path.is_file():
             name = path.relative_to(folder).as_posix()
-            files[name] = File(name, path.stat().st_size, storage.checksum(path))
+            digests[name] = storage.digests(path)
+            files[name] = File(name, path.stat().st_size, checksum_of(digests[name]))
     own = files.pop(own_name)
-    return Shard(own, 0, tuple(files.values()))
+    shard = Shard(own, 0, tuple(files.values()))
+    return shard, b"".join(digests[file.name] for file in shard.files if listed(file.bytes))

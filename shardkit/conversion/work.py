@@ -29,6 +29,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
 from shardkit.names import checked_name
+from shardkit.pieces import DIGEST
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
 from shardkit.recipe import Recipe
@@ -110,7 +111,8 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     for name, lines in lists.items():
         if lines:
             storage.write_file(folder / name, b"".join(lines))
-    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats)
+    pieces = [digests.hex() for digests in shards.pieces]
+    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces)
     storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
     if work.upload is not None:
         storage.put(pack(folder), work.upload / PACKED)
@@ -199,6 +201,7 @@ class TaskResult:
     shards: list[Shard]
     errors: Count  # samples that were dropped
     stats: Stats
+    pieces: list[str]  # digests of each shard in hex, as `finished_shard` gives them
 
 
 def read_result(folder: Path) -> TaskResult:
@@ -210,6 +213,9 @@ def read_result(folder: Path) -> TaskResult:
         for count in fields(Stats):  # none is optional here, where all are written
             if count.name not in data["stats"]:
                 raise MismatchError("a count", None, "stats", count.name)
+        sizes = [len(bytes.fromhex(digests)) for digests in found.pieces]
+        if sizes != [DIGEST * shard.listed for shard in found.shards]:
+            raise MismatchError("digests of all pieces of each shard", sizes, "pieces")
     except ValueError as error:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error

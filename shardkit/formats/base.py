@@ -178,6 +178,14 @@ class ShardReader(ABC):
         """
         return None
 
+    def spans(self) -> npt.NDArray[np.int64] | None:
+        """Where the values of each sample begin and end in the shard's file: int64 (samples, 2).
+
+        Of a sample whose values share bytes with others' these are theirs too; (0, 0) where it has
+        none. None where the format cannot tell.
+        """
+        return None
+
     def close(self) -> None:
         """Drop what is open; may be called twice. What was given out stays good."""
         self.closed = True

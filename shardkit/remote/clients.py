@@ -47,6 +47,14 @@ def connect(site: str, options: Mapping[str, Any]) -> Client:
     return _Obstore(site, options)
 
 
+def without_caches(site: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for requests that no cache between here and the store is to answer."""
+    if site.partition("://")[0] not in _OBSTORE:
+        return dict(options)
+    headers = {**options.get("default_headers", {}), "cache-control": "no-cache"}
+    return {**options, "default_headers": headers}
+
+
 class _Obstore:
     """Buckets and web servers, which have no listings."""
 

@@ -130,7 +130,7 @@ class RemotePath(PosixPath):
         added = name if isinstance(name, str) else PurePath(name).as_posix()
         return self._at(posixpath.normpath(f"/{self.key}/{added}"))
 
-    def __rtruediv__(self, folder: str | os.PathLike[str]) -> RemotePath:  # type: ignore[override]
+    def __rtruediv__(self, folder: str | os.PathLike[str]) -> RemotePath:
         return self  # as any absolute path
 
     def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
+from shardkit.pieces import PIECE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
     from pathlib import Path
 
     from shardkit.remote.path import RemotePath
+    from shardkit.remote.pieces import FilePieces
 
 MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
 ATTEMPTS = 6  # to make a request
@@ -41,6 +43,7 @@ class Info(NamedTuple):
     modified: float = 0  # seconds since 1970
     tag: str | None = None  # ETag or version: another one means other bytes
     checksum: str | None = None  # of the bytes, where a manifest says it
+    pieces: FilePieces | None = None  # what the bytes are compared with
 
     @property
     def version(self) -> str:
@@ -111,6 +114,8 @@ class Cached(Protocol):
 
     def read(self, path: RemotePath, offset: int, length: int) -> bytes: ...
 
+    def add(self, path: RemotePath, number: int, page: bytes) -> None: ...
+
 
 class Store:
     """One bucket or server. Any thread may use it, and a process after a fork.
@@ -123,13 +128,19 @@ class Store:
         """`site` is scheme and host, `s3://bucket`; `options` are those of the library."""
         self.site = site
         self.options = dict(options or {})
-        self._clients: dict[int, Client] = {}  # by process
+        # By process, and whether caches between here and the store are to be passed by.
+        self._clients: dict[tuple[int, bool], Client] = {}
         self._known: dict[str, Info | None] = {}
         self.pages: Cached | None = None  # reads go through it, where it is set
+        self.latest: dict[tuple[str, int], bytes] = {}  # pieces by key and number; oldest first
 
-    def expect(self, key: str, size: int, checksum: str) -> None:
+    def expect(self, key: str, info: Info) -> None:
         """Take the word of a manifest for an object: it is not asked for before it is read."""
-        self._known.setdefault(key, Info(size, checksum=checksum))
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = info
+        elif known.size == info.size:
+            self._known[key] = info._replace(tag=known.tag, modified=known.modified)
 
     def through(self, pages: Cached) -> Store:
         """The same store, with reads through a cache."""
@@ -137,17 +148,18 @@ class Store:
         store._clients, store._known, store.pages = self._clients, self._known, pages
         return store
 
-    def client(self) -> Client:
+    def client(self, past_caches: bool = False) -> Client:
         """The library's client, made anew after a fork."""
-        process = os.getpid()
-        if process not in self._clients:
-            from shardkit.remote.clients import connect
+        which = os.getpid(), past_caches
+        if which not in self._clients:
+            from shardkit.remote.clients import connect, without_caches
 
+            options = without_caches(self.site, self.options) if past_caches else self.options
             # Many threads begin at once, and a client may be a process.
-            with _connecting.setdefault(process, threading.Lock()):
-                if process not in self._clients:
-                    self._clients[process] = connect(self.site, self.options)
-        return self._clients[process]
+            with _connecting.setdefault(os.getpid(), threading.Lock()):
+                if which not in self._clients:
+                    self._clients[which] = connect(self.site, options)
+        return self._clients[which]
 
     @property
     def lists(self) -> bool:
@@ -191,15 +203,45 @@ class Store:
             )
         found = _patiently(lambda: self.client().entries(folder))
         for entry in found:
-            if entry.info is not None:
-                self._known[f"{folder}/{entry.name}".lstrip("/")] = entry.info
+            key = f"{folder}/{entry.name}".lstrip("/")
+            if entry.info is not None and self._known.get(key) is None:
+                self._known[key] = entry.info
         return sorted(found)
 
     def read_all(self, key: str) -> bytes:
         """All bytes of an object. Raises NotFoundError."""
         return _patiently(lambda: self.client().read_all(key))
 
-    def read(self, key: str, start: int, stop: int) -> bytes:
+    def look_again(self, key: str) -> None:
+        """Ask the store for an object of which only a manifest has told."""
+        found = _patiently(lambda: self.client().find(key))
+        known = self._known.get(key)
+        if found is None or known is None or found.size != known.size:
+            self._known[key] = found
+        else:
+            self._known[key] = known._replace(tag=found.tag, modified=found.modified)
+
+    def read_pieces(self, key: str, first: int, stop: int) -> bytes:
+        """The bytes of the pieces from `first` to before `stop`, as they were written.
+
+        They are compared with their digests, if these are known. Raises DamagedError where they
+        differ, also when they are requested once more.
+        """
+        info = self.info(key)
+        begin, end = first * PIECE, min(stop * PIECE, info.size)
+        data = self.read(key, begin, end)
+        if info.pieces is None:
+            return data
+        wrong = info.pieces.wrong(memoryview(data), first)
+        for number in wrong:
+            start = number * PIECE
+            piece = self.read(key, start, min(start + PIECE, end), past_caches=True)
+            if info.pieces.wrong(memoryview(piece), number):
+                raise other_bytes(self.url(key), number, start, start + len(piece))
+            data = data[: start - begin] + piece + data[start - begin + len(piece) :]
+        return data
+
+    def read(self, key: str, start: int, stop: int, *, past_caches: bool = False) -> bytes:
         """The bytes from `start` to before `stop`, which lie within the object.
 
         Raises DamagedError where the object was replaced since it was first looked at.
@@ -207,7 +249,7 @@ class Store:
         info = self.info(key)
 
         def once() -> bytes:
-            data, tag = self.client().read(key, start, stop, info.tag)
+            data, tag = self.client(past_caches).read(key, start, stop, info.tag)
             if info.tag is None and tag is not None:  # from now on
                 self._known[key] = info._replace(tag=tag)
             if len(data) != stop - start:
@@ -312,6 +354,19 @@ class Store:
 
 
 _connecting: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
+
+
+def other_bytes(path: str, number: int, start: int, stop: int) -> DamagedError:
+    """The error for a piece that is not as it was written, from `start` to before `stop`."""
+    return DamagedError(
+        "the bytes that the store sent are not those that were written",
+        path=path,
+        offset=start,
+        found=f"other bytes in piece {number:,} (bytes {start:,} to {stop - 1:,}),"
+        " also when they were requested once more",
+        fix="run `shardkit verify` on the dataset; what it finds damaged is to be copied again"
+        " from where it is whole, or made again",
+    )
 
 
 def replaced(path: str) -> DamagedError:

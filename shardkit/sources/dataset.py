@@ -34,7 +34,7 @@ class DatasetSource(Source):
         self,
         dataset: Dataset,
         indices: Indices | None = None,
-        key_table: tuple[Path, str] | None = None,
+        key_table: tuple[Path, str, str] | None = None,
         prefixes: Sequence[str] | None = None,
         planned: Sequence[Planned] = (),
     ) -> None:

@@ -7,71 +7,171 @@ is read.
 from __future__ import annotations
 
 import stat
+import threading
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import xxhash
 
 from shardkit import storage
-from shardkit.byte_source import open_source
+from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
+from shardkit.pieces import CHECKSUM, DIGEST, PIECE, Hasher, checksum_of, count
 from shardkit.remote.path import RemotePath
-from shardkit.verification.work import LAST, Findings, Meter
+from shardkit.verification.work import Meter, in_threads, in_words, numbered, runs
 
-_BLOCK = 1 << 20
+_SPAN = 16  # pieces that a thread reads at a time, where they have digests
 # Caches that Hugging Face's library writes beside the shards that it has loaded.
 _CACHES = ("cache-", "tmp")
 
+Ranges = list[tuple[int, int]]  # of bytes, from the first to before the second
 
-def is_whole(
-    folder: Path,
-    file: File,
-    meter: Meter,
-    findings: Findings,
-    number: int = LAST,
-    shard: str | None = None,
-) -> bool:
-    """Whether a file is what the manifest says; if not, adds the problem to the findings.
 
-    `number` is the shard's number, `shard` the name of the shard that an index belongs to.
+def check_files(
+    folder: Path, files: Iterable[File], kind: str, meter: Meter
+) -> list[ShardkitError]:
+    """What is wrong with files of the dataset in a folder; `kind` is that of their checksums."""
+    checks = [FileCheck(folder, file, kind, meter) for file in files]
+    jobs = [partial(check.read, *span) for check in checks for span in check.spans]
+    for _ in in_threads(lambda job: job(), jobs, meter, folder):
+        pass
+    return [problem for problem in (check.problem() for check in checks) if problem is not None]
+
+
+class FileCheck:
+    """A file that is compared with what the manifest says.
+
+    All of its `spans` go to `read`, in any threads. Then `problem` tells what is wrong.
     """
-    try:
-        check_file(folder, file, meter, shard)
-    except ShardkitError as problem:
-        findings.add(problem, number)
-        return False
-    return True
 
+    def __init__(
+        self,
+        folder: Path,
+        file: File,
+        kind: str,
+        meter: Meter,
+        digests: bytes = b"",
+        shard: str | None = None,
+    ) -> None:
+        """`kind` is that of the checksum, `digests` are those of the pieces, where they are known.
 
-def check_file(folder: Path, file: File, meter: Meter, shard: str | None = None) -> None:
-    """Raise DamagedError or StorageError unless the file is what the manifest says.
+        `shard` is the shard that an index belongs to. The meter counts the bytes, read or not.
+        """
+        self._path, self._file, self._kind, self._meter = folder / file.name, file, kind, meter
+        self._shard = shard
+        self._pieces = number = count(file.bytes)
+        if number == 1:
+            digests = bytes.fromhex(file.checksum)
+        self._known = digests if checksum_of(digests) == file.checksum else b""
+        step = _SPAN if kind == CHECKSUM else max(number, 1)
+        self.spans = [(n, min(n + step, number)) for n in range(0, max(number, 1), step)]
+        self._found: dict[int, bytes] = {}  # digests, or that of the whole, by the span's beginning
+        self._errors: dict[int, ShardkitError] = {}
+        self._unfit: ShardkitError | None = None
+        self._looked_at = False
+        self._left = len(self.spans)
+        self._lock, self._done = threading.Lock(), threading.Event()
 
-    `shard` is the shard that an index belongs to. The meter counts the bytes, read or not.
-    """
-    path = folder / file.name
-    counted = 0
-    try:
-        _check_size(path, file, shard)
-        digest = xxhash.xxh3_128()
-        for block in open_source(path).blocks(_BLOCK):
-            digest.update(block)
-            counted += len(block)
-            meter.add(len(block))
-    finally:
-        meter.skip(file.bytes - counted)
-    if digest.hexdigest() != file.checksum:
-        raise DamagedError(
+    def read(self, first: int, stop: int) -> None:
+        """Read the pieces from `first` to before `stop`."""
+        left = min(stop * PIECE, self._file.bytes) - first * PIECE
+        hasher: Any = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
+        try:
+            self._look_at()
+            for number in range(first, stop):
+                piece = self._piece(number)
+                hasher.update(piece)
+                left -= len(piece)
+                self._meter.add(len(piece))
+            self._found[first] = hasher.digests() if self._kind == CHECKSUM else hasher.digest()
+        except ShardkitError as error:
+            self._errors[first] = error
+        finally:
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self.__dict__.pop("_source", None)  # closes it
+                    self._done.set()
+            if left:
+                self._meter.skip(left)
+
+    def problem(self, samples: Callable[[Ranges], str] | None = None) -> ShardkitError | None:
+        """What is wrong with the file: None if nothing is. Waits for the spans.
+
+        `samples` says in words which of them lie in ranges of bytes.
+        """
+        self._done.wait()
+        if self._errors:
+            return self._errors[min(self._errors)]
+        digests = b"".join(self._found.get(first, b"") for first, _ in self.spans)
+        found = checksum_of(digests) if self._kind == CHECKSUM else digests.hex()
+        if found == self._file.checksum:
+            return None
+        offset = None
+        if self._known and self._pieces > 1:
+            offset, found = self._damaged(digests, samples)
+        return DamagedError(
             "a file is not as it was written",
-            path=path,
-            shard=shard,
-            expected=f"checksum {file.checksum}",
-            found=digest.hexdigest(),
+            path=self._path,
+            shard=self._shard,
+            offset=offset,
+            expected=f"checksum {self._file.checksum}",
+            found=found,
         )
+
+    def _damaged(self, digests: bytes, samples: Callable[[Ranges], str] | None) -> tuple[int, str]:
+        """The first byte of the first damaged piece; all of them, in words."""
+        found, known = (np.frombuffer(each, f"V{DIGEST}") for each in (digests, self._known))
+        numbers = np.flatnonzero(found != known).tolist()
+        size = self._file.bytes
+        ranges = [(a * PIECE, min((b + 1) * PIECE, size)) for a, b in runs(numbers)]
+        words = [
+            f"{numbered('piece', a, b)} (bytes {start:,} to {stop - 1:,})"
+            for (a, b), (start, stop) in zip(runs(numbers), ranges, strict=True)
+        ]
+        lying = f"; {samples(ranges)}" if samples else ""
+        said = f"other bytes in {in_words(words)}, of {self._pieces:,} pieces{lying}"
+        return ranges[0][0], said
+
+    def _look_at(self) -> None:
+        """Raise DamagedError where there is no such file, or one of another size; asked once."""
+        with self._lock:
+            if not self._looked_at:
+                try:
+                    _check_size(self._path, self._file, self._shard)
+                except ShardkitError as error:
+                    self._unfit = error
+                self._looked_at = True
+        if self._unfit is not None:
+            raise self._unfit
+
+    def _piece(self, number: int) -> bytes:
+        path, start = self._path, number * PIECE
+        length = min(PIECE, self._file.bytes - start)
+        if not isinstance(path, RemotePath):
+            return self._source.read(start, length)
+        piece = path.store.read(path.key, start, start + length)
+        known = self._known[number * DIGEST : (number + 1) * DIGEST]
+        if known and xxhash.xxh3_128_digest(piece) != known:  # changed on the way, perhaps
+            return path.store.read(path.key, start, start + length, past_caches=True)
+        if path.store.pages is not None:  # so that what is read of it now is not requested again
+            path.store.pages.add(path, number, piece)
+        return piece
+
+    @cached_property
+    def _source(self) -> ByteSource:
+        return open_source(self._path)
 
 
 def _check_size(path: Path, file: File, shard: str | None) -> None:
     try:
+        if isinstance(path, RemotePath):
+            path.store.look_again(path.key)
         about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedError(

@@ -7,21 +7,35 @@ its bytes are still in memory. No shard is opened before its files were checked.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
+
+import numpy as np
 
 from shardkit import manifest as manifests
-from shardkit import storage
+from shardkit import pieces
+from shardkit.byte_source import open_source
 from shardkit.checked import from_lines
 from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
+from shardkit.pieces import DIGEST
 from shardkit.schema import Array, Bytes
-from shardkit.verification.files import is_whole, strangers
+from shardkit.verification.files import FileCheck, Ranges, check_files, strangers
 from shardkit.verification.keys import Keys, Location, hashes_of
-from shardkit.verification.work import Findings, Meter, counted, in_threads
+from shardkit.verification.work import (
+    SHOWN,
+    Findings,
+    Meter,
+    counted,
+    in_threads,
+    in_words,
+    numbered,
+    runs,
+)
 
 if TYPE_CHECKING:
     from shardkit.verification.keys import Hashes
@@ -59,8 +73,13 @@ class CheckedPart:
         return self.manifest.files if self.manifest is not None and self.whole else ()
 
     @property
+    def kind(self) -> str:
+        """Of the files' checksums."""
+        return self.manifest.checksum if self.manifest else pieces.CHECKSUM
+
+    @property
     def files(self) -> list[File]:
-        shards = [f for shard in self.shards for f in (shard.file, *shard.beside)]
+        shards = [file for shard in self.shards for file in shard.files]
         return [*shards, *self.lists]
 
     @property
@@ -95,34 +114,71 @@ class CheckedPart:
 def check(part: CheckedPart, meter: Meter) -> None:
     """Everything but the values: files, shards, counts, keys. Problems go to `part.findings`."""
     counts: Counter[str] = Counter()
-    shards = range(part.dataset.shards)
-    for hashes, found in in_threads(partial(_check_shard, part, meter), shards, meter):
-        part.hashes.append(hashes)
-        counts.update(found)
+    problems = check_files(part.dataset.path, part.lists, part.kind, meter)
+    for problem in problems:
+        part.findings.add(problem)
+    for done in in_threads(lambda job: job(), _jobs(part, meter), meter, part.dataset.path):
+        if done is not None:
+            hashes, found = done
+            part.hashes.append(hashes)
+            counts.update(found)
     _check_keys(part)
     if part.manifest is not None and part.whole:
-        folder = part.dataset.path
-        whole = [is_whole(folder, file, meter, part.findings) for file in part.lists]
-        if all(whole):
+        if not problems:
             _check_dropped(part, part.manifest)
         if part.all_readable:
             _check_counts(part, part.manifest, counts)
         _check_strangers(part, part.manifest)
 
 
-def _check_shard(
-    part: CheckedPart, meter: Meter, number: int
-) -> tuple[Hashes | None, dict[str, int]]:
+_Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
+
+
+def _jobs(part: CheckedPart, meter: Meter) -> Iterator[Callable[[], _Found | None]]:
+    """Of each shard the spans of its files, then the shard, which waits for them."""
+    digests = _digests(part)
+    for number in range(part.dataset.shards):
+        checks: list[FileCheck] = []
+        for shard in part.shards[number : number + 1]:
+            for file in shard.files:
+                own = shard.file.name if checks else None
+                known = digests.get(file.name, b"")
+                checks.append(FileCheck(part.dataset.path, file, part.kind, meter, known, own))
+        for check in checks:
+            for span in check.spans:
+                yield partial(check.read, *span)
+        yield partial(_check_shard, part, checks, number)
+
+
+def _digests(part: CheckedPart) -> dict[str, bytes]:
+    """The digests of pieces, by file, as the list has them: it is compared with the checksums."""
+    file = part.manifest.list_named(manifests.PIECES) if part.manifest else None
+    if part.manifest is None or file is None:
+        return {}
+    try:
+        left = open_source(part.dataset.path / file.name).read(0, file.bytes)
+    except ShardkitError:  # the list is one of the files that are checked
+        return {}
+    found, start = {}, 0
+    for each in part.manifest.all_files():
+        stop = start + DIGEST * pieces.listed(each.bytes)
+        found[each.name], start = left[start:stop], stop
+    return found
+
+
+def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Found:
     """The hashes of a shard's keys, and the values of its optional fields; None if it is damaged.
 
-    It is opened only if its files are whole.
+    It is opened only if its files are whole; and where its own is not, to tell which samples are
+    damaged.
     """
-    for shard in part.shards[number : number + 1]:
-        folder, name = part.dataset.path, shard.file.name
-        whole = [is_whole(folder, shard.file, meter, part.findings, number)]
-        whole += [is_whole(folder, f, meter, part.findings, number, name) for f in shard.beside]
-        if not all(whole):
-            return None, {}
+    beside = [check.problem() for check in checks[1:]]
+    samples = None if any(beside) else partial(_samples_in, part, number)
+    problems = [*(check.problem(samples) for check in checks[:1]), *beside]
+    for found in filter(None, problems):
+        part.findings.add(found, number)
+    if any(problems):
+        return None, {}
     try:
         with part.dataset.explained(number):
             reader = part.dataset.reader(number)
@@ -137,6 +193,30 @@ def _check_shard(
     except ShardkitError as problem:
         part.add(problem, number)
         return None, {}
+
+
+def _samples_in(part: CheckedPart, number: int, ranges: Ranges) -> str:
+    """Which samples of a damaged shard lie in ranges of its bytes, in words."""
+    try:
+        with part.dataset.explained(number):
+            spans = part.dataset.reader(number).spans()
+    except ShardkitError:
+        return "which samples lie there cannot be told, as the shard cannot be opened"
+    if spans is None:
+        return "which samples lie there cannot be told in this format"
+    lying = np.zeros(len(spans), bool)
+    for start, stop in ranges:
+        lying |= (spans[:, 0] < stop) & (spans[:, 1] > start)
+    positions = np.flatnonzero(lying).tolist()
+    if not positions:
+        return "no sample lies there"
+    words = []
+    for shown, (first, last) in enumerate(runs(positions)):
+        ends = dict.fromkeys((first, last)) if shown < SHOWN else ()
+        keys = [part.key_at(Location(0, number, position)) for position in ends]
+        known = " to ".join(repr(key) for key in keys if key is not None)
+        words.append(numbered("sample", first, last) + (f" ({known})" if known else ""))
+    return f"{in_words(words)} lie{'s' * (len(positions) == 1)} there"
 
 
 def _counts(reader: ShardReader) -> dict[str, int]:
@@ -240,7 +320,8 @@ def listed(part: CheckedPart, name: str) -> list[Dropped]:
     if file is None:
         return []
     path = part.dataset.path / file.name
-    return list(from_lines(Dropped, storage.read(path), name, path=path))
+    source = open_source(path)  # which has it in memory, if it was requested
+    return list(from_lines(Dropped, source.read(0, source.size), name, path=path))
 
 
 def _check_strangers(part: CheckedPart, manifest: Manifest) -> None:

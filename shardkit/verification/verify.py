@@ -17,8 +17,11 @@ from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import File, Splits
 from shardkit.opening import open_dataset, open_splits
+from shardkit.page_cache import MemoryCache
+from shardkit.pages import Pages
+from shardkit.pieces import CHECKSUM
 from shardkit.remote.path import RemotePath
-from shardkit.verification.files import is_whole
+from shardkit.verification.files import check_files
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import CheckedPart, check
 from shardkit.verification.work import Findings, Meter, Monitor
@@ -77,7 +80,10 @@ def verify(
     """
     began = time.monotonic()
     with storage.using(storage_options, path, against):
-        run = _Run(storage.source(path), Meter(monitor))
+        found = storage.source(path)
+        if isinstance(found, RemotePath):  # each byte is requested once, if a shard has room in it
+            found = found.through(Pages(MemoryCache()))
+        run = _Run(found, Meter(monitor))
         run.open()
         compared = run.open_source(against) if against is not None else []
     clients = run.find_clients() if client else []
@@ -102,6 +108,7 @@ class _Run:
         self._parts: list[CheckedPart] = []
         self._format: str | None = None
         self._files: tuple[File, ...] = ()  # of a folder of splits itself
+        self._kind = CHECKSUM  # of their checksums
         self._clients: dict[str, ClientReport] = {}
         self._notes: list[str] = []  # on libraries, and on the store
 
@@ -155,7 +162,7 @@ class _Run:
 
     def _open_splits(self, splits: Splits) -> None:
         errors = 0
-        self._files = splits.files
+        self._files, self._kind = splits.files, splits.checksum
         for name, samples in splits.splits.items():
             folder = self._path / name
             try:
@@ -195,8 +202,8 @@ class _Run:
         total = sum(file.bytes for file in self._all_files())
         if total:
             self._meter.start("reading", total, "bytes")
-        for file in self._files:
-            is_whole(self._path, file, self._meter, self._first)
+        for problem in check_files(self._path, self._files, self._kind, self._meter):
+            self._first.add(problem)
         for part in self._parts:
             check(part, self._meter)
         if isinstance(self._path, RemotePath) and not self._path.store.lists:

@@ -8,17 +8,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from shardkit import storage
 from shardkit.errors import ShardkitError
 from shardkit.processors import processors
+from shardkit.remote.path import RemotePath
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
 
 _AHEAD = 4  # jobs per thread that are handed out before the first one's result is wanted
 _REPORT_SECONDS = 0.1
+SHOWN = 5  # of a list in a sentence
+_REQUESTS = 16  # threads that wait for a store
 
 LAST = sys.maxsize  # the "shard" of what belongs to the dataset as a whole
 
@@ -57,6 +61,28 @@ class Findings:
 def counted(number: int, noun: str) -> str:
     """A number with its noun, for notes."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of those that follow one another, of numbers in order."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
+def numbered(noun: str, first: int, last: int) -> str:
+    """The words for one, or for several that follow one another."""
+    return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
+
+
+def in_words(parts: list[str]) -> str:
+    """A list in a sentence, of which the first are shown."""
+    shown = ", ".join(parts[:SHOWN])
+    return shown if len(parts) <= SHOWN else f"{shown} and {len(parts) - SHOWN:,} more"
 
 
 class Stopped(Exception):  # noqa: N818 - it ends a thread's work and is no error
@@ -102,10 +128,13 @@ class Meter:
 
 
 def in_threads(
-    work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter
+    work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter, path: Path | None = None
 ) -> Iterator[_Result]:
-    """The results of all jobs, in order, from as many threads as processors."""
-    workers = processors()
+    """The results of all jobs, in order, from as many threads as processors; jobs begin in order.
+
+    There are more threads if they read from a store, where `path` is.
+    """
+    workers = _REQUESTS if isinstance(path, RemotePath) else processors()
     left = iter(jobs)
     pending: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(workers) as threads:

@@ -51,6 +51,7 @@ class Rule:
     stall_after: int | None = None  # after so many bytes of the body nothing comes ...
     stall: float = 3600  # ... for so many seconds
     shorten: int = 0  # so many bytes are missing at the end of the body; Content-Length agrees
+    flip: int | None = None  # a bit of this byte of the body is flipped
     shift: int = 0  # the body is that of the range so many bytes further on; the headers are right
     whole: bool = False  # the range is ignored: 200, and all of it
     stale: bool = False  # the same answer as to the first such request (for listings)
@@ -283,6 +284,9 @@ class _Handler(BaseHTTPRequestHandler):
             piece = read(min(_PIECE, left, left if stop is None else stop - self.entry.sent))
             if not piece:
                 raise _BrokenError
+            at = -1 if rule.flip is None else rule.flip - self.entry.sent
+            if 0 <= at < len(piece):
+                piece = piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
             self.entry.sent += len(piece)
             self.wfile.write(piece)
             left -= len(piece)

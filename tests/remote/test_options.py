@@ -16,6 +16,7 @@ from shardkit import storage
 from shardkit.errors import UsageError
 from shardkit.inspection import inspect
 from shardkit.performance.contender import MEASURES
+from shardkit.stream.loader import Loader
 from shardkit.testing import make_image
 from tests.remote.servers import S3, Nginx
 from tests.remote.test_reading import upload
@@ -174,6 +175,22 @@ def test_text_on_a_web_server_is_refused_too(web: Nginx, tmp_path: Path) -> None
     (web.root / "corpus.jsonl").write_text('{"text": "two"}\n')
     with pytest.raises(UsageError, match="not read from a URL yet"):
         shardkit.convert(f"{web.endpoint}/corpus.jsonl", "wds", tmp_path / "out")
+
+
+def test_options_without_a_url_are_refused(local: Path, tmp_path: Path) -> None:
+    options = {"secret_access_key": SECRET}
+    calls: list[Any] = [
+        lambda: shardkit.open(local, storage_options=options),
+        lambda: shardkit.verify(local, storage_options=options),
+        lambda: shardkit.convert(local, "arrow", tmp_path / "out", storage_options=options),
+        lambda: Loader(local, batch_size=4, storage_options=options),
+        lambda: Loader(shardkit.open(local), batch_size=4, storage_options=options),
+        lambda: inspect(local, storage_options=options),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="storage options are for URLs") as caught:
+            call()
+        assert caught.value.found == "secret_access_key"
 
 
 def test_a_dataset_on_a_web_server(web: Nginx, local: Path, tmp_path: Path) -> None:

@@ -25,9 +25,12 @@ import shardkit
 from shardkit import storage
 from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
 from shardkit.opening import open_dataset
+from shardkit.page_cache import MemoryCache
+from shardkit.pages import Pages
 from shardkit.remote import clients
 from shardkit.remote import store as stores
 from shardkit.remote.forked import ForkedClient
+from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, Schema
 from shardkit.stream.loader import Loader
 from shardkit.testing import EVERYTHING, everything
@@ -243,6 +246,7 @@ def test_what_cannot_be_opened(s3: S3, bucket: str, monkeypatch: pytest.MonkeyPa
         ("nonsense://x/y", {}, UsageError, "scheme of a URL is not known"),
         ("https://a:secret@example.org/x", {}, UsageError, "a URL with a password"),
         ("https://example.org/x?token=secret", {}, UsageError, "with a query"),
+        ("s3://", options, UsageError, "does not say where the data are"),
     ]
     for url, given, kind, words in cases:
         with pytest.raises(kind) as caught:
@@ -343,6 +347,18 @@ def test_names_stay_in_their_bucket() -> None:
     assert not path.is_relative_to(other)
     with pytest.raises(ValueError, match="other"):
         path.relative_to(other)
+
+
+def test_a_path_of_this_machine_before_a_url_goes_away() -> None:
+    path = storage.source("s3://bucket/a")
+    assert Path("/x") / path == path
+    assert isinstance(Path("/x") / path, RemotePath)
+
+
+def test_reads_through_a_cache_have_the_same_client() -> None:
+    store = stores.Store("memory://x")
+    through = store.through(Pages(MemoryCache()))
+    assert through.client() is store.client()
 
 
 def test_a_name_that_no_object_has(s3: S3, bucket: str) -> None:

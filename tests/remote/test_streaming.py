@@ -176,13 +176,14 @@ def test_opening_takes_few_requests_and_no_payload(
 
 
 def test_the_first_batch_takes_two_rounds(google: Google, bucket: str, counted: Proxy) -> None:
-    """An index and pages: no request that waits for more than one other."""
+    """An index and pages, and beside them the list of checksums: each request waits for one other
+    at most."""
     with storage.using(google.options(counted.endpoint)):
         found = open_dataset(google.url(bucket, "wds"))
     counted.clear()
     next(iter(Loader(found, batch_size=16, shuffle=True)))
     kinds = {(e.method, e.target.rpartition(".")[2]) for e in counted.log()}
-    assert kinds == {("GET", "npy"), ("GET", "tar")}
+    assert kinds == {("GET", "npy"), ("GET", "tar"), ("HEAD", "xxh3"), ("GET", "xxh3")}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import inspect
 import re
 import threading
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -125,6 +126,10 @@ class ParquetReader(BatchReader):
             check_expansion(made, self._opened.size)
             batches.append(batch)
         return pa.Table.from_batches(batches)
+
+    def _extents(self) -> list[tuple[int, int]]:
+        starts = [min(group.pages, default=0) for group in self._groups]
+        return [*pairwise([*starts, self._opened.size])]
 
     def _known_nulls(self) -> Known:
         """From the statistics of columns that do not nest, where the writer made them.

@@ -127,6 +127,15 @@ class BatchReader(ShardReader):
         return None
 
     @abstractmethod
+    def _extents(self) -> list[tuple[int, int]]:
+        """Where each batch begins and ends in the file."""
+
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Those of the batches that samples are in."""
+        extents = np.array(self._extents(), np.int64).reshape(-1, 2)
+        return np.repeat(extents, np.diff(self._starts), axis=0)
+
+    @abstractmethod
     def _known_nulls(self) -> Known:
         """The nulls of those columns of which the file counts them."""
 
@@ -405,6 +414,9 @@ class IpcReader(BatchReader):
             raise ValueError(f"{found.num_rows} rows where {batch.rows} are announced")
         found.validate()
         return found
+
+    def _extents(self) -> list[tuple[int, int]]:
+        return [(batch.offset, batch.end) for batch in self._messages.batches]
 
     def _known_nulls(self) -> Known:
         """From the headers of the batches."""

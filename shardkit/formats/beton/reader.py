@@ -155,6 +155,16 @@ class BetonReader(ShardReader):
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         return self._sizes(self._numbers[field])[self._present(field, np.arange(len(self)))]
 
+    def spans(self) -> npt.NDArray[np.int64]:
+        rows = self.allocations.rows.slice(0, len(self.allocations.rows))
+        rows = rows[rows["sample_id"] < len(self)]
+        numbers, starts = rows["sample_id"].astype(np.int64), rows["ptr"].astype(np.int64)
+        found = np.zeros((len(self), 2), np.int64)
+        found[numbers, 0] = np.iinfo(np.int64).max
+        np.minimum.at(found[:, 0], numbers, starts)
+        np.maximum.at(found[:, 1], numbers, starts + rows["size"].astype(np.int64))
+        return found
+
     def close(self) -> None:
         if not self.closed:
             super().close()

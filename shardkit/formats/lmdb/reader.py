@@ -7,9 +7,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import msgpack
+import numpy as np
 
 from shardkit.byte_source import IN_MEMORY
 from shardkit.checked import Count, checked, damaged, of_version
@@ -33,6 +34,9 @@ from shardkit.schema import (
     Text,
     int64,
 )
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ABOUT = b"__shardkit__"  # the entry that describes the others; it sorts after all digits
 VERSION = 1
@@ -104,6 +108,11 @@ class LmdbReader(ShardReader):
 
     def keys(self) -> list[str]:
         return super().keys() if self._foreign is None else list(self._foreign.keys)
+
+    def spans(self) -> npt.NDArray[np.int64]:
+        found = np.array([*map(self._location, range(len(self)))], np.int64).reshape(-1, 2)
+        found[:, 1] += found[:, 0]
+        return found
 
     def value(self, position: int) -> bytes:
         """The stored bytes of a sample."""

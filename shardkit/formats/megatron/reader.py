@@ -81,5 +81,12 @@ class MegatronReader(ShardReader):
         out[...] = found
         return True
 
+    def spans(self) -> npt.NDArray[np.int64]:
+        found = np.zeros((len(self), 2), np.int64)
+        for position in range(len(self)):
+            if parts := self._index.spans(position):
+                found[position] = min(parts)[0], max(at + size for at, size in parts)
+        return found
+
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         return self._index.sizes()

@@ -128,6 +128,16 @@ class WdsReader(ShardReader):
         found = [s["size"][s["offset"] != 0] for s in (c[name] for c in self._index.chunks())]
         return np.concatenate([np.zeros(0, np.int64), *found], dtype=np.int64, casting="unsafe")
 
+    def spans(self) -> npt.NDArray[np.int64]:
+        found = [np.zeros((0, 2), np.int64)]
+        for records in self._index.chunks():
+            columns = [records[column(field)] for field in (KEY, *self.schema)]
+            starts = np.array([each["offset"] for each in columns], np.int64)
+            stops = starts + np.array([each["size"] for each in columns], np.int64)
+            first = np.where(starts > 0, starts, np.iinfo(np.int64).max).min(axis=0)
+            found.append(np.stack([first, stops.max(axis=0)], axis=1))
+        return np.concatenate(found)
+
 
 def _columns(schema: Schema, decoders: Mapping[type[FieldType], Any]) -> list[_Column]:
     columns = []

@@ -1,0 +1,113 @@
+"""The digests of a dataset's pieces, read from its list of them when they are needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from typing import Any
+
+import xxhash
+
+from shardkit.errors import DamagedError, NotFoundError, ShardkitError
+from shardkit.pieces import DIGEST, PIECE, checksum_of, count
+from shardkit.remote.path import RemotePath
+
+_BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
+_BLOCKS = 4  # that are in memory
+
+
+class PieceList:
+    """The file of a dataset with the digests of all its shards' pieces. Any thread may read it."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self.path = path
+        self._blocks: dict[int, bytes] = {}  # the latest, oldest first
+        self._locks: dict[tuple[int, int], threading.Lock] = {}  # by process and block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PieceList, (self.path,)
+
+    def ask(self, first: int) -> None:
+        """Request the block with a digest, without waiting for it, if nobody has done so."""
+        number = first * DIGEST // _BLOCK
+        if (os.getpid(), number) not in self._locks:
+            thread = threading.Thread(target=self._try, args=(number,), daemon=True)
+            thread.start()
+
+    def _try(self, number: int) -> None:
+        with suppress(ShardkitError):  # who needs it will meet the error
+            self._block(number)
+
+    def of(self, first: int, number: int, checksum: str) -> bytes:
+        """So many digests from `first` on, which make the checksum of their file."""
+        start, stop = first * DIGEST, (first + number) * DIGEST
+        for _ in range(2):
+            found = b"".join(map(self._block, range(start // _BLOCK, (stop - 1) // _BLOCK + 1)))
+            digests = found[start % _BLOCK :][: stop - start]
+            if checksum_of(digests) == checksum:
+                return digests
+            self._blocks.clear()  # they are requested once more
+        raise DamagedError(
+            "the list of checksums of pieces is not as it was written",
+            path=self.path,
+            offset=start,
+            fix="copy it again from where it is whole, or make the dataset again",
+        )
+
+    def _block(self, number: int) -> bytes:
+        with self._locks.setdefault((os.getpid(), number), threading.Lock()):
+            found = self._blocks.get(number)
+            if found is None:
+                found = self._blocks[number] = self._read(number)
+                for oldest in list(self._blocks)[:-_BLOCKS]:
+                    self._blocks.pop(oldest, None)
+            return found
+
+    def _read(self, number: int) -> bytes:
+        store, key = self.path.store, self.path.key
+        start = number * _BLOCK
+        try:
+            stop = min(start + _BLOCK, store.info(key).size)
+            if store.pages is not None:
+                return store.pages.read(self.path, start, stop - start)
+            return store.read(key, start, stop)
+        except NotFoundError as error:
+            raise DamagedError(
+                "the list of checksums of pieces is missing",
+                path=self.path,
+                fix="copy the dataset again, with all that is in its folder __shardkit__",
+            ) from error
+
+
+class FilePieces:
+    """The digests of the pieces of one file."""
+
+    def __init__(self, size: int, checksum: str, listed: PieceList | None, first: int) -> None:
+        """They begin in the list at number `first`. A file of one piece needs no list."""
+        self._number, self._checksum = count(size), checksum
+        self._list, self._first = listed, first
+        self._digests = bytes.fromhex(checksum) if self._number == 1 else b""
+
+    def ask(self) -> None:
+        """Request the digests, which will be needed, without waiting for them."""
+        if self._list is not None and not self._digests:
+            self._list.ask(self._first)
+
+    def wrong(self, data: memoryview, first: int) -> list[int]:
+        """The numbers of those pieces that are not as they were written.
+
+        `data` are whole pieces, of which the first has the number `first`.
+        """
+        digests = self._known()
+        return [
+            number
+            for number, at in enumerate(range(0, len(data), PIECE), first)
+            if xxhash.xxh3_128_digest(data[at : at + PIECE])
+            != digests[DIGEST * number : DIGEST * (number + 1)]
+        ]
+
+    def _known(self) -> bytes:
+        if not self._digests and self._list is not None:
+            self._digests = self._list.of(self._first, self._number, self._checksum)
+        return self._digests

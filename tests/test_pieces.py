@@ -1,0 +1,85 @@
+"""Checksums made of the digests of pieces: of what is written, rewritten, and read again."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import xxhash
+
+import shardkit
+from shardkit import manifest as manifests
+from shardkit import pieces, storage
+from shardkit.pieces import DIGEST, PIECE, Hasher, checksum_of, count, listed
+
+SIZES = (0, 1, 1000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5)
+
+
+def plainly(data: bytes) -> bytes:
+    """The digests, by the definition."""
+    parts = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
+    return b"".join(map(xxhash.xxh3_128_digest, parts))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_digests_do_not_depend_on_how_the_bytes_come(size: int) -> None:
+    chance = random.Random(size)
+    data = chance.randbytes(size)
+    for most in (size + 1, 300_000, 2 * PIECE):
+        hasher, left = Hasher(), memoryview(data)
+        while left:
+            step = chance.randint(0, most)
+            hasher.update(left[:step])
+            left = left[step:]
+        assert hasher.digests() == plainly(data)
+    assert len(plainly(data)) == DIGEST * count(size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_checksum_of_a_file(size: int, tmp_path: Path) -> None:
+    data = random.Random(size).randbytes(size)
+    own = plainly(data) if count(size) == 1 else xxhash.xxh3_128_digest(plainly(data))
+    assert pieces.checksum(data) == checksum_of(plainly(data)) == own.hex()
+    assert pieces.checksum(data, pieces.WHOLE) == xxhash.xxh3_128_hexdigest(data)
+    storage.write_file(tmp_path / "x", data)
+    for _ in range(2):  # from writing, then from reading
+        assert storage.digests(tmp_path / "x") == plainly(data)
+    assert listed(size) == (count(size) if size > PIECE else 0)
+
+
+@pytest.mark.parametrize("offset", [0, 10, PIECE - 2, 2 * PIECE, 3 * PIECE - 1])
+def test_bytes_that_are_replaced_are_hashed_again(offset: int, tmp_path: Path) -> None:
+    data = bytearray(random.Random(1).randbytes(3 * PIECE + 7))
+    with storage.create(tmp_path / "x") as file:
+        storage.write(file, [bytes(data)])
+        storage.rewrite(file, offset, b"other")
+    data[offset : offset + 5] = b"other"
+    assert (tmp_path / "x").read_bytes() == data
+    assert storage._written[tmp_path / "x"] == (len(data), plainly(bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("wds", "out"), ("wds", "train.tar"), ("beton", "train.beton"), ("lmdb", "out")],
+)
+def test_the_list_has_the_digests_of_all_files_of_several_pieces(
+    format: str, name: str, tmp_path: Path
+) -> None:
+    """Also of an index."""
+    with shardkit.create(tmp_path / "source", format, {"x": shardkit.Bytes()}) as out:
+        for n in range(34_000):
+            out.write({"x": bytes([n % 256]) * 40})
+    target = tmp_path / name
+    shardkit.convert(tmp_path / "source", format, target, workers=0)
+    manifest = manifests.load(target)
+    folder = manifests.folder_of(manifests.manifest_path(target))
+    found = manifest.list_named(manifests.PIECES)
+    assert found is not None
+    beside = f"{name}.{manifests.PIECES}" if "." in name else manifests.PIECES
+    assert found.name == f"__shardkit__/{beside}"
+    every = [(folder / file.name).read_bytes() for file in manifest.all_files()]
+    assert any(len(data) > PIECE for data in every)
+    expected = b"".join(plainly(data) for data in every if len(data) > PIECE)
+    assert (folder / found.name).read_bytes() == expected
+    assert [pieces.checksum(data) for data in every] == [f.checksum for f in manifest.all_files()]
