@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from shardkit.errors import FormatError
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     room = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
     if room > _ROOM:  # what is not about disks need not wait for one to sync
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    # Else each of some hundred processes would compile shardkit anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -103,13 +106,14 @@ def _holds_images(format: str) -> bool:
     return True
 
 
+def few(names: Iterable[str]) -> list[ParameterSet]:
+    """Formats for what takes long and is alike in most: the others are in the large run."""
+    shown = ("lmdb", "megatron", "wds")
+    return [pytest.param(name, marks=[] if name in shown else pytest.mark.large) for name in names]
+
+
 # All but those that hold tokens and nothing else.
 IMAGE_FORMATS = [name for name in sorted(FORMATS) if _holds_images(name)]
-# For what takes long and is alike in most of them: the others are in the large run.
-FEW_FORMATS = [
-    pytest.param(name, marks=[] if name in ("lmdb", "wds") else pytest.mark.large)
-    for name in IMAGE_FORMATS
-]
 
 
 def write_images(root: Path, classes: int = 3, each: int = 4, kilobytes: int = 0) -> Path:

@@ -87,7 +87,7 @@ def checked(path: Path) -> VerifyReport:
     return verify(path, client=True)
 
 
-@some("wds", "lmdb", "arrow", "parquet", "hf")
+@some("wds", "lmdb", "arrow")
 def test_the_library_reads_every_type_as_shardkit_does(tmp_path: Path, format: str) -> None:
     report = checked(make(tmp_path, format))
     assert report.problems == []
@@ -109,7 +109,7 @@ def _absent() -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-@some("lmdb", "arrow")
+@some("lmdb")
 def test_another_sample_is_found_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
@@ -176,7 +176,7 @@ class _Touches:
         return open, (self._path, "w")
 
 
-@pytest.mark.parametrize("format", ["hf", "lmdb"])
+@pytest.mark.parametrize("format", [pytest.param("hf", marks=pytest.mark.large), "lmdb"])
 def test_splits_single_files_and_single_shards(tmp_path: Path, format: str) -> None:
     for split, count in (("train", 3), ("val", 2)):
         (tmp_path / "in" / split).mkdir(parents=True)
@@ -303,7 +303,7 @@ def test_a_folder_of_a_library_s_name_is_no_library(
 
 
 def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
-    out = make(tmp_path, "wds", count=4)
+    out = make(tmp_path, "lmdb", count=4)
     (shard,) = shard_paths(out)
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
     words = run("verify", out, "--client", check=1).stdout

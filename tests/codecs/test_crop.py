@@ -201,7 +201,9 @@ def test_any_job_of_pixels_gives_pillows_bits(way: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [(67, 50), (33, 17), (18, 66)])
+@pytest.mark.parametrize(
+    "size", [pytest.param((67, 50), marks=pytest.mark.large), (33, 17), (18, 66)]
+)
 def test_a_part_has_the_pixels_that_the_whole_has(
     way: str, kind: str, size: tuple[int, int]
 ) -> None:

@@ -32,7 +32,7 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ConvertOptions, ImageOptions
 from shardkit.testing import assert_same
-from tests.conftest import FEW_FORMATS, IMAGE_FORMATS, files_of
+from tests.conftest import IMAGE_FORMATS, few, files_of
 from tests.conversion.test_kill import finish, wait_for, workers_of
 from tests.peers import by_webdataset
 from tests.preprocess.test_images import (
@@ -255,7 +255,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 20_000)
 
 
-@pytest.mark.parametrize("format", FEW_FORMATS)
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
 @pytest.mark.usefixtures("small_tasks")
 def test_the_same_bytes_for_any_number_of_workers(
     images: Path, tmp_path: Path, format: str, my_steps: str
@@ -708,7 +708,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("format", ["wds", "lmdb", "arrow", "hf", "beton"])
+@pytest.mark.parametrize(
+    "format",
+    ["wds", "beton", *(pytest.param(n, marks=pytest.mark.large) for n in ("lmdb", "arrow", "hf"))],
+)
 def test_a_dataset_is_sound_against_its_source_and_a_changed_pixel_is_found(
     images: Path, tmp_path: Path, format: str, way: str
 ) -> None:

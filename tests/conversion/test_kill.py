@@ -138,9 +138,8 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("format", ["wds", "lmdb"])
-def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path, format: str) -> None:
-    kill_at_random(source, tmp_path, rounds=2, seed=1, format=format)
+def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path) -> None:
+    kill_at_random(source, tmp_path, rounds=2, seed=1)
 
 
 @pytest.mark.large

@@ -13,7 +13,7 @@ import shardkit
 from shardkit import ImageOptions, storage
 from shardkit.errors import OutputError, StorageError, UsageError
 from shardkit.formats import FORMATS
-from tests.conftest import FEW_FORMATS, IMAGE_FORMATS, files_of, write_images
+from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 from tests.conversion.test_crash import died_everywhere
 
 JOINED = sorted(name for name in IMAGE_FORMATS if FORMATS[name].single)
@@ -59,7 +59,7 @@ def assert_holds(out: Path, source: Path) -> None:
             assert (source / path).read_bytes() == sample["image"]
 
 
-@pytest.mark.parametrize("format", [one for one in FEW_FORMATS if one.values[0] in JOINED])
+@pytest.mark.parametrize("format", few(JOINED))
 def test_parts_of_any_workers_make_the_same_file(source: Path, tmp_path: Path, format: str) -> None:
     plan = json.loads(json.dumps(shardkit_plan(source, format, single(tmp_path, format))))
     assert plan["tasks"] > 3
@@ -143,7 +143,7 @@ def test_replacing_a_single_file_that_dies_anywhere(
 
 
 @pytest.mark.parametrize("part_bytes", [30_000, 10**9], ids=["two parts", "one part"])
-@pytest.mark.parametrize("format", JOINED)
+@pytest.mark.parametrize("format", few(JOINED))
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_single_file_that_dies_anywhere_is_continued(
@@ -169,7 +169,7 @@ def test_a_single_file_that_dies_anywhere_is_continued(
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
-@pytest.mark.parametrize("format", JOINED)
+@pytest.mark.parametrize("format", few(JOINED))
 def test_a_part_that_a_power_cut_took_is_made_again(
     source: Path, tmp_path: Path, format: str, damage: str
 ) -> None:

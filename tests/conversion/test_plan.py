@@ -27,7 +27,7 @@ from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text.scan import RANGE
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of, write_images
+from tests.conftest import few, files_of, write_images
 
 if TYPE_CHECKING:
     from shardkit.sources.base import Indices
@@ -148,7 +148,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_tasks")
-@pytest.mark.parametrize("format", sorted(set(FORMATS) - {"megatron"}))
+@pytest.mark.parametrize("format", few(sorted(set(FORMATS) - {"megatron"})))
 def test_shards_of_pieces_keep_to_their_size(
     format: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ from shardkit.options import PACKINGS, REMAINDERS, ConvertOptions, TextOptions
 from shardkit.sources.text import scan
 from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of
+from tests.conftest import few, files_of
 from tests.conversion.text_corpora import (
     BLOCK_FORMATS,
     EOS,
@@ -125,7 +125,7 @@ def test_every_format_holds_the_tokens_of_every_document(
     assert shardkit.verify(tmp_path / "out", against=corpus).problems == []
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", few(BLOCK_FORMATS))
 def test_every_format_holds_the_blocks_of_every_packing(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -278,7 +278,7 @@ def test_c1_the_same_bytes_for_any_number_of_workers(
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("format", SINGLE)
+@pytest.mark.parametrize("format", few(SINGLE))
 def test_c1_one_shard_of_pieces_made_by_any_number_of_workers(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -1126,7 +1126,7 @@ def test_lengths_are_those_of_the_arrays(
 # --- odd corpora ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", few(BLOCK_FORMATS))
 def test_blocks_of_one_token_and_of_more_than_there_are(
     format: str, gpt2: Path, tmp_path: Path
 ) -> None:
@@ -1143,7 +1143,7 @@ def test_blocks_of_one_token_and_of_more_than_there_are(
     assert sample["doc_ends"].dtype == "<u4"
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", few(sorted(FORMATS)))
 def test_documents_without_tokens(format: str, gpt2: Path, tmp_path: Path) -> None:
     for texts in ([""], ["", "a", "", ""]):
         source = write_corpus(tmp_path / f"{len(texts)}.jsonl", texts)

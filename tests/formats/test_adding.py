@@ -43,6 +43,7 @@ def test_the_example_is_short(package: Path) -> None:
     assert len([line for line in code if line.strip()]) < 100
 
 
+@pytest.mark.docs
 def test_the_example_passes_the_contract(package: Path) -> None:
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(package), path=package)
     assert " passed" in out
@@ -116,7 +117,7 @@ def failed(*arguments: str, path: str) -> str:
         ),
     ],
 )
-def test_a_package_that_cannot_be_loaded_is_named_and_disturbs_no_other_format(
+def test_a_package_that_cannot_be_loaded_is_named(
     installed: Path, images: Path, tmp_path: Path, module: str, found: str
 ) -> None:
     (tmp_path / "packed.py").write_text(module + "\n")
@@ -125,6 +126,13 @@ def test_a_package_that_cannot_be_loaded_is_named_and_disturbs_no_other_format(
     assert "the format 'packed' cannot be loaded" in said
     assert found in said
     assert "shardkit-packed" in said
+
+
+def test_a_package_that_cannot_be_loaded_disturbs_no_other_format(
+    installed: Path, images: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "packed.py").write_text("import nothing_of_this_name\n")
+    path = f"{tmp_path}{os.pathsep}{installed}"
     out, again = tmp_path / "out", tmp_path / "again"
     convert = ("-m", "shardkit", "convert")
     run(*convert, str(images), "--to", "wds", "-o", str(out), path=Path(path))

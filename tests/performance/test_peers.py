@@ -92,12 +92,17 @@ def epoch(contender: Contender, **setting: Any) -> list[Any]:
     return list(made)
 
 
-def test_processes_answer_with_all_samples(ready: dict[str, Contender]) -> None:
-    some = [ready["imagefolder"], ready["webdataset"], ready["datasets"]]
-    for contender, process in [(each, started(each)) for each in some]:
-        found = answers(process, READ, LOAD, READ)
-        assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, (contender, found)
-        assert all(answer["seconds"] > 0 for answer in found)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "imagefolder",
+        *(pytest.param(n, marks=pytest.mark.large) for n in ("webdataset", "datasets")),
+    ],
+)
+def test_processes_answer_with_all_samples(ready: dict[str, Contender], name: str) -> None:
+    found = answers(started(ready[name]), READ, LOAD, READ)
+    assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, found
+    assert all(answer["seconds"] > 0 for answer in found)
 
 
 @pytest.mark.large  # ffcv takes its time to be imported and compiled
