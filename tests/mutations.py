@@ -201,6 +201,18 @@ MUTATIONS = [
         "conversion/test_convert.py conversion/test_create.py",
     ),
     Mutation(
+        "conversion/store_commit.py",
+        "for names in reversed(self._by_rank(old)):",
+        "for names in self._by_rank(old):",
+        "remote/test_writing.py",
+    ),
+    Mutation(
+        "conversion/claim.py",
+        "if not self._lost and _now() - self._renewed > 2 * BEAT:",
+        "if False:",
+        "remote/test_writing.py",
+    ),
+    Mutation(
         "conversion/publish.py",
         "if keys[0] == keys[1]:",
         "if False:",

@@ -23,7 +23,7 @@ from shardkit import ImageOptions, storage
 from shardkit.conversion import claim as claims
 from shardkit.conversion import run
 from shardkit.conversion.claim import Claim
-from shardkit.errors import OutputError, ShardkitError, StorageError, UsageError
+from shardkit.errors import OutputError, SampleError, ShardkitError, StorageError, UsageError
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from tests.conftest import IMAGE_FORMATS, files_of, write_images
@@ -499,6 +499,16 @@ def test_samples_that_were_dropped_are_read_again_where_none_may_be(
     convert(source, tmp_path / "reference", on_error="fail")
     assert bucket.objects() == below(tmp_path / "reference")
     assert len(shardkit.open(bucket.out, storage_options=bucket.options)) == 8
+
+
+def test_a_key_in_two_shards_is_named(bucket: Bucket) -> None:
+    samples: Any = [{"__key__": key, "label": 1} for key in "abcdefgb"]
+    with pytest.raises(SampleError, match="two samples have the same key") as error:
+        shardkit.convert(
+            samples, "wds", bucket.out, shard_samples=2, workers=0, storage_options=bucket.options,
+            schema={"label": shardkit.Int()},
+        )  # fmt: skip
+    assert error.value.where["key"] == "b"
 
 
 # --- two runs
