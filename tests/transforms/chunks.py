@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,11 +28,13 @@ def file_of(pixels: npt.NDArray[Any], format: str = "PNG", **options: Any) -> by
 
 def photos(count: int, format: str = "JPEG") -> list[Sample]:
     """Images of many sizes."""
-    sizes = [(60 + 17 * n % 50, 50 + 23 * n % 60) for n in range(count)]
-    return [
-        {"__key__": f"{n}", "image": file_of(photo_like(n, *size), format)}
-        for n, size in enumerate(sizes)
-    ]
+    return [{"__key__": f"{n}", "image": _photo(n, format)} for n in range(count)]
+
+
+@functools.cache
+def _photo(number: int, format: str) -> bytes:
+    size = (60 + 17 * number % 50, 50 + 23 * number % 60)
+    return file_of(photo_like(number, *size), format)
 
 
 def draws_of(count: int, seed: int = 0, turn: int = 0, first: int = 0) -> Draws:
