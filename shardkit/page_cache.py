@@ -119,6 +119,17 @@ class PageCache(ABC):
         with self._locked():
             self._reserved -= self._occupied(length)
 
+    def claim(self, file: str, number: int) -> bool:
+        """Say that this process requests a page, until `unclaim`; False: another process does.
+
+        What a process claims that dies is free again.
+        """
+        return True
+
+    def unclaim(self, file: str, number: int) -> None:
+        """The page is in the cache, or does not come."""
+        return
+
     def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
         """The page to go next; None where all are needed until `keep`.
 
@@ -230,6 +241,8 @@ class MemoryCache(PageCache):
 _MARK = "shardkit-cache.json"  # says that the folder is a cache
 _LOCK = "shardkit-cache.lock"  # locked while the folder is changed; holds the bytes in use
 _TEMPORARY = "shardkit-cache.tmp"  # a page that is being written
+_CLAIMS = "shardkit-cache.claims"  # empty: a byte is locked for each page that is being requested
+_claims: dict[tuple[int, str], int] = {}  # handles of such files, by process and folder
 _PAGE_NAME = re.compile(r"([^\W_]+)-(\d+)\.page", re.ASCII)
 _VERSION = {"version": 1}
 _CHECKSUM = 8  # bytes of xxh3-64 at the beginning of a page's file
@@ -281,6 +294,7 @@ class FolderCache(PageCache):
         self._checked: set[str] = set()  # pages whose checksums this process has compared
         self._handles: set[int] = set()  # of the lock file, one for each thread that has it open
         self._patience = _PATIENCE
+        self._turn = threading.Lock()  # one thread waits for other processes, the others for it
 
     def __getstate__(self) -> tuple[str, int | None]:
         return str(self.folder), self.limit
@@ -295,7 +309,7 @@ class FolderCache(PageCache):
         if os.path.lexists(mark):
             _check_mark(mark)
         else:
-            foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY}
+            foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY, _CLAIMS}
             if foreign and not mark.exists():  # another process may have made it meanwhile
                 raise UsageError(
                     "the cache folder is not empty, and no cache of shardkit",
@@ -340,6 +354,30 @@ class FolderCache(PageCache):
     def resident(self, file: str, number: int) -> bool:
         return self._size(file, number) > 0
 
+    def claim(self, file: str, number: int) -> bool:
+        try:
+            fcntl.lockf(self._claims_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(file, number))
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without such locks: pages may be requested twice
+            pass
+        return True
+
+    def unclaim(self, file: str, number: int) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(self._claims_file(), fcntl.LOCK_UN, 1, _byte(file, number))
+
+    def _claims_file(self) -> int:
+        """Open as long as the process lives: closing it would give up the claims of all threads."""
+        which = os.getpid(), self._prefix
+        if which not in _claims:
+            path = self.folder / _CLAIMS
+            with storage.explained("lock", path):
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+            if _claims.setdefault(which, handle) != handle:
+                os.close(handle)
+        return _claims[which]
+
     def _path(self, file: str, number: int) -> str:
         if not (file.isascii() and file.isalnum()):
             raise ValueError(f"the name of a file in a cache is letters and digits, not {file!r}")
@@ -366,6 +404,11 @@ class FolderCache(PageCache):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
+        with self._turn, self._locked_file() as locked:
+            yield locked
+
+    @contextlib.contextmanager
+    def _locked_file(self) -> Iterator[bool]:
         handle = self._open_lock()
         try:
             locked = self._acquire(handle)
@@ -427,6 +470,7 @@ class FolderCache(PageCache):
         os.close(handle)
 
     def _forked(self) -> None:
+        self._turn = threading.Lock()
         for handle in self._handles:
             os.close(handle)
         self._handles.clear()
@@ -478,6 +522,11 @@ class FolderCache(PageCache):
         if size := self._size(file, number):
             storage.remove(Path(self._path(file, number)))
             self._used -= size
+
+
+def _byte(file: str, number: int) -> int:
+    """The byte that is locked for a page: two pages may share one, which costs a wait alone."""
+    return xxhash.xxh3_64_intdigest(f"{file}-{number}".encode()) >> 2
 
 
 def _blocks(size: int) -> int:

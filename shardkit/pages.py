@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,9 +17,10 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 
 _TOGETHER = 8  # pages of one request, at most
+_PATIENCE = 10.0  # seconds for a page that another process is requesting
+_PAUSE = 0.002  # seconds between two looks for it
 
 NextUse = Callable[[str, int], float]
-_Found: TypeAlias = dict[int, bytes]  # pages by number
 _Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache has no room for the page
 
 
@@ -45,23 +47,21 @@ class Pages:
     def read(self, path: RemotePath, offset: int, length: int) -> bytes:
         """The bytes of a range of an object."""
         file, stop = self._file(path), offset + length
-        parts: list[bytes] = []
-        found: _Found = {}
-        at = offset
-        while at < stop:
-            number, start = divmod(at, PAGE)
-            end = min(stop - number * PAGE, PAGE)
-            data = self.cache.get(file, number, start, end)
-            if data is None:
-                if number not in found:
-                    found = self._found(path, file, number, (stop - 1) // PAGE)
-                if number in found:
-                    data = found[number][start:end]
+        spans = {
+            number: (max(offset - number * PAGE, 0), min(stop - number * PAGE, PAGE))
+            for number in range(offset // PAGE, (stop - 1) // PAGE + 1)
+        }
+        parts = {number: self.cache.get(file, number, *span) for number, span in spans.items()}
+        if missing := [number for number, part in parts.items() if part is None]:
+            found = self._fetch(path, file, missing)
+            for number in missing:
+                start, end = spans[number]
+                page, at = found.get(number), number * PAGE
+                if page is None:
+                    parts[number] = _alone(path, at + start, at + end)
                 else:
-                    data = _alone(path, at, number * PAGE + end)
-            parts.append(data)
-            at = number * PAGE + end
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+                    parts[number] = page[start:end]
+        return b"".join(part for part in parts.values() if part is not None)
 
     def add(self, path: RemotePath, number: int, page: bytes) -> None:
         """Put a page into the cache that was read otherwise."""
@@ -75,70 +75,85 @@ class Pages:
             found = self._files[which] = file_id(path, path.store.info(path.key))
         return found
 
-    def _found(self, path: RemotePath, file: str, number: int, last: int) -> _Found:
-        """A page that was not in the cache, maybe with others up to `last`; none without room."""
-        mine: _Awaited = Future()
-        requested = self._requested.setdefault((file, number), mine)
-        if requested is not mine:
-            page = requested.result()
-            return {} if page is None else {number: page}
-        claimed = {number: mine}
-        found: _Found = {}
+    def _fetch(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes | None]:
+        """Pages that were not in the cache, and are put into it; none where it has no room.
+
+        Those that other threads are requesting are waited for last.
+        """
+        awaited: dict[int, _Awaited] = {}
+        mine: dict[int, _Awaited] = {}
+        for number in numbers:
+            new: _Awaited = Future()
+            requested = self._requested.setdefault((file, number), new)
+            (mine if requested is new else awaited)[number] = requested
+        found: dict[int, bytes | None] = {}
         try:
-            came = self.cache.get(file, number)  # a moment ago
-            if came is None:
-                found = self._request(path, file, claimed, last)
-            else:
-                found[number] = came
-        except BaseException as error:  # whoever waits for the page has it too
-            for awaited in claimed.values():
-                awaited.set_exception(error)
+            found.update(self._request(path, file, list(mine)))
+        except BaseException as error:  # whoever waits for the pages has it too
+            for future in mine.values():
+                future.set_exception(error)
             raise
         finally:
-            for each, awaited in claimed.items():
-                if not awaited.done():
-                    awaited.set_result(found.get(each))
-                self._requested.pop((file, each), None)
+            for number, future in mine.items():
+                if not future.done():
+                    future.set_result(found.get(number))
+                self._requested.pop((file, number), None)
+        return found | {number: future.result() for number, future in awaited.items()}
+
+    def _request(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes]:
+        """Pages that no other thread requests; other processes may."""
+        found: dict[int, bytes] = {}
+        mine = [number for number in numbers if self.cache.claim(file, number)]
+        try:
+            found = self._came(file, mine)
+            run: list[int] = []
+            for number in (*(n for n in mine if n not in found), -1):
+                if run and (number != run[-1] + 1 or len(run) == _TOGETHER):
+                    found |= self._get(path, file, run)
+                    run = []
+                run.append(number)
+        finally:
+            for number in mine:
+                self.cache.unclaim(file, number)
+        for number in set(numbers) - set(mine):
+            until = time.monotonic() + _PATIENCE
+            while not self.cache.claim(file, number) and time.monotonic() < until:
+                time.sleep(_PAUSE)
+            try:
+                found |= self._came(file, [number]) or self._get(path, file, [number])
+            finally:
+                self.cache.unclaim(file, number)
         return found
 
-    def _request(
-        self, path: RemotePath, file: str, claimed: dict[int, _Awaited], last: int
-    ) -> _Found:
-        """The page that is claimed, and those behind it that are claimed too, by one request.
+    def _came(self, file: str, numbers: list[int]) -> dict[int, bytes]:
+        """Those pages that have come into the cache a moment ago."""
+        pages = {number: self.cache.get(file, number) for number in numbers}
+        return {number: page for number, page in pages.items() if page is not None}
 
-        They are put into the cache. Nothing, if it has no room for the page.
-        """
-        (first,) = claimed
-        keep = self.next_use(file, first)
-        late = 0 if keep == math.inf else keep  # of an index: the oldest pages make room
+    def _get(self, path: RemotePath, file: str, run: list[int]) -> dict[int, bytes]:
+        """Pages that follow one another, by one request, as far as the cache has room."""
         size = path.store.info(path.key).size
+        keep = self.next_use(file, run[0])
+        keep = 0 if keep == math.inf else keep  # of an index: the oldest pages make room
         lengths: list[int] = []
         try:
-            for number in range(first, min(first + _TOGETHER, last + 1)):
-                if number > first and not self._claim(file, number, claimed):
-                    break
+            for number in run:
                 length = min(size - number * PAGE, PAGE)
-                if not self.cache.reserve(length, self.next_use, late):
+                if not self.cache.reserve(length, self.next_use, keep):
                     break
                 lengths.append(length)
             if not lengths:
                 return {}
-            data = path.store.read_pieces(path.key, first, first + len(lengths))
-            found = {first + n: data[n * PAGE : (n + 1) * PAGE] for n in range(len(lengths))}
-            for number, page in found.items():
-                self.cache.put(file, number, page, self.next_use, late)
-            return found
+            data = path.store.read_pieces(path.key, run[0], run[0] + len(lengths))
+            pages = {
+                number: data[n * PAGE :][:PAGE] for n, number in enumerate(run[: len(lengths)])
+            }
+            for number, page in pages.items():
+                self.cache.put(file, number, page, self.next_use, keep)
+            return pages
         finally:
             for length in lengths:
                 self.cache.release(length)
-
-    def _claim(self, file: str, number: int, claimed: dict[int, _Awaited]) -> bool:
-        """Whether a page is not in the cache, and this thread is the one that requests it."""
-        mine: _Awaited = Future()
-        if self._requested.setdefault((file, number), mine) is not mine:
-            return False
-        claimed[number] = mine
-        return not self.cache.resident(file, number)
 
     def _forked(self) -> None:
         """Called in a new process, without the threads that were making requests."""

@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +43,7 @@ PEER_LOOPS = Path(shardkit.__file__).parent / "performance/peer_loops.py"
 STORES = {"shardkit": "wds", "webdataset": "wds", "link": "wds"}  # others have their own
 ENVIRONMENTS = {"webdataset": "main", "litdata": "main", "streaming": "streaming"}
 SHARD = "64MB"  # as LitData and MDS are given in peer_loops.py
+_PATIENCE = 90.0  # seconds for an epoch
 NAMES = (
     *("link 32x1", "link 64x1", "link 32x4", "link 64x4", "link 16x8", "link 32x8"),
     *("shardkit", "shardkit folder", "shardkit crops"),
@@ -110,7 +112,12 @@ class Contender:
         self._process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._answer())
+        late = threading.Timer(_PATIENCE, self._process.kill)
+        late.start()
+        try:
+            found: dict[str, Any] = json.loads(self._answer())
+        finally:
+            late.cancel()
         return found
 
     def epoch(self) -> dict[str, Any]:
@@ -122,7 +129,8 @@ class Contender:
         assert self._process.stderr is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args} failed:\n{self._process.stderr.read()[-3000:]}")
+            error = self._process.stderr.read()[-3000:].strip()
+            raise RuntimeError(error or f"no end in {_PATIENCE:.0f} s")
         return line
 
     def close(self) -> None:
@@ -197,11 +205,15 @@ def downloads(bench: Bench) -> dict[str, Any]:
             for share in (None, 0.5):
                 size, cache = bench.size(name), bench.cache()
                 limit = None if share is None else max(int(share * size), 4 << 20)
-                rows = []
+                rows: list[Any] = []
                 with bench.start(link, name, cache=cache, limit=limit) as contender:
                     for _ in range(3):
                         link.clear()
-                        contender.epoch()
+                        try:
+                            contender.epoch()
+                        except RuntimeError as error:  # others fail with a limit
+                            rows.append(str(error).splitlines()[-1])
+                            break
                         rows.append(round(link.count().sent / size, 4))
                 found[f"{name}, limit {share}"] = rows
                 shutil.rmtree(cache)

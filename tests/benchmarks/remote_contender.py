@@ -81,7 +81,10 @@ def webdataset(asked: dict[str, Any]) -> Epochs:
 
 def litdata(asked: dict[str, Any]) -> Epochs:
     import litdata as library
+    from litdata.streaming import downloader
     from litdata.streaming.resolver import Dir
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # which has no option of its own
 
     options = {
         "endpoint_url": os.environ["AWS_ENDPOINT_URL"],

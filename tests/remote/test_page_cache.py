@@ -34,7 +34,7 @@ from tests.conversion.test_crash import Died, Dying
 from tests.remote.pages import FULL_PAGE, LIMIT, never, page
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
-MARK, LOCK = "shardkit-cache.json", "shardkit-cache.lock"
+MARK, LOCK, CLAIMS = "shardkit-cache.json", "shardkit-cache.lock", "shardkit-cache.claims"
 
 
 def on_disk(folder: Path) -> int:
@@ -50,7 +50,7 @@ def counted(folder: Path) -> int:
 def check(folder: Path) -> None:
     """A folder that nobody uses: nothing is left over, the count is right, all pages are whole."""
     cache = FolderCache(folder)
-    names = {path.name for path in folder.iterdir()} - {MARK, LOCK}
+    names = {path.name for path in folder.iterdir()} - {MARK, LOCK, CLAIMS}
     assert all(name.endswith(".page") for name in names), names
     assert counted(folder) == on_disk(folder)
     for name in names:
@@ -596,6 +596,24 @@ def test_kills_at_any_moment_leave_nothing(tmp_path: Path, large: bool) -> None:
     worker = start_worker(tmp_path, 1, 50)
     assert worker.communicate(timeout=60)[0].startswith(b"started")
     assert worker.returncode == 0
+
+
+@linux
+def test_what_a_process_claims_that_is_killed_is_free(tmp_path: Path) -> None:
+    cache = FolderCache(tmp_path)
+    program = SCRIPT + "FolderCache(folder).claim('a', 1); print('claimed', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"claimed\n"
+        assert not cache.claim("a", 1)
+        assert cache.claim("a", 2)
+        cache.unclaim("a", 1)  # which is not ours
+        assert not cache.claim("a", 1)
+        other.kill()
+    assert cache.claim("a", 1)
 
 
 # Forks and threads

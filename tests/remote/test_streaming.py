@@ -148,17 +148,37 @@ def test_two_machines_download_half_each(
         assert downloads(counted, made, 1)[0] <= 0.55 * size + 3 * PAGE  # where blocks are cut
 
 
-def test_ranks_of_one_machine_share_a_folder(
+def test_ranks_of_one_machine_request_each_page_once(
     google: Google, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
 ) -> None:
-    size, total = stored(datasets / "wds"), 0.0
-    for rank in range(2):
-        made = loader(
-            google.url(bucket, "wds"), google.options(counted.endpoint),
-            rank=rank, world_size=2, cache=tmp_path,
-        )  # fmt: skip
-        total += downloads(counted, made, 1)[0]
-    assert total <= 1.05 * size
+    """At the same time, and of the same pages: all samples of a block are shuffled."""
+    program = (
+        "import sys; from shardkit.stream.loader import Loader\n"
+        "made = Loader(sys.argv[1], batch_size=16, shuffle=True, rank=int(sys.argv[2]),"
+        " world_size=2, cache=sys.argv[3])\n"
+        "print(len(made), flush=True); input()\n"
+        "for batch in made: pass"
+    )
+    counted.add(Rule(latency=0.1, method="GET", match="tar"))
+    environ = {**os.environ, **google.environ(counted.endpoint)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, google.url(bucket, "wds"), str(rank), str(tmp_path)],
+            env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in ranks:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in ranks:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in ranks:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in ranks] == [0, 0]
+    assert counted.count("GET", "tar").sent <= stored(datasets / "wds")
 
 
 def test_opening_takes_few_requests_and_no_payload(
