@@ -103,7 +103,7 @@ class Dataset:
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}
         self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
         self._readers = open_shards.Readers()  # oldest first
-        # Of shards that were searched for their samples, `hash` of all keys.
+        # Of shards that were searched for their samples, `key_hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
         self._layouts: list[Any] = [manifest and self._layout(manifest)] * len(shards)
@@ -228,6 +228,12 @@ class Dataset:
         part._layouts = [self._layouts[s] for s in shards]
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
         return part
+
+    def moved(self, folder: Path) -> Dataset:
+        """The same dataset with its files in a folder of this machine."""
+        moved = copy.copy(self)  # without what is open
+        moved.path, moved.remote_files = folder, {}
+        return moved
 
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""

@@ -223,15 +223,43 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
     return str(root / (begin + "*" + suffix))
 
 
+_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")  # as in shells: {000..127}
+_MOST_NAMES = 1 << 20  # of a pattern
+
+
 def is_pattern(path: Path) -> bool:
-    """Whether a path names shards by a pattern: `data/train-*.parquet`."""
-    return bool(re.search(r"[*?[]", path.name)) and not (path.exists() or path.is_symlink())
+    """Whether a path names shards by a pattern: `data/train-*.parquet`, `data/{000..127}.tar`."""
+    special = re.search(r"[*?[]", path.name) or _RANGE.search(path.name)
+    return bool(special) and not (path.exists() or path.is_symlink())
+
+
+def _names_of(pattern: Path) -> list[str]:
+    """The names that ranges in a pattern stand for: no folder is looked into."""
+    names = [""]
+    at = 0
+    for found in _RANGE.finditer(pattern.name):
+        first, last = found.groups()
+        numbers = range(int(first), int(last) + 1)
+        if not 0 < len(numbers) * len(names) <= _MOST_NAMES:
+            raise UsageError(
+                "the range in a pattern has no numbers, or too many",
+                path=pattern,
+                found=found[0],
+                fix="give a pattern such as folder/train-{000..127}.tar, in quotes",
+            )
+        before = pattern.name[at : found.start()]
+        names = [f"{name}{before}{n:0{len(first)}d}" for name in names for n in numbers]
+        at = found.end()
+    return [name + pattern.name[at:] for name in names]
 
 
 def shards_like(pattern: Path) -> tuple[list[str], str]:
     """The shards in a folder whose names fit a pattern, and their format."""
     folder = pattern.parent
-    names = sorted(p.name for p in folder.glob(pattern.name) if p.name[0] != ".")
+    if _RANGE.search(pattern.name):
+        names = _names_of(pattern)
+    else:
+        names = sorted(p.name for p in folder.glob(pattern.name) if p.name[0] != ".")
     found = {name: format for name in names if (format := format_of(Path(name)))}
     if len(set(found.values())) != 1:
         raise UsageError(

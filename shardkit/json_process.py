@@ -51,12 +51,10 @@ class JsonProcess:
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def send(self, request: Any, *, last: bool = False) -> None:
-        """Send a line; after the `last` one the process reads the end of its input."""
+    def send(self, request: Any) -> None:
+        """Send a line."""
         with contextlib.suppress(OSError):  # it has ended, as `receive` says
             print(json.dumps(request), file=self._input, flush=True)
-            if last:
-                self._input.close()
 
     def receive(self) -> Any:
         """The next line. Raises WorkerError where the process has ended, or says something else.

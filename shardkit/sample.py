@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import xxhash
+
 Sample = dict[str, Any]
 
 
@@ -58,6 +60,11 @@ def key_of(stem: str) -> str:
     """
     folder, slash, base = stem.rpartition("/")
     return folder + slash + base.replace(".", "_")
+
+
+def key_hash(key: str) -> int:
+    """A number below 2^64 that two keys do not share, but by chance."""
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_/-]+|^__(?=[^/]*__(?:/|$))|^/|(?<=/)/|/$")

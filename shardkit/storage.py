@@ -496,7 +496,9 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundError:
     """The error of ours for an OSError met while `doing` something to `path`."""
     if isinstance(error, NotFoundError):
-        return error  # of a store, which says more
+        again = error.located()  # of a store, which says more; another one, as it gets a cause
+        assert isinstance(again, NotFoundError)
+        return again
     if error.errno == errno.ENOENT:
         return NotFoundError(f"cannot {doing}: there is no such file or folder", path=path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

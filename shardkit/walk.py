@@ -133,7 +133,10 @@ def is_folder(entry: DirEntry) -> bool:
 
 
 def look(entry: DirEntry) -> tuple[int, int, int]:
-    """Size, time, inode of a file; other entries have NO_FILE, and fail when they are read."""
+    """Size, time, inode of a file; other entries have NO_FILE, and fail when they are read.
+
+    The time of an object is the number of its version.
+    """
     try:
         about = entry.stat()
     except OSError:

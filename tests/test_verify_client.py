@@ -287,7 +287,7 @@ def test_where_no_library_can_be_imported_that_is_an_error_before_the_work(
 def test_a_library_that_cannot_be_imported_later_is_a_problem(
     labels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fake(monkeypatch, tmp_path, "if job['units']:", "    1 / 0", *given(0))
+    fake(monkeypatch, tmp_path, "if 'format' in job:", "    1 / 0", *given(0))
     (problem,) = checked(labels).problems
     assert "ZeroDivisionError" in (problem.found or "")
 
@@ -320,7 +320,7 @@ def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *lines: str) -> None:
     """A script in the place of ours: what comes before the first line, which are the versions."""
     script = tmp_path / "fake.py"
-    head = "import json, os, sys, time\njob = json.load(sys.stdin)\n"
+    head = "import json, os, sys, time\njob = json.loads(sys.stdin.readline())\n"
     head += "def say(what):\n    print(json.dumps(what), flush=True)\n"
     script.write_text(head + "\n".join(lines))
     monkeypatch.setattr(client, "SCRIPT", script)

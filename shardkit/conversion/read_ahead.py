@@ -15,6 +15,7 @@ from shardkit.errors import SampleError
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Read, Steps, count_values, sample_of
 from shardkit.sources.base import Document, Source, Stream
+from shardkit.sources.requested import Requested, requested
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,13 +106,13 @@ def _in_order(
     Steps for images are work for `threads` of them, as codecs let others run meanwhile.
     """
     ahead = busy = 2 * threads if threads > 1 and steps.images is not None else 0
-    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool:
+    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
         chunks = _chunks(source.sizes(), _chunk_samples(steps))
         try:
             while True:
                 for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
-                    pending.append((first, pool.submit(_read, source, steps, first, last)))
+                    pending.append((first, pool.submit(_read, samples, steps, first, last)))
                 if pending:
                     number, future = pending.popleft()
                     chunk = future.result()
@@ -119,7 +120,7 @@ def _in_order(
                     number, last = next(chunks, (0, 0))
                     if not last:
                         return
-                    chunk = _read(source, steps, number, last)
+                    chunk = _read(samples, steps, number, last)
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
                 ignored.update(chunk.ignored)
                 yield from enumerate(chunk.samples, number)
@@ -142,7 +143,7 @@ def _chunk_samples(steps: Steps) -> int:
     return 1 if steps.images.options.format == "raw" else _CHUNK_STEPS
 
 
-def _read(source: Source, steps: Steps, first: int, last: int) -> _Chunk:
+def _read(source: Source | Requested, steps: Steps, first: int, last: int) -> _Chunk:
     began, worked = time.perf_counter(), time.thread_time()
     samples: list[Read] = []
     ignored: Counter[str] = Counter()

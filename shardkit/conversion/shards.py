@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from shardkit import storage
 from shardkit.conversion.stats import Stats
@@ -19,17 +18,13 @@ from shardkit.manifest import FOLDER, File, Shard
 from shardkit.pieces import checksum_of, listed
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
-from shardkit.sample import Sample
+from shardkit.sample import Sample, key_hash
 from shardkit.schema import Schema, check_label, length_fields
 
 KEYS_REPEAT = "give every sample a key of its own"
 # Files beside the shards, for publishing them.
 HASHES = "keys.u64"  # xxh3-64 of every key, in the order of the samples
 LENGTH_ROWS = "lengths.u32"  # rows of `manifest.LENGTHS`: of each sample, those of `length_fields`
-
-
-def key_hash(key: str) -> int:
-    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class ShardReader(ABC):
 
     temporary_bytes: int = 0  # of files that are there as long as the shard is open
     in_memory: int = 0  # bytes that the open shard takes in memory
-    key_hashes: npt.NDArray[np.int64] | None = None  # `hash` of all keys, if they were searched for
+    key_hashes: npt.NDArray[np.int64] | None = None  # `key_hash` of all, if they were searched for
     closed = False
 
     def __init__(

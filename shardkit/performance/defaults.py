@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
 from shardkit.opening import open_dataset
 from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.preprocess.transform import load_transform
+from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, FieldType, Image
 from shardkit.sequence_reader import SequenceReader
 from shardkit.sources import open_sources
@@ -49,11 +51,18 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
             "the folder holds splits, each of which is a dataset of its own",
             path=path,
             found=", ".join(found),
-            fix=f"give one of them: {Path(path) / next(iter(found))}",
+            fix=f"give one of them: {storage.source(path) / next(iter(found))}",
         )
     if first.problems:
         raise first.problems[0]
-    return LooseImages(Path(path), first)
+    root = storage.source(path)
+    if isinstance(root, RemotePath):
+        raise FormatError(
+            "loose images at a URL cannot be loaded as they are: each would be a request",
+            path=root,
+            fix="convert them first: shardkit convert",
+        )
+    return LooseImages(root, first)
 
 
 class LooseImages(Dataset):

@@ -6,14 +6,23 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from shardkit.errors import NotFoundError, ShardkitError, StorageError, UsageError
 from shardkit.extras import extra, missing
-from shardkit.remote.store import Client, Entry, Info, PassingError, Tag, replaced, time_for
+from shardkit.remote.store import (
+    Client,
+    Entry,
+    Info,
+    Page,
+    PassingError,
+    Tag,
+    replaced,
+    time_for,
+)
 
 # https://developmentseed.org/obstore/latest/api/store/
 _OBSTORE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
@@ -29,6 +38,7 @@ _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
+_PAGE = 1000  # objects of a listing at a time: as many as a request gives
 _PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
 
 _used_in: set[int] = set()  # processes in which obstore runs: a fork does not copy its threads
@@ -127,9 +137,10 @@ class _Obstore:
                 return b"", None  # of another length, or other bytes: asked for again
             return bytes(found.bytes()), _tag(found.meta)
 
-    def read_all(self, key: str) -> bytes:
+    def read_all(self, key: str) -> tuple[bytes, Info]:
         with self._explained(key):
-            return bytes(self._library.get(self._store, key).bytes())
+            found = self._library.get(self._store, key)
+            return bytes(found.bytes()), _info(found.meta)
 
     def entries(self, folder: str) -> list[Entry]:
         prefix = f"{folder}/" if folder else None
@@ -140,6 +151,14 @@ class _Obstore:
             if meta["path"] != folder:  # a key that ends with a slash, which consoles make
                 entries.append(Entry(meta["path"].rpartition("/")[2], _info(meta)))
         return entries
+
+    def below(self, folder: str, after: str) -> Iterator[Page]:
+        prefix = f"{folder}/" if folder else None
+        with self._explained(folder):
+            for page in self._library.list(
+                self._store, prefix, offset=after or None, chunk_size=_PAGE
+            ):
+                yield [(meta["path"], _info(meta)) for meta in page]
 
     # --- writing
 
@@ -368,8 +387,7 @@ class _Fsspec:
     def _entry(self, about: Mapping[str, Any]) -> Info:
         tag = _first(about, "ETag", "etag", "blob_id", "mtime")
         modified = _first(about, "LastModified", "last_modified", "created")
-        seconds = modified.timestamp() if hasattr(modified, "timestamp") else 0.0
-        return Info(int(about["size"]), seconds, None if tag is None else str(tag))
+        return Info(int(about["size"]), _seconds(modified), None if tag is None else str(tag))
 
     def find(self, key: str) -> Info | None:
         try:
@@ -384,10 +402,10 @@ class _Fsspec:
             data: bytes = self._system.cat_file(self._path(key), start=start, end=stop)
         return data, None
 
-    def read_all(self, key: str) -> bytes:
+    def read_all(self, key: str) -> tuple[bytes, Info]:
         with self._explained(key):
             data: bytes = self._system.cat_file(self._path(key))
-        return data
+            return data, self._entry(self._system.info(self._path(key)))
 
     def entries(self, folder: str) -> list[Entry]:
         try:
@@ -402,6 +420,25 @@ class _Fsspec:
                 info = self._entry(about) if about["type"] == "file" else None
                 entries.append(Entry(name, info))
         return entries
+
+    def below(self, folder: str, after: str) -> Iterator[Page]:
+        root = self._path("").strip("/")
+        with self._explained(folder):
+            found = self._system.find(self._path(folder), detail=True)
+        page = [
+            (name.strip("/").removeprefix(root).lstrip("/"), self._entry(about))
+            for name, about in found.items()
+        ]
+        yield from [page] if page else []
+
+
+def _seconds(time: Any) -> float:
+    """A time in seconds since 1970; 0 if it is in no form that is known."""
+    with suppress(ValueError):
+        time = datetime.fromisoformat(time) if isinstance(time, str) else time
+    if isinstance(time, datetime):
+        return time.timestamp()
+    return float(time) if isinstance(time, int | float) else 0.0
 
 
 def _first(about: Mapping[str, Any], *names: str) -> Any:

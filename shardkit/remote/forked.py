@@ -14,14 +14,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from shardkit.errors import StorageError
-from shardkit.remote.store import Entry, Info, Tag
+from shardkit.remote.store import Entry, Info, Page, Tag
 
 _LENGTH = 8  # bytes before each message
 
@@ -76,13 +76,17 @@ class ForkedClient:
         found: tuple[bytes, str | None] = self._ask("read", key, start, stop, tag)
         return found
 
-    def read_all(self, key: str) -> bytes:
-        data: bytes = self._ask("read_all", key)
-        return data
+    def read_all(self, key: str) -> tuple[bytes, Info]:
+        found: tuple[bytes, Info] = self._ask("read_all", key)
+        return found
 
     def entries(self, folder: str) -> list[Entry]:
         found: list[Entry] = self._ask("entries", folder)
         return found
+
+    def below(self, folder: str, after: str) -> Iterator[Page]:
+        pages: list[Page] = self._ask("below", folder, after)
+        yield from pages
 
     def keys(self, folder: str) -> list[str]:
         found: list[str] = self._ask("keys", folder)
@@ -137,6 +141,8 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         value, failure = None, None
         try:
             value = getattr(client, method)(*arguments)
+            if isinstance(value, Iterator):
+                value = list(value)
         except BaseException as error:  # also a panic of obstore: somebody waits for the answer
             failure = error
         with writing:

@@ -12,8 +12,8 @@ from collections.abc import Generator, Mapping
 from pathlib import PosixPath, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
-from shardkit.errors import UsageError
-from shardkit.remote.store import Cached, Entry, Store
+from shardkit.errors import NotFoundError, UsageError
+from shardkit.remote.store import Cached, Entry, Info, Store
 
 # pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -73,7 +73,18 @@ class RemoteEntry:
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return (self._folder / self.name).stat()
+        return status(self._entry.info)
+
+
+def status(info: Info | None) -> os.stat_result:
+    """What a store says of an object as `os.stat` has it; of a folder, if None.
+
+    `st_mtime_ns`, by which changes are noticed, is the number of the version.
+    """
+    if info is None:
+        return os.stat_result((stat.S_IFDIR, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+    numbers = (stat.S_IFREG, 0, 0, 1, 0, 0, info.size, 0, info.modified, 0)
+    return os.stat_result(numbers, {"st_mtime_ns": info.number})
 
 
 class RemotePath(PosixPath):
@@ -97,6 +108,16 @@ class RemotePath(PosixPath):
 
     def _at(self, key: str) -> RemotePath:
         return RemotePath(self.store, key.strip("/"))
+
+    def child(self, relative: str) -> RemotePath:
+        """The object of that name below this folder."""
+        return RemotePath(self.store, f"{self.key}/{relative}".lstrip("/"))
+
+    def listed(self) -> RemotePath:
+        """The same folder as it is when it is looked at first: listed once, with all below."""
+        from shardkit.remote.listing import ListedStore
+
+        return RemotePath(ListedStore(self.store, self.key), self.key)
 
     def through(self, pages: Cached) -> RemotePath:
         """The same path, with reads through a cache."""
@@ -176,12 +197,16 @@ class RemotePath(PosixPath):
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Size, time and kind. Raises FileNotFoundError where there is neither."""
         found = self.store.find(self.key)
-        if found is not None:
-            numbers = (stat.S_IFREG, 0, 0, 1, 0, 0, found.size, 0, found.modified, 0)
-            return os.stat_result(numbers)
-        if not self.store.is_folder(self.key):
-            raise FileNotFoundError(2, os.strerror(2))
-        return os.stat_result((stat.S_IFDIR, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+        if found is None and not self.store.is_folder(self.key):
+            if self.store.lists:
+                raise FileNotFoundError(2, os.strerror(2))
+            raise NotFoundError(
+                "there is no such file, and a web server does not tell what is in a folder",
+                path=self,
+                fix="give a dataset that has its manifest, or one of the files; copy others to this"
+                " machine first",
+            )
+        return status(found)
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         return self.is_file() or self.is_dir()

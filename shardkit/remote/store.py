@@ -11,8 +11,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+
+import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
 from shardkit.pieces import PIECE
@@ -32,6 +34,8 @@ _PATIENCE = 60.0  # seconds after which a request is not repeated
 _LOOKS = 50  # at an object that is being copied
 _PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
 
+UNKNOWN = -1  # in place of the number of a version
+
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
@@ -50,12 +54,21 @@ class Info(NamedTuple):
         """What is another for other bytes."""
         return self.checksum or self.tag or str(self.modified)
 
+    @property
+    def number(self) -> int:
+        """A number made of the tag, or of the time where there is none: below 2^63, or UNKNOWN."""
+        known = self.tag or (str(self.modified) if self.modified else "")
+        return xxhash.xxh3_64_intdigest(known.encode()) >> 1 if known else UNKNOWN
+
 
 class Entry(NamedTuple):
     """What a listing says of one name in a folder."""
 
     name: str
     info: Info | None  # None for a folder
+
+
+Page: TypeAlias = "list[tuple[str, Info]]"  # of a listing: keys, and what it says of the objects
 
 
 class Tag(NamedTuple):
@@ -76,7 +89,8 @@ class PassingError(Exception):
 class Client(Protocol):
     """What a library does for a store. Each call is one request, or as many as a listing has pages.
 
-    `read` gives the bytes and the tag of the object that they are of.
+    `read` gives the bytes and the tag of the object that they are of; `below` the pages of a
+    listing of all objects in a folder and below, those after a key.
     Raises `PassingError`, or ShardkitError for what is final.
     """
 
@@ -88,9 +102,11 @@ class Client(Protocol):
         self, key: str, start: int, stop: int, tag: str | None
     ) -> tuple[bytes, str | None]: ...
 
-    def read_all(self, key: str) -> bytes: ...
+    def read_all(self, key: str) -> tuple[bytes, Info]: ...
 
     def entries(self, folder: str) -> list[Entry]: ...
+
+    def below(self, folder: str, after: str) -> Iterator[Page]: ...
 
 
 class WritingClient(Client, Protocol):
@@ -135,7 +151,7 @@ class Store:
         self.latest: dict[tuple[str, int], bytes] = {}  # pieces by key and number; oldest first
 
     def expect(self, key: str, info: Info) -> None:
-        """Take the word of a manifest for an object: it is not asked for before it is read."""
+        """Take the word of a manifest, or a plan, for an object: it is not asked for first."""
         known = self._known.get(key)
         if known is None:
             self._known[key] = info
@@ -174,8 +190,12 @@ class Store:
         if not key:
             return None
         if key not in self._known:
-            self._known[key] = _patiently(lambda: self.client().find(key))
+            self._known[key] = self.look(key)
         return self._known[key]
+
+    def look(self, key: str) -> Info | None:
+        """What is at `key` now."""
+        return _patiently(lambda: self.client().find(key))
 
     def info(self, key: str) -> Info:
         """As `find`; raises NotFoundError."""
@@ -195,26 +215,72 @@ class Store:
 
     def entries(self, folder: str) -> list[Entry]:
         """The objects and folders in a folder, by name."""
-        if not self.lists:
-            raise StorageError(
-                "a web server does not tell what is in a folder",
-                path=self.url(folder),
-                fix="give a dataset that has its manifest, or one of the files",
-            )
-        found = _patiently(lambda: self.client().entries(folder))
+        found = self._list(folder)
         for entry in found:
             key = f"{folder}/{entry.name}".lstrip("/")
             if entry.info is not None and self._known.get(key) is None:
                 self._known[key] = entry.info
         return sorted(found)
 
+    def _list(self, folder: str) -> list[Entry]:
+        if not self.lists:
+            raise StorageError(
+                "a web server does not tell what is in a folder",
+                path=self.url(folder),
+                fix="give a dataset that has its manifest, or one of the files",
+            )
+        return _patiently(lambda: self.client().entries(folder))
+
+    def below(self, folder: str) -> Iterator[Page]:
+        """All objects in a folder and in those below it, by one listing.
+
+        Where a request for a page fails, what follows the last page is asked for again.
+        """
+        after, pages = "", self.client().below(folder, "")
+
+        def following() -> Page | None:
+            nonlocal pages
+            try:
+                return next(pages, None)
+            except PassingError:
+                pages = self.client().below(folder, after)
+                raise
+
+        while (page := _patiently(following)) is not None:
+            yield page
+            after = page[-1][0]
+
     def read_all(self, key: str) -> bytes:
         """All bytes of an object. Raises NotFoundError."""
-        return _patiently(lambda: self.client().read_all(key))
+        return self.read_object(key)[0]
+
+    def read_object(
+        self, key: str, size: int | None = None, number: int = UNKNOWN
+    ) -> tuple[bytes, Info]:
+        """All bytes of an object by one request, and what they are.
+
+        Raises NotFoundError, and StorageError where the version of that `number` comes in another
+        size than it has.
+        """
+
+        def once() -> tuple[bytes, Info]:
+            data, info = self.client().read_all(key)
+            if size is not None and len(data) != size and info.number == number != UNKNOWN:
+                raise self._other_length(key, 0, size, len(data))
+            return data, info
+
+        return _patiently(once)
+
+    def after_reading(self, key: str) -> Info | None:
+        """What an object is since its ranges were read; if they had no tag, what is there now."""
+        found = self._known.get(key)
+        if found is None or found.tag is None:
+            return self.look(key)
+        return found
 
     def look_again(self, key: str) -> None:
         """Ask the store for an object of which only a manifest has told."""
-        found = _patiently(lambda: self.client().find(key))
+        found = self.look(key)
         known = self._known.get(key)
         if found is None or known is None or found.size != known.size:
             self._known[key] = found
@@ -250,22 +316,29 @@ class Store:
 
         def once() -> bytes:
             data, tag = self.client(past_caches).read(key, start, stop, info.tag)
-            if info.tag is None and tag is not None:  # from now on
-                self._known[key] = info._replace(tag=tag)
             if len(data) != stop - start:
-                raise PassingError(
-                    StorageError(
-                        "the store sent another number of bytes than was asked for",
-                        path=self.url(key),
-                        offset=start,
-                        expected=f"{stop - start:,} bytes",
-                        found=f"{len(data):,}",
-                        fix="run the same command again; if it persists, ask who runs the store",
-                    )
-                )
+                raise self._other_length(key, start, stop - start, len(data))
+            if tag is not None:  # from now on
+                known = self._known.setdefault(key, info) or info
+                if known.tag is None:
+                    self._known[key] = known._replace(tag=tag)
+                elif known.tag != tag:
+                    raise replaced(self.url(key))
             return data
 
         return _patiently(once)
+
+    def _other_length(self, key: str, start: int, asked: int, found: int) -> PassingError:
+        return PassingError(
+            StorageError(
+                "the store sent another number of bytes than was asked for",
+                path=self.url(key),
+                offset=start,
+                expected=f"{asked:,} bytes",
+                found=f"{found:,}",
+                fix="run the same command again; if it persists, ask who runs the store",
+            )
+        )
 
     # --- writing: buckets alone
 
@@ -347,12 +420,21 @@ class Store:
         _patiently(lambda: self._writer().delete(key))
 
     def __reduce__(self) -> tuple[Any, ...]:  # without a cache
-        return Store, (self.site, self.options)
+        return _of_task, (self.site, self.options)
 
     def __repr__(self) -> str:
         return f"Store({self.site!r})"  # without the options, which may be secret
 
 
+def _of_task(site: str, options: Mapping[str, Any]) -> Store:
+    """A store that was pickled."""
+    store = Store(site, options)
+    store._clients = _shared.setdefault((site, repr(sorted(options.items()))), store._clients)
+    return store
+
+
+# The clients of all tasks by site and options: with their connections and credentials.
+_shared: dict[tuple[str, str], dict[tuple[int, bool], Client]] = {}
 _connecting: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
 
 

@@ -90,6 +90,8 @@ def _of_path(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Str
 
 
 def _found_at(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+    if isinstance(path, RemotePath) and path.store.lists:
+        path = path.listed()
     try:
         folder = path.is_dir()
         path.stat()
@@ -130,29 +132,17 @@ def _loose(
     from shardkit.sources.text.names import parse_name
 
     if found is not None and found.image_files:
-        _refuse_remote(path, "images")
         classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
         return {**scan_folder(path, split=recipe.split, classes=classes, strict=strict)}
     if found.text_files if found is not None else parse_name(path.name):
         if recipe.classes is not None and strict:
             raise UsageError("--classes is for folders of images", path=path, found="text")
-        _refuse_remote(path, "text")
         from shardkit.sources.text.scan import open_text  # much, and nothing that images need
 
         return open_text(path, recipe.documents, split=recipe.split, selection=recipe.selection)
     if found is None:
         raise unknown_format(path)
     raise no_images(path, found.ignored)
-
-
-def _refuse_remote(path: Path, found: str) -> None:
-    if isinstance(path, RemotePath):
-        raise UsageError(
-            "files of images and text are not read from a URL yet, only datasets are",
-            path=path,
-            found=found,
-            fix="copy the files to this machine, and convert the copy",
-        )
 
 
 def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:

@@ -13,6 +13,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Int, Schema, label_of
+from shardkit.sources.requested import requested
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,6 +95,8 @@ class Source(Described, ABC):
     `source[i]` raises SampleError (or StorageError) for a sample that cannot be had.
     """
 
+    requests = 0  # samples to read at a time where each is a request over a network; 0: it is none
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -113,11 +116,12 @@ class Source(Described, ABC):
 
     def documents(self) -> Iterator[Document]:
         """All samples, in order."""
-        for index, size in enumerate(self.sizes().tolist()):
-            try:
-                yield Document(self.name(index), self[index], size)
-            except SampleError as error:
-                yield Document(self.name(index), error, size)
+        with requested(self) as samples:
+            for index, size in enumerate(self.sizes().tolist()):
+                try:
+                    yield Document(self.name(index), samples[index], size)
+                except SampleError as error:
+                    yield Document(self.name(index), error, size)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:

@@ -15,7 +15,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS
 from shardkit.formats.base import ShardReader
 from shardkit.options import ALL_FIELDS
-from shardkit.sample import Sample
+from shardkit.sample import Sample, key_hash
 from shardkit.sources.base import Source
 from shardkit.sources.files import Planned, refuse_changed
 
@@ -172,7 +172,7 @@ def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
             keys = set(reader.keys())
     except ShardkitError:  # the conversion will meet it again, and say so
         keys = set()
-    return np.fromiter(map(hash, keys), np.int64, len(keys))
+    return np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)
 
 
 def _stem(name: str, suffixes: Sequence[str]) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 import xxhash
 
+from shardkit.remote.path import RemotePath
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source
-from shardkit.sources.files import Planned
+from shardkit.sources.files import FilePath, Planned
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _Table = TypeVar("_Table", bound="FileTable")
 _NAMES = 4096  # that are hashed together
+_REQUESTS = 64  # at a time: at 50 ms each, 1,280 objects a second in each process
 
 
 @dataclass
@@ -77,10 +79,11 @@ class FileTable:
 class FileSource(Source, Generic[_Table]):
     """Files below a root: each is a sample, with what belongs to it."""
 
-    def __init__(self, root: str, files: _Table) -> None:
+    def __init__(self, root: FilePath, files: _Table) -> None:
         super().__init__()
         self._root = root
         self._files = files
+        self.requests = _REQUESTS if isinstance(root, RemotePath) else 0
 
     def __len__(self) -> int:
         return len(self._files)

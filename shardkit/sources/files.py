@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import NotFoundError, SampleError, ShardkitError
+from shardkit.remote.path import RemotePath, status
+from shardkit.remote.store import UNKNOWN
+
+FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder: no Path, which takes longer
 
 
 class Planned(NamedTuple):
     """A file as it was when the run was planned. Times are in nanoseconds."""
 
-    time: int  # of its last change
+    time: int  # of its last change; of an object, the number of its version
     inode: int
     began: int  # when planning began
 
 
-def read_file(path: str, size: int | None = None, planned: Planned | None = None) -> bytes:
+def file_path(path: Path) -> FilePath:
+    return path if isinstance(path, RemotePath) else os.fspath(path)
+
+
+def below(root: FilePath, relative: str) -> FilePath:
+    """The location of a file by its path relative to a folder."""
+    if isinstance(root, RemotePath):
+        return root.child(relative)
+    return f"{root}/{relative}" if root else relative
+
+
+def read_file(path: FilePath, size: int | None = None, planned: Planned | None = None) -> bytes:
     """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
-    data, about = read_with_status(path, size)
+    data, about = read_with_status(path, size, UNKNOWN if planned is None else planned.time)
     if planned is not None:
         refuse_changed(path, about, planned)
     return data
 
 
-def read_with_status(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
-    """As `read_file`, with what the file was after it was read."""
+def read_with_status(
+    path: FilePath, size: int | None = None, version: int = UNKNOWN
+) -> tuple[bytes, os.stat_result]:
+    """As `read_file`, with what the file was after it was read; an object is of that `version`."""
     try:
-        data, about = storage.read_whole(path, size)
+        if isinstance(path, RemotePath):
+            data, info = path.store.read_object(path.key, size, version)
+            about = status(info)
+        else:
+            data, about = storage.read_whole(path, size)
     except OSError as error:
         raise unreadable(error, path) from error
     if size is not None and len(data) != size:
@@ -38,30 +59,37 @@ def read_with_status(path: str, size: int | None = None) -> tuple[bytes, os.stat
 
 
 def refuse_changed(
-    path: str,
+    path: FilePath,
     about: os.stat_result,
     planned: Planned,
     kind: type[ShardkitError] = SampleError,
 ) -> None:
     """Raise an error of a kind for a file that was written or replaced since, to the same size.
 
-    An inode counts only together with a later change: some file systems renumber files.
+    An inode counts only together with a later change: some file systems renumber files. Objects
+    have none, and not all stores tell a version.
     """
     replaced = about.st_ino != planned.inode and about.st_ctime_ns >= planned.began
-    if replaced or about.st_mtime_ns != planned.time:
+    if replaced or (
+        about.st_mtime_ns != planned.time and UNKNOWN not in (about.st_mtime_ns, planned.time)
+    ):
         raise changed(path, "another file of that name" if replaced else "a later change", kind)
 
 
-def check_unchanged(path: str, planned: Planned) -> None:
+def check_unchanged(path: FilePath, planned: Planned) -> None:
     """Raise SampleError where a file that was read block by block is not what it was."""
     try:
-        refuse_changed(path, os.stat(path), planned)
+        if isinstance(path, RemotePath):
+            about = status(path.store.after_reading(path.key))
+        else:
+            about = os.stat(path)
+        refuse_changed(path, about, planned)
     except OSError as error:
         raise unreadable(error, path) from error
 
 
 def changed(
-    path: str, found: str, kind: type[ShardkitError] = SampleError, *, size: int | None = None
+    path: FilePath, found: str, kind: type[ShardkitError] = SampleError, *, size: int | None = None
 ) -> ShardkitError:
     """The error for a file that is not what it was; `size` is what it had, if it tells."""
     what = "the file as it was" if size is None else f"{size:,} bytes, as"
@@ -74,8 +102,12 @@ def changed(
     )
 
 
-def unreadable(error: OSError, path: str) -> ShardkitError:
+def unreadable(error: OSError, path: FilePath) -> ShardkitError:
     """The error of a sample for a file that could not be opened or read."""
+    if isinstance(path, RemotePath):
+        if isinstance(error, NotFoundError) and error.found is None:  # else the bucket is gone
+            return changed(path, "no such object any more")
+        return storage.explain(error, "read", path)
     if storage.shortage(error):  # no sample is at fault, so that none is skipped
         return storage.explain(error, "open the file", Path(path))
     if os.path.islink(path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from shardkit.errors import SourceError, UsageError
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
 from shardkit.sources.file_table import odd_keys
+from shardkit.sources.files import file_path
 from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder, mixed_time
 from shardkit.sources.layouts import (
     Tree,
@@ -27,7 +27,7 @@ from shardkit.sources.layouts import (
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import Metadata, read_metadata
-from shardkit.walk import DirEntry, Walk, is_folder, kind_of_file, look
+from shardkit.walk import DirEntry, Walk, is_folder, kind_of_file, look, scandir
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,7 +85,7 @@ def _refuse_empty(
 
 def _files_in(folder: Path) -> list[str]:
     """What to call the files in a folder itself, and what is hidden there."""
-    with storage.explained("list", folder), os.scandir(folder) as entries:
+    with storage.explained("list", folder), scandir(folder) as entries:
         return [
             "hidden" if entry.name[0] == "." else kind_of_file(entry.name)
             for entry in entries
@@ -95,7 +95,7 @@ def _files_in(folder: Path) -> list[str]:
 
 def _split_folders(root: Path) -> dict[str, str]:
     """The split folders of a root, if that is what its folders are: train/, val/, test/."""
-    with storage.explained("list", root), os.scandir(root) as entries:
+    with storage.explained("list", root), scandir(root) as entries:
         visible = [e for e in entries if not e.name.startswith(".")]
     folders = [e.name for e in visible if is_folder(e)]
     files = [e.name for e in visible if e.name in METADATA_FILES or _is_image(e.name)]
@@ -118,7 +118,7 @@ def _split_folders(root: Path) -> dict[str, str]:
 
 
 def _holds_classes(folder: Path) -> bool:
-    with storage.explained("list", folder), os.scandir(folder) as entries:
+    with storage.explained("list", folder), scandir(folder) as entries:
         return any(
             e.name in METADATA_FILES or (is_folder(e) and not e.name.startswith("."))
             for e in entries
@@ -222,7 +222,7 @@ class _Scan:
                 fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
         if files.metadata is not None:
             self._add_columns(fields, files.metadata.schema)
-        source = ImageFolder(self.root, files, Schema(fields), classes)
+        source = ImageFolder(file_path(self.root), files, Schema(fields), classes)
         if "" in files.folders and len(files.folders) > 1:
             first = files.names[files.folder_of.tolist().index(files.folders.index(""))]
             source.notes = (f"no labels from folders: {first!r} lies beside them",)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,14 @@ from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.file_table import FileSource, FileTable
-from shardkit.sources.files import Planned, changed, read_file, read_with_status
+from shardkit.sources.files import (
+    FilePath,
+    Planned,
+    below,
+    changed,
+    read_file,
+    read_with_status,
+)
 from shardkit.sources.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -54,8 +60,10 @@ SIDECARS = (
 class ImageFolder(FileSource["Files"]):
     """Images under `root`. About 130 bytes of memory per file: names, sizes and times."""
 
-    def __init__(self, root: Path, files: Files, schema: Schema, classes: tuple[str, ...] | None):
-        super().__init__(os.fspath(root), files)
+    def __init__(
+        self, root: FilePath, files: Files, schema: Schema, classes: tuple[str, ...] | None
+    ):
+        super().__init__(root, files)
         self.schema = schema
         self.class_names = {} if classes is None else {"label": classes}
         self._labelled = classes is not None
@@ -67,16 +75,17 @@ class ImageFolder(FileSource["Files"]):
             columns = (files.sizes, files.folder_of, files.times, files.inodes, files.sidecars)
             self._rows = list(zip(*(column.tolist() for column in columns), strict=True))
         size, folder, time, inode, sidecars = self._rows[index]
-        path = f"{self._root}/{files.relative(index)}"
+        name = files.relative(index)
         key = self.key(index)
         try:
             sample: Sample = {"__key__": key}
             if "image" in self.schema:
-                sample["image"] = read_file(path, size, Planned(time, inode, files.began))
+                planned = Planned(time, inode, files.began)
+                sample["image"] = read_file(below(self._root, name), size, planned)
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
-                self._add_sidecars(sample, path, sidecars, int(files.sidecar_times[index]))
+                self._add_sidecars(sample, name, sidecars, int(files.sidecar_times[index]))
         except ShardkitError as error:
             raise error.located(key=key) from error.__cause__
         if files.metadata is not None:
@@ -84,19 +93,20 @@ class ImageFolder(FileSource["Files"]):
             sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
 
-    def _add_sidecars(self, sample: Sample, path: str, sidecars: int, planned: int) -> None:
+    def _add_sidecars(self, sample: Sample, name: str, sidecars: int, planned: int) -> None:
         """Read what lies beside the image. Its times are compared if all of it is read."""
-        stem, times, unread = path[: path.rindex(".")], 0, False
+        stem, times, unread = name[: name.rindex(".")], 0, False
         for bit, sidecar in enumerate(SIDECARS):
             if sidecars >> bit & 1:
                 if sidecar.field in self.schema:
-                    data, about = read_with_status(stem + sidecar.ending)
-                    sample[sidecar.field] = _value(data, stem + sidecar.ending, sidecar)
+                    path = below(self._root, stem + sidecar.ending)
+                    data, about = read_with_status(path)
+                    sample[sidecar.field] = _value(data, path, sidecar)
                     times ^= mixed_time(about.st_mtime_ns, bit)
                 else:
                     unread = True
         if times != planned and not unread:
-            raise changed(path, "a later change of a file beside it")
+            raise changed(below(self._root, name), "a later change of a file beside it")
 
     def narrow(self, selection: Selection) -> None:
         super().narrow(selection)
@@ -106,7 +116,7 @@ class ImageFolder(FileSource["Files"]):
         return np.maximum(self._files.sizes, 0) + self._files.sidecar_sizes
 
     def select(self, indices: Indices) -> ImageFolder:
-        return ImageFolder(Path(self._root), self._files.select(indices), self.schema, self.classes)
+        return ImageFolder(self._root, self._files.select(indices), self.schema, self.classes)
 
     def fingerprint(self) -> dict[str, str]:
         files = self._files
@@ -169,7 +179,7 @@ def mixed_time(time: int, sidecar: int) -> int:
     return time << sidecar & 2**63 - 1
 
 
-def _value(data: bytes, path: str, sidecar: Sidecar) -> Any:
+def _value(data: bytes, path: FilePath, sidecar: Sidecar) -> Any:
     try:
         if isinstance(sidecar.type, Image):
             return data

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardkit.dataset import Dataset
+from shardkit.formats.wds.kept import index_id
 from shardkit.page_cache import PAGE
 from shardkit.pages import Pages, file_id
 from shardkit.remote.path import RemotePath
@@ -46,12 +47,14 @@ class NextUse:
         firsts = (every.cumsum() - every).tolist()
         # By the name in the cache: the first sample, samples, and bytes of a shard.
         self._shards: dict[str, tuple[int, int, int]] = {}
+        self._kept: set[str] = set()  # what is kept of shards, for those who open them next
         shards = ((dataset, shard) for dataset in datasets for shard in range(dataset.shards))
         for first, (dataset, shard) in zip(firsts, shards, strict=True):
             path = dataset.shard_path(shard)
             if isinstance(path, RemotePath) and (info := path.store.find(path.key)) is not None:
                 samples, _ = dataset.extent(shard)
                 self._shards[file_id(path, info)] = first, samples, info.size
+                self._kept.add(index_id(path, info))
 
     def at(self, epoch: int, position: int, parts: frozenset[int] | None) -> None:
         """The loop has come to a position of an epoch.
@@ -72,7 +75,7 @@ class NextUse:
     def __call__(self, file: str, number: int) -> float:
         shard = self._shards.get(file)
         if shard is None:  # an index, which is in memory once it is read
-            return math.inf
+            return 0 if file in self._kept else math.inf
         first, samples, size = shard
         if not samples:
             return math.inf

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,7 +39,7 @@ class Stream:
 
     def __init__(self, source: Source, options: StreamOptions) -> None:
         self.options = options
-        self.datasets = _opened(source, options.storage_options)
+        self.datasets, self.pages = _opened(source, options)
         self.batching = options.batching
         self.lengths: Numbers | None = None  # of all samples in `field`, for `batching`
         self.field = ""
@@ -49,11 +50,7 @@ class Stream:
             self.batching = self.batching.with_lengths(self.lengths)
             if isinstance(self.batching, Pack):  # packed rows have no other fields
                 fields = [self.field]
-        self.pages: Pages | None = None  # that remote data are read by
-        if any(isinstance(dataset.path, RemotePath) for dataset in self.datasets):
-            self.pages = Pages(cache_from(options.cache_folder, options.cache_limit))
-            self.datasets = [_through(self.pages, dataset) for dataset in self.datasets]
-        elif options.cache_folder is not None:
+        if self.pages is None and options.cache_folder is not None:
             raise UsageError(
                 "a folder for the cache is for remote data",
                 found=f"cache={str(options.cache_folder)!r}, and data on this machine",
@@ -116,13 +113,20 @@ class Stream:
         return schedule
 
 
-def _through(pages: Pages, dataset: Dataset) -> Dataset:
+def _through(pages: Pages | None, dataset: Dataset) -> Dataset:
     """The dataset, read through a cache if it is remote."""
-    path = dataset.path
-    if isinstance(path, RemotePath):
+    if isinstance(dataset.path, RemotePath):
         dataset = copy.copy(dataset)
-        dataset.path = path.through(pages)
+        dataset.path = _cached(pages, dataset.path)
     return dataset
+
+
+def _cached(pages: Pages | None, path: Path) -> Path:
+    return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
+
+
+def _path(given: Path | Dataset) -> Path:
+    return given.path if isinstance(given, Dataset) else given
 
 
 def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
@@ -138,7 +142,8 @@ def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | 
     return frozenset(range(first * each, (first + ranks) * each))
 
 
-def _opened(source: Source, storage_options: Mapping[str, Any] | None) -> list[Dataset]:
+def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Pages | None]:
+    """The datasets, and the cache that remote ones are read through, from their opening on."""
     every: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
     for each in every:
         if not isinstance(each, str | os.PathLike | Dataset):
@@ -147,8 +152,15 @@ def _opened(source: Source, storage_options: Mapping[str, Any] | None) -> list[D
                 expected="a path, a dataset of shardkit.open, or a list of them",
                 found=repr(each)[:200],
             )
-    with storage.using(storage_options, *every):
-        found = [each if isinstance(each, Dataset) else open_dataset(each) for each in every]
+    with storage.using(options.storage_options, *every):
+        given = [each if isinstance(each, Dataset) else storage.source(each) for each in every]
+    pages = None
+    if any(isinstance(_path(each), RemotePath) for each in given):
+        pages = Pages(cache_from(options.cache_folder, options.cache_limit))
+    found = [
+        _through(pages, each) if isinstance(each, Dataset) else open_dataset(_cached(pages, each))
+        for each in given
+    ]
     for dataset in found:
         if dataset.transform is not None:
             raise UsageError(
@@ -160,7 +172,7 @@ def _opened(source: Source, storage_options: Mapping[str, Any] | None) -> list[D
     if empty is not None or not found:
         path = None if empty is None else empty.place
         raise UsageError("the dataset has no samples", path=path, fix="convert some first")
-    return found
+    return found, pages
 
 
 def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -23,10 +24,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from shardkit import storage
+from shardkit.byte_source import open_source
 from shardkit.codecs.pixels import ppm_header
-from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, WorkerError
+from shardkit.dataset import Dataset
+from shardkit.errors import (
+    DamagedError,
+    SampleError,
+    ShardkitError,
+    StorageError,
+    UsageError,
+    WorkerError,
+)
 from shardkit.extras import missing
 from shardkit.json_process import JsonProcess
+from shardkit.remote.path import RemotePath
 from shardkit.schema import Bool, FieldType, Float, Image
 from shardkit.verification.client_reader import summary
 from shardkit.verification.keys import Location
@@ -34,6 +46,7 @@ from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter
 
 SCRIPT = Path(__file__).with_name("client_reader.py")
+_COPIED = 8 << 20  # bytes that are copied at a time
 _SILENT = 600.0  # seconds: FFCV compiles for a minute before its first sample
 
 _Ours: TypeAlias = Callable[[FieldType, Any], Any]
@@ -146,7 +159,7 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
     versions: dict[Client, dict[str, str]] = {}
     failed: list[UsageError] = []
     for client in clients:
-        with _process({"client": client.name, "units": []}) as process:
+        with _process({"client": client.name}) as process:
             try:
                 versions[client] = process.receive()
             except WorkerError as error:
@@ -159,7 +172,10 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
 
 
 class _Unit(NamedTuple):
-    """What the library opens at once: its first shard, and the numbers of its samples."""
+    """What the library opens at once: its first shard, and the numbers of its samples.
+
+    `path` is for messages: of data at a URL, the library reads a copy.
+    """
 
     path: Path
     shard: int
@@ -169,10 +185,12 @@ class _Unit(NamedTuple):
 def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Meter) -> None:
     """Compare all samples of the shards that were found whole.
 
-    Problems go to the part's findings.
+    Problems go to the part's findings. Of data at a URL, one shard at a time is copied to a
+    temporary folder. Raises StorageError where there is no room for it.
     """
     dataset = part.dataset
-    if client.whole and part.whole and part.all_readable:
+    remote = isinstance(dataset.path, RemotePath)
+    if client.whole and part.whole and part.all_readable and not remote:
         units = [_Unit(dataset.path, 0, range(len(dataset)))]
     else:
         starts = accumulate((dataset.extent(n)[0] for n in range(dataset.shards)), initial=0)
@@ -183,7 +201,6 @@ def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Mete
     job = {
         "client": client.name,
         "format": dataset.format,
-        "units": [os.path.abspath(unit.path) for unit in units],
         "fields": dataset.schema.to_json(),
         "members": {name: field for field, names in extensions.items() for name in names},
     }
@@ -191,12 +208,46 @@ def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Mete
     with _process(job) as process:
         for number, unit in enumerate(units):
             try:
-                given = _samples(process, client.name, first=number == 0)
-                comparison.compare(unit, given)
+                with _at_hand(part, unit) as comparison.dataset:
+                    path = comparison.dataset.path / unit.path.relative_to(dataset.path)
+                    process.send(os.path.abspath(path))
+                    given = _samples(process, client.name, first=number == 0)
+                    comparison.compare(unit, given)
             except WorkerError as error:
                 comparison.add(error.located(path=unit.path), unit.shard)
                 report.not_compared["samples"] += _count(units[number + 1 :])
                 break
+
+
+@contextmanager
+def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
+    """The dataset, with what is in a unit on this machine."""
+    if not isinstance(part.dataset.path, RemotePath):
+        yield part.dataset
+        return
+    with tempfile.TemporaryDirectory(prefix="shardkit-client-") as folder:
+        yield _copied(part, unit.shard, Path(folder))
+
+
+def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
+    """The dataset, with a shard of it in a folder of this machine."""
+    files = (part.shards[shard].file, *part.shards[shard].beside)
+    free, needed = shutil.disk_usage(folder).free, sum(file.bytes for file in files)
+    if needed > free:
+        raise StorageError(
+            "there is no room to copy a shard for the library to read",
+            path=part.dataset.shard_path(shard),
+            expected=f"{needed:,} bytes",
+            found=f"{free:,} bytes free in {folder.parent}",
+            fix="make space, or name another folder in the variable TMPDIR",
+        )
+    for file in files:
+        path = folder / file.name
+        storage.make_folder(path.parent)
+        with storage.create(path) as copy:
+            for block in open_source(part.dataset.path / file.name).blocks(_COPIED):
+                storage.write(copy, [block])
+    return part.dataset.moved(folder)
 
 
 def _count(units: list[_Unit]) -> int:
@@ -210,6 +261,7 @@ class _Comparison:
         self, part: CheckedPart, client: Client, report: ClientReport, meter: Meter
     ) -> None:
         self._part = part
+        self.dataset = part.dataset  # or a copy of it, which is read
         self._client = client
         self._report = report
         self._meter = meter
@@ -265,7 +317,7 @@ class _Comparison:
     def _compare_sample(self, index: int, given: dict[str, str]) -> None:
         schema = self._part.dataset.schema
         try:
-            sample = self._part.dataset[index]
+            sample = self.dataset[index]
         except ShardkitError as error:
             return self.add(error, *self._part.dataset.locate(index))
         for name in dict.fromkeys((*schema, *given)):
@@ -291,7 +343,7 @@ def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
         command = [sys.executable, str(SCRIPT)]
         with JsonProcess(command, _SILENT, **caches, **offline) as process:
-            process.send(job, last=True)
+            process.send(job)
             yield process
 
 

@@ -1,16 +1,16 @@
 """A script that reads shards with the library of their format, in its own process.
 
 It imports nothing of shardkit, so that its values come from that library alone, and a crash ends no
-other process. On stdin it gets a job, a JSON object:
+other process. On stdin it gets a job, a JSON object in a line:
 
     client   a name in `READERS`
-    units    paths: a shard each, or the folder of all
     fields   field -> its type and the options of that, as in a manifest
     members  extension -> field, of TARs
 
-On stdout, line by line: an object with the versions; then for each unit a list of key and summaries
-for each sample, and {"end": true}, or {"error": words} where the library raised one. The key is
-null where the library has none.
+and then, line by line, paths: a shard each, or the folder of all. On stdout, line by line: an
+object with the versions; then for each path a list of key and summaries for each sample, and
+{"end": true}, or {"error": words} where the library raised one. The key is null where the library
+has none.
 """
 
 from __future__ import annotations
@@ -295,20 +295,21 @@ def main() -> None:
     def say(what: Any) -> None:
         out.write(json.dumps(what) + "\n")
 
-    job: Job = json.load(sys.stdin)
+    job: Job = json.loads(sys.stdin.readline())
     distributions, modules, read = READERS[job["client"]]
     for module in modules.split():
         import_module(module)
     say({name: metadata.version(name) for name in distributions.split()})
-    for path in job["units"]:
-        out.flush()
+    out.flush()
+    for line in sys.stdin:
+        path = json.loads(line)
         try:
             for key, fields in read(path, job):
                 say([key, {name: summary(value) for name, value in fields.items()}])
             say({"end": True})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"[:2000]})
-    out.flush()
+        out.flush()
     os._exit(0)  # without Python's shutdown, in which numba fails
 
 

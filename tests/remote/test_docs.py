@@ -21,6 +21,8 @@ def test_code_blocks_run(
     data = tmp_path / "data"
     data.mkdir()
     shardkit.convert(ROOT / "sample_data/images", "wds", data / "photos")
+    for kind in ("images", "text"):
+        shutil.copytree(ROOT / "sample_data" / kind, data / kind)
     shutil.copytree(data, web.root / "docs")
     text, environ = REMOTE.read_text("utf-8"), {**s3.environ(), **google.environ()}
     text = text.replace("s3://datasets", s3.url(upload(s3, data)))

@@ -147,36 +147,6 @@ def test_a_password_in_a_url_is_refused() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["images", "classes", "text", "a file of text", "a card"])
-def test_images_and_text_are_not_read_from_a_url(what: str, s3: S3, tmp_path: Path) -> None:
-    files = {
-        "images": {"a.jpg": make_image(), "b.jpg": make_image(2)},
-        "classes": {"train/cat/a.jpg": make_image(), "train/dog/b.jpg": make_image(2)},
-        "text": {"a/one.txt": b"one", "b/two.jsonl": b'{"text": "two"}\n'},
-        "a file of text": {"corpus.jsonl": b'{"text": "two"}\n'},
-        "a card": {"README.md": b"# Images", "cat/a.jpg": make_image()},
-    }[what]
-    for name, data in files.items():
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(data)
-    bucket = upload(s3, tmp_path)
-    url = s3.url(bucket, "in/corpus.jsonl" if what == "a file of text" else "in")
-    commands = [("convert", url, "--to", "wds", "-o", "out"), ("bench", url), ("doctor", url)]
-    for command in commands if what == "images" else commands[:1]:
-        failed = run(s3, tmp_path, *command)
-        assert failed.returncode == 2
-        assert "not read from a URL yet" in failed.stderr
-        assert "copy the files to this machine" in failed.stderr
-        assert SECRET not in failed.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_text_on_a_web_server_is_refused_too(web: Nginx, tmp_path: Path) -> None:
-    (web.root / "corpus.jsonl").write_text('{"text": "two"}\n')
-    with pytest.raises(UsageError, match="not read from a URL yet"):
-        shardkit.convert(f"{web.endpoint}/corpus.jsonl", "wds", tmp_path / "out")
-
-
 def test_options_without_a_url_are_refused(local: Path, tmp_path: Path) -> None:
     options = {"secret_access_key": SECRET}
     calls: list[Any] = [

@@ -11,9 +11,10 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from shardkit import storage
-from shardkit.byte_source import ByteSource, LocalFile, open_source
+from shardkit.byte_source import ByteSource, LocalFile, RemoteFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, ShardkitWarning, StorageError
+from shardkit.formats.wds.streamed import Streamed
 
 _MAGIC = 6  # bytes that tell how a file is compressed
 _FIX = "make space, name another folder in the variable TMPDIR, or unpack the shards"
@@ -50,8 +51,9 @@ def _unpacked(source: ByteSource) -> ByteSource:
     folder = _temporary_folder(path)
     compression = compression_of(source.read(0, _MAGIC))
     try:
+        stored = Streamed(source) if isinstance(source, RemoteFile) else source
         with tempfile.TemporaryFile(dir=folder) as plain:
-            for data in decompressed(source.blocks(COMPRESSED_BLOCK), compression):
+            for data in decompressed(stored.blocks(COMPRESSED_BLOCK), compression):
                 plain.write(data)
             plain.flush()
             return LocalFile(path, os.dup(plain.fileno()))

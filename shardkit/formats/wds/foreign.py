@@ -14,6 +14,7 @@ from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import index_struct
 from shardkit.formats.wds.members import Member, members
 from shardkit.formats.wds.values import DECODERS
+from shardkit.sample import key_hash
 from shardkit.schema import Bytes, FieldType, Image, Schema
 
 _INDEX_BYTES = 64 << 20  # of the index of a foreign TAR, which may be as large as the TAR too
@@ -28,13 +29,14 @@ class _Scanned(NamedTuple):
 
 
 def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The layout of a TAR: schema, index, odd keys, and hashes of all keys.
+    """The layout of a TAR: schema, index, odd keys, hashes of all keys, and words to warn with.
 
     Odd keys are those that are not stored contiguously, or are not Unicode. A TAR of ours
     that has lost its index comes with its `layout`, which names fields and types.
     """
     ignored: Counter[str] = Counter()
-    samples = _samples(source, ignored)
+    warned: list[str] = []
+    samples = _samples(source, ignored, warned)
     if layout is None:
         schema = _schema(source, samples)
     else:
@@ -57,7 +59,8 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
         "schema": schema.to_json(),
         "index": b"".join(_records(schema, samples, odd_keys)),
         "odd_keys": odd_keys,
-        "key_hashes": np.fromiter((hash(s.key) for s in samples), np.int64, len(samples)),
+        "key_hashes": np.array([key_hash(s.key) for s in samples], np.uint64).view(np.int64),
+        "warnings": warned,
         **({"ignored": ignored} if ignored else {}),
     }
 
@@ -106,11 +109,11 @@ def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
     return kind
 
 
-def _samples(source: ByteSource, ignored: Counter[str]) -> list[_Scanned]:
+def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> list[_Scanned]:
     """Members grouped as WebDataset groups them: those with one key that stand side by side."""
     samples: dict[str, _Scanned] = {}
     current = None
-    for member in members(source, ignored):
+    for member in members(source, ignored, warned):
         split = names.split(member.name)
         if split is None:
             ignored["TAR member without an extension"] += 1

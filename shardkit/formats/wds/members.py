@@ -6,14 +6,13 @@ Layout: POSIX.1-1988 (ustar), POSIX.1-2001 (pax), and GNU tar's manual, "Basic T
 from __future__ import annotations
 
 import re
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from shardkit.byte_source import ByteSource
-from shardkit.errors import DamagedError, ShardkitWarning
+from shardkit.errors import DamagedError
 from shardkit.formats.wds.layout import BLOCK, END, MAGIC, NAME
 
 _MAX_EXTENDED = 1 << 20  # bytes of a pax header or a long name: no file system has such names
@@ -38,11 +37,12 @@ class Member(NamedTuple):
     name_offset: int
 
 
-def members(source: ByteSource, ignored: Counter[str]) -> Iterator[Member]:
+def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Iterator[Member]:
     """The regular files of a TAR in order; links and devices are passed over, and counted.
 
     Raises DamagedError at the byte where the file is cut or contradicts itself. As in all readers,
-    the first zero block ends the archive; anything else than zeros behind it brings a warning.
+    the first zero block ends the archive; `warned` gets words about anything else than zeros behind
+    it, and about a TAR without it.
     """
     path, at, end = source.path, 0, source.size
     of_all: _Records = {}  # what pax and GNU headers say of all members that follow,
@@ -53,7 +53,7 @@ def members(source: ByteSource, ignored: Counter[str]) -> Iterator[Member]:
         _check_end(source, at, BLOCK, "a header")
         block = source.read(at, BLOCK)
         if block == END[:BLOCK]:
-            _look_behind(source, at)
+            _look_behind(source, at, warned)
             return
         try:
             kind, size = _kind_and_size(block)
@@ -94,10 +94,8 @@ def members(source: ByteSource, ignored: Counter[str]) -> Iterator[Member]:
         elif kind in b"12346":
             ignored["TAR member that is a link or a device"] += 1
         at = payload + _padded(size)
-    warnings.warn(
-        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short",
-        ShardkitWarning,
-        stacklevel=2,
+    warned.append(
+        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short"
     )
 
 
@@ -185,13 +183,11 @@ def _check_end(source: ByteSource, at: int, size: int, where: str) -> None:
         )
 
 
-def _look_behind(source: ByteSource, at: int) -> None:
-    """Warn if something follows the zero block that ends the archive at `at`."""
+def _look_behind(source: ByteSource, at: int, warned: list[str]) -> None:
+    """Whether something follows the zero block that ends the archive at `at`."""
     rest = source.read(at, min(source.size - at, 1 << 20))
     if rest.count(0) != len(rest):
-        warnings.warn(
+        warned.append(
             f"{source.path} goes on behind its end mark at byte {at}; what follows is not read"
-            " (archives joined with `cat` are not one archive)",
-            ShardkitWarning,
-            stacklevel=3,
+            " (archives joined with `cat` are not one archive)"
         )

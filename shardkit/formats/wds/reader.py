@@ -17,7 +17,7 @@ from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.wds import values
 from shardkit.formats.wds.compressed import opened
-from shardkit.formats.wds.foreign import scan
+from shardkit.formats.wds.kept import scanned
 from shardkit.formats.wds.layout import column, find_index, index_dtype, index_struct
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema
@@ -40,7 +40,7 @@ class WdsReader(ShardReader):
         # One that we have an index of is plain: no look at its first bytes.
         source, self.temporary_bytes = (open_source(path), 0) if index else opened(path)
         if layout is None or ("index" not in layout and index is None):
-            layout = scan(source, layout)
+            layout = scanned(source, layout)
             self.key_hashes = layout.pop("key_hashes")
         super().__init__(path, layout, source)
         dtype = index_dtype(self.schema)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from shardkit.errors import SampleError
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import Info
 from shardkit.sample import Sample
 from shardkit.schema import Schema, Text
 from shardkit.sources.base import Document, Stream
 from shardkit.sources.file_table import FileSource
-from shardkit.sources.files import check_unchanged
+from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.records import LINE_FIELD, TextFile
@@ -30,7 +31,7 @@ class TextFiles(FileSource[Files]):
     reads_text = True
     unique_keys = True
 
-    def __init__(self, root: str, files: Files, errors: str) -> None:
+    def __init__(self, root: FilePath, files: Files, errors: str) -> None:
         super().__init__(root, files)
         self._errors = errors
         self.schema = Schema({LINE_FIELD: Text()})
@@ -39,8 +40,7 @@ class TextFiles(FileSource[Files]):
         key = self.key(index)
         try:
             file = open_file(self._root, self._files, index, self._errors)
-            text = file.text()
-            check_unchanged(file.path, self._files.planned(index))
+            text = file.text(self._files.planned(index))
         except SampleError as error:
             raise error.located(key=key) from error.__cause__
         return {"__key__": key, LINE_FIELD: text}
@@ -85,7 +85,7 @@ class TextStream(Stream):
     unique_keys = True
 
     def __init__(
-        self, root: str, files: Files, ranges: Ranges, fields: Fields, errors: str
+        self, root: FilePath, files: Files, ranges: Ranges, fields: Fields, errors: str
     ) -> None:
         super().__init__()
         self._root = root
@@ -148,18 +148,21 @@ class TextStream(Stream):
             yield Document(f"{relative}: byte {offset}", located(error, text.path, offset), 0)
 
 
-def located(error: SampleError, path: str, offset: int, key: str | None = None) -> SampleError:
+def located(error: SampleError, path: FilePath, offset: int, key: str | None = None) -> SampleError:
     """The error with path, offset and key, unless it has its own."""
     return cast(SampleError, error.located(path=path, offset=offset, key=key))
 
 
 def open_file(
-    root: str, files: Files, index: int, errors: str, field: str | None = None
+    root: FilePath, files: Files, index: int, errors: str, field: str | None = None
 ) -> TextFile:
-    name = files.name(index)
+    name, size = files.name(index), int(files.sizes[index])
+    path = below(root, files.relative(index))
+    if isinstance(path, RemotePath):
+        path.store.expect(path.key, Info(size))
     return TextFile(
-        path=os.path.join(root, files.relative(index)),
-        size=int(files.sizes[index]),
+        path=path,
+        size=size,
         form=name.form,
         compression=name.compression,
         encoding=files.encoding(index),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.extras import extra
+from shardkit.sources.files import FilePath
 from shardkit.sources.text.lines import find
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ _TELLING_BYTES = 1 << 16  # of a file that are looked at to tell its encoding
 class Decoder:
     """How the bytes of one file become text."""
 
-    path: str
+    path: FilePath
     encoding: str  # Python's name, of one without a mark
     errors: str  # "strict", "replace" or "ignore"
     mark: int  # bytes of the mark at the start of the file
 
     @classmethod
-    def of(cls, path: str, encoding: str, errors: str, head: bytes) -> Decoder:
+    def of(cls, path: FilePath, encoding: str, errors: str, head: bytes) -> Decoder:
         """The decoder of a file that begins with `head`; its mark overrules the encoding's order.
 
         Raises SampleError for the mark of UTF-16 where UTF-8 is expected.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
-from shardkit.sources.files import read_file
+from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text.blocks import blocks, stored_blocks
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder
 from shardkit.sources.text.lines import MAX_LINE, Line, lines
@@ -33,7 +33,7 @@ class Record(NamedTuple):
 class TextFile:
     """A file and how to read it."""
 
-    path: str
+    path: FilePath
     size: int  # when the run was planned
     form: str  # "text", "json", "csv", "tsv"
     compression: str
@@ -55,14 +55,15 @@ class TextFile:
         top = _Rows(self._lines(0, None)[1], decoder, self.form) if start else rows
         return _table_records(rows, top, self.field)
 
-    def text(self) -> str:
-        """All of it, as one document."""
+    def text(self, planned: Planned) -> str:
+        """All of it, as one document. Raises SampleError where it is not as it was `planned`."""
         if self.compression:
             data = b"".join(_bounded(self.path, blocks(self.path, self.size, self.compression)))
+            check_unchanged(self.path, planned)
         else:
             if self.size > MAX_LINE:
                 raise _too_long(self.path, 0)
-            data = read_file(self.path, self.size)
+            data = read_file(self.path, self.size, planned)
         decoder = self._decoder(data[:MARK_SIZE])
         return decoder.raw_text(data[decoder.mark :], decoder.mark)
 
@@ -75,12 +76,14 @@ class TextFile:
 
     def _lines(self, start: int, end: int | None) -> tuple[Decoder, Iterator[Line]]:
         if start:
-            decoder = self._decoder(next(stored_blocks(self.path, self.size, 0, MARK_SIZE), b""))
+            decoder = self._decoder(
+                next(stored_blocks(self.path, self.size, 0, MARK_SIZE, MARK_SIZE), b"")
+            )
             # A line end right before `start` makes it the start of a line.
             before = start - len(decoder.newline)
-            stored = blocks(self.path, self.size, start=before)
+            stored = blocks(self.path, self.size, start=before, end=end)
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
-        stored = blocks(self.path, self.size, self.compression)
+        stored = blocks(self.path, self.size, self.compression, end=end)
         first = b"".join(_first(stored, MARK_SIZE))
         decoder = self._decoder(first[:MARK_SIZE])
         stored = itertools.chain([first[decoder.mark :]], stored)
@@ -94,7 +97,7 @@ def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield block
 
 
-def _bounded(path: str, stored: Iterator[bytes]) -> Iterator[bytes]:
+def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
     size = 0
     for block in stored:
         size += len(block)
@@ -103,7 +106,7 @@ def _bounded(path: str, stored: Iterator[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _too_long(path: str, offset: int) -> SampleError:
+def _too_long(path: FilePath, offset: int) -> SampleError:
     return SampleError(
         "the document is too long",
         path=path,
@@ -305,7 +308,7 @@ def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Recor
             yield Record(start, end, _other_width(row, header, path, start))
 
 
-def _other_width(row: list[str], header: list[str], path: str, start: int) -> SampleError:
+def _other_width(row: list[str], header: list[str], path: FilePath, start: int) -> SampleError:
     return SampleError(
         "a row has another number of cells than the first line",
         path=path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_table import odd_keys
+from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
@@ -76,7 +76,7 @@ def open_text(
     for name, (folder, numbers) in chosen.items():
         files = corpus.files.select(np.array(numbers, np.int64))
         files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
-        root = f"{corpus.root}/{folder}" if folder else corpus.root
+        root = below(corpus.root, folder) if folder else corpus.root
         sources[name] = _source(root, files, fields, sampled, options.encoding_errors)
     first = next(iter(sources.values()))
     first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
@@ -84,7 +84,7 @@ def open_text(
 
 
 def _source(
-    root: str, files: Files, fields: Fields | None, sampled: Sampled, errors: str
+    root: FilePath, files: Files, fields: Fields | None, sampled: Sampled, errors: str
 ) -> Source | Stream:
     """The documents of one split; without `fields` each file is one."""
     if fields is None:
@@ -101,7 +101,7 @@ def _source(
 class _Corpus(NamedTuple):
     """What was found under a root."""
 
-    root: str
+    root: FilePath
     files: Files
     tables: bool
     ignored: Counter[str]
@@ -133,7 +133,7 @@ def _single(path: Path) -> _Corpus:
     files = _table([""], [file] if size else [])
     ignored = Counter({} if size else {"empty file": 1})
     above = path.parent
-    root = "" if above == Path() else os.fspath(above)
+    root = "" if above == Path() else file_path(above)
     return _Corpus(root, files, name.form != "text", ignored, [])
 
 
@@ -172,7 +172,7 @@ def _folder(root: Path) -> _Corpus:
         _refuse_only_about(root, about, walk.ignored)
         texts = about
     files = _table(folders, tables or texts)
-    return _Corpus(os.fspath(root), files, bool(tables), walk.ignored, walk.problems, walk.notes)
+    return _Corpus(file_path(root), files, bool(tables), walk.ignored, walk.problems, walk.notes)
 
 
 def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
@@ -191,10 +191,12 @@ def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) ->
 def _table(folders: list[str], found: list[_Found]) -> Files:
     """The files in the order of their paths as text."""
     found.sort(key=lambda file: f"{folders[file.folder]}/{file.name}".lstrip("/"))
+    order = sorted(range(len(folders)), key=folders.__getitem__)  # whatever order they came in
+    number = {folder: n for n, folder in enumerate(order)}
     return Files(
-        folders=folders,
+        folders=[folders[folder] for folder in order],
         names=[file.name for file in found],
-        folder_of=np.array([file.folder for file in found], np.uint32),
+        folder_of=np.array([number[file.folder] for file in found], np.uint32),
         sizes=np.array([file.size for file in found], np.int64),
         times=np.array([file.time for file in found], np.int64),
         inodes=np.array([file.inode for file in found], np.uint64),
@@ -268,7 +270,7 @@ def _ratios(corpus: _Corpus) -> dict[str, float]:
     for compression, indices in by_compression.items():
         taken = made = 0
         for index in _spread(indices, _EXPANSION_FILES):
-            path = os.path.join(corpus.root, files.relative(index))
+            path = below(corpus.root, files.relative(index))
             stored, decompressed = expansion(path, int(files.sizes[index]), compression)
             taken, made = taken + max(stored, 0), made + decompressed
         ratios[compression] = round(made / taken, 3) if taken else 1.0
@@ -357,7 +359,7 @@ def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
 # --- byte ranges ------------------------------------------------------------------------
 
 
-def _ranges(root: str, files: Files) -> Ranges:
+def _ranges(root: FilePath, files: Files) -> Ranges:
     """Long files in ranges of equal length, where a reader finds the start of a line by itself."""
     lengths = files.lengths()
     cut = np.zeros(len(files), bool)
@@ -371,7 +373,7 @@ def _ranges(root: str, files: Files) -> Ranges:
     return Ranges(file.astype(np.uint32), start.astype(np.int64), end.astype(np.int64))
 
 
-def _can_be_cut(root: str, files: Files, index: int) -> bool:
+def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
     """Whether the start of a record is known by the bytes before it.
 
     A row of a table may hold line ends, but only within quotes.

@@ -1,0 +1,58 @@
+"""Samples that are requested over a network, many at a time, while they are read in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from shardkit.sample import Sample
+
+if TYPE_CHECKING:
+    from shardkit.sources.base import Source
+
+_AHEAD_BYTES = 64 << 20  # of samples that are requested, and not read yet
+
+
+class Requested:
+    """A source of which the samples that follow are requested while one is read.
+
+    Any thread may read; each sample is read once, and about in order.
+    """
+
+    def __init__(self, source: Source, pool: ThreadPoolExecutor) -> None:
+        self._source, self._pool = source, pool
+        self._sizes = source.sizes().tolist()
+        self._futures: dict[int, Future[Sample]] = {}
+        self._next = 0
+        self._bytes = 0  # of those that are requested
+        self._changing = threading.Lock()
+
+    def __getitem__(self, index: int) -> Sample:
+        with self._changing:
+            while self._next <= index or self._has_room():
+                self._futures[self._next] = self._pool.submit(self._source.__getitem__, self._next)
+                self._bytes += self._sizes[self._next]
+                self._next += 1
+            self._bytes -= self._sizes[index]
+            future = self._futures.pop(index)
+        return future.result()
+
+    def _has_room(self) -> bool:
+        few = len(self._futures) < self._source.requests and self._bytes < _AHEAD_BYTES
+        return few and self._next < len(self._sizes)
+
+
+@contextmanager
+def requested(source: Source) -> Iterator[Source | Requested]:
+    """The source, to be read in order: by requests side by side, where they are made at all."""
+    if not source.requests:
+        yield source
+        return
+    with ThreadPoolExecutor(source.requests, "shardkit-request") as pool:
+        try:
+            yield Requested(source, pool)
+        finally:
+            pool.shutdown(cancel_futures=True)

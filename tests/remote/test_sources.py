@@ -1,0 +1,520 @@
+"""Images and text at URLs: the same datasets, bit by bit, as from a folder of this machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.conversion.run import prepare, run
+from shardkit.errors import (
+    NotFoundError,
+    OutputError,
+    SampleError,
+    ShardkitError,
+    StorageError,
+    UsageError,
+)
+from shardkit.options import ConvertOptions
+from shardkit.remote import store as stores
+from shardkit.testing import make_image
+from tests.remote.conftest import Through
+from tests.remote.proxy import Rule
+from tests.remote.servers import S3, Nginx, Store
+from tests.remote.test_reading import upload
+
+# --- what is converted ---------------------------------------------------------------------------
+
+
+def classes() -> dict[str, bytes]:
+    """Folders of classes, with files beside the images, odd names and what is passed over."""
+    files = {f"class{n % 3}/sub{n % 2}/{n:03}.jpg": make_image(n) for n in range(30)}
+    for n in range(0, 30, 3):
+        files[f"class0/sub{n % 2}/{n:03}.txt"] = f"caption {n}".encode()
+        files[f"class0/sub{n % 2}/{n:03}_mask.png"] = make_image(n, "PNG")
+    files["class1/v1.0 ü.jpg"] = make_image(77)
+    files["class1/.hidden"] = files["class2/notes.pdf"] = b"x"
+    return files
+
+
+def metadata() -> dict[str, bytes]:
+    rows = "".join(f"{n:03}.jpg,{n},{n / 2}\n" for n in range(12))
+    files = {f"{n:03}.jpg": make_image(n) for n in range(12)}
+    return {**files, "metadata.csv": f"file_name,number,half\n{rows}".encode()}
+
+
+def splits() -> dict[str, bytes]:
+    names = [("train", 12), ("val", 6)]
+    return {
+        f"{split}/c{n % 2}/{n}.jpg": make_image(n) for split, count in names for n in range(count)
+    }
+
+
+def texts() -> dict[str, bytes]:
+    files = {f"b/c{n % 4}/{n}.txt": f"document {n}\n".encode() * 10 * (n + 1) for n in range(20)}
+    return {**files, "a.md": b"# one", "z/deep/er.txt": b"last", "z/empty.txt": b""}
+
+
+def lines() -> dict[str, bytes]:
+    """JSON lines of some megabytes, in several files, one compressed."""
+    dice = random.Random(5)
+    rows = [
+        json.dumps({"text": f"line {n} " + "word " * dice.randrange(200), "n": n}) + "\n"
+        for n in range(6000)
+    ]
+    parts = ["".join(rows[start : start + 2000]).encode() for start in range(0, 6000, 2000)]
+    compressed = gzip.compress(parts[1], 1)
+    return {"x/0.jsonl": parts[0], "x/1.jsonl.gz": compressed, "y/2.jsonl": parts[2]}
+
+
+def table() -> dict[str, bytes]:
+    rows = "".join(f'{n},"a, ""{n}"""\n' for n in range(100))
+    return {"a.csv": f"id,text\n{rows}".encode(), "b.csv": b"id,text\n1,x\n"}
+
+
+TREES: dict[str, tuple[Callable[[], dict[str, bytes]], dict[str, Any]]] = {
+    "classes": (classes, {"shard_samples": 8}),
+    "metadata": (metadata, {}),
+    "splits": (splits, {}),
+    "texts": (texts, {}),
+    "lines": (lines, {"shard_size": "500KB", "text": shardkit.TextOptions(keep_fields=True)}),
+    "table": (table, {"split": "train=0.8,val=0.2"}),
+}
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of each kind."""
+    root = tmp_path_factory.mktemp("trees")
+    for kind, (files, _) in TREES.items():
+        write(root / kind, files())
+    return root
+
+
+def write(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3, trees: Path) -> str:
+    return upload(s3, trees)
+
+
+def convert(url: str, out: Path, options: dict[str, Any], **more: Any) -> Any:
+    more = {"workers": 0, **more}
+    out.parent.mkdir(exist_ok=True)
+    return shardkit.convert(url, more.pop("to", "wds"), out, storage_options=options, **more)
+
+
+# --- the same bytes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_the_result_is_that_of_a_folder(
+    kind: str, s3: S3, bucket: str, trees: Path, tmp_path: Path
+) -> None:
+    _, options = TREES[kind]
+    made = convert(s3.url(bucket, kind), tmp_path / "there", s3.options(), **options)
+    here = convert(str(trees / kind), tmp_path / "here", {}, **options)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert (made.samples, made.ignored, made.notes) == (here.samples, here.ignored, here.notes)
+    assert made.samples >= 12
+
+
+def test_every_store(store: Store, trees: Path, tmp_path: Path) -> None:
+    for kind in ("classes", "lines"):
+        _, options = TREES[kind]
+        url = store.url(upload(store, trees), kind)
+        convert(url, tmp_path / kind / "there", store.options(), **options)
+        convert(str(trees / kind), tmp_path / kind / "here", {}, **options)
+        assert contents(tmp_path / kind / "there") == contents(tmp_path / kind / "here")
+
+
+@pytest.fixture
+def memory(trees: Path) -> Iterator[str]:
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    system.put(str(trees), "/trees", recursive=True)
+    yield "memory://trees"
+    system.rm("/trees", recursive=True)
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_a_file_system_of_fsspec(kind: str, memory: str, trees: Path, tmp_path: Path) -> None:
+    _, options = TREES[kind]
+    convert(f"{memory}/{kind}", tmp_path / "there", {}, **options)
+    convert(str(trees / kind), tmp_path / "here", {}, **options)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_one_file_of_text(s3: S3, bucket: str, web: Nginx, trees: Path, tmp_path: Path) -> None:
+    write(web.root / "corpus", lines())
+    convert(str(trees / "lines/x/0.jsonl"), tmp_path / "here", {})
+    convert(s3.url(bucket, "lines/x/0.jsonl"), tmp_path / "there", s3.options())
+    convert(f"{web.endpoint}/corpus/x/0.jsonl", tmp_path / "web", {})
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert contents(tmp_path / "web") == contents(tmp_path / "here")
+
+
+def test_a_whole_bucket_and_workers_that_decode(s3: S3, tmp_path: Path) -> None:
+    """By the command, whose workers get the credentials of its options and of nothing else."""
+    folder = write(tmp_path / "in", classes())
+    options = s3.options()
+    command = [
+        "convert", s3.url(upload(s3, folder)), "--to", "wds", "-o", "there", "--workers", "2",
+        "--resize", "16", "--shard-samples", "4",
+        *(f"--storage-option={name}={value}" for name, value in options.items()),
+    ]  # fmt: skip
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "shardkit", *command],
+        check=False, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    image = shardkit.ImageOptions(resize=16)
+    convert(str(folder), tmp_path / "here", {}, image=image, shard_samples=4)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    secret = options["secret_access_key"].encode()
+    assert not any(secret in data for data in contents(tmp_path / "there").values())
+
+
+def test_a_forked_process_lists_and_reads(s3: S3, bucket: str, tmp_path: Path) -> None:
+    with storage.using(s3.options()):
+        assert storage.source(s3.url(bucket, "classes")).is_dir()  # obstore runs here
+    child = os.fork()
+    if not child:
+        try:
+            convert(s3.url(bucket, "classes"), tmp_path / "out", s3.options())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(shardkit.open(tmp_path / "out")) == 31
+
+
+def test_verify_against(s3: S3, bucket: str, trees: Path, tmp_path: Path) -> None:
+    for kind in ("classes", "lines", "splits"):
+        _, options = TREES[kind]
+        convert(str(trees / kind), tmp_path / kind, {}, **options)
+        url = s3.url(bucket, kind)
+        report = shardkit.verify(tmp_path / kind, url, storage_options=s3.options())
+        assert report.sound, report.problems[0]
+    other = write(tmp_path / "other", {**classes(), "class0/sub0/000.jpg": make_image(99)})
+    url = s3.url(upload(s3, other))
+    report = shardkit.verify(tmp_path / "classes", url, storage_options=s3.options())
+    (problem,) = report.problems
+    assert problem.where["key"] == "class0/sub0/000"
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def put_all(store: Store, files: dict[str, bytes]) -> str:
+    bucket = store.bucket()
+    client = store.open(bucket)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda pair: client.put(*pair), files.items()))
+    return bucket
+
+
+def test_one_listing_and_a_request_for_each_object(
+    s3: S3, through: Through, tmp_path: Path
+) -> None:
+    """Of 40 folders and 1,040 objects: two pages, whichever folder they lie in."""
+    files = {f"c{n % 40:02}/{n}.txt": f"text {n}".encode() for n in range(1040)}
+    proxy = through(s3)
+    url = s3.url(put_all(s3, {f"in/{name}": data for name, data in files.items()}), "in")
+    proxy.add(Rule(status=503, match="start-after|continuation-token", times=1))
+    made = convert(url, tmp_path / "out", s3.options(proxy.endpoint))
+    assert made.samples == 1040
+    lists = [entry for entry in proxy.log() if "list-type" in entry.target]
+    assert len(lists) <= 6  # of the folder alone, and of all below; two for the page that failed
+    assert proxy.count("GET", r"/in/c\d+/\d+\.txt$").requests == 1040
+    assert proxy.count("HEAD").requests <= 6
+    convert(str(write(tmp_path / "in", files)), tmp_path / "here", {})
+    assert contents(tmp_path / "out") == contents(tmp_path / "here")
+
+
+def test_ranges_of_a_long_file_are_downloaded_once(
+    s3: S3, bucket: str, through: Through, trees: Path, tmp_path: Path
+) -> None:
+    proxy = through(s3)
+    options = {"text": shardkit.TextOptions(keep_fields=True), "shard_size": "500KB"}
+    convert(s3.url(bucket, "lines"), tmp_path / "out", s3.options(proxy.endpoint), **options)
+    size = sum(len(data) for data in lines().values())
+    sample = 3 * (1 << 20)  # the beginnings of three files, from which the fields are known
+    assert proxy.count("GET", "jsonl").sent <= 1.1 * size + sample
+    assert proxy.count("HEAD", "jsonl").requests <= 3
+
+
+def test_objects_are_read_side_by_side(s3: S3, through: Through, tmp_path: Path) -> None:
+    """How many requests are under way at a time is in the log of the proxy."""
+    files = {f"c{n % 2}/{n:03}.jpg": make_image(n % 5) for n in range(200)}
+    url, proxy = s3.url(put_all(s3, files)), through(s3)
+    proxy.add(Rule(latency=0.05, match="jpg"))
+    convert(url, tmp_path / "out", s3.options(proxy.endpoint))
+    entries = [entry for entry in proxy.log() if entry.target.endswith(".jpg")]
+    assert len(entries) == 200
+    most = max(sum(e.start <= entry.start < e.end for e in entries) for entry in entries)
+    assert most >= 16
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(status=503, times=3, method="GET", match="jpg|jsonl"),
+        Rule(reset_after=100, times=3, method="GET", match="jpg|jsonl"),
+        Rule(close_after=100, times=3, method="GET", match="jpg|jsonl"),
+        Rule(shorten=10, times=3, method="GET", match="jpg|jsonl"),
+    ],
+    ids=["503", "reset", "close", "shorten"],
+)
+def test_faults_that_pass_change_nothing(
+    rule: Rule, s3: S3, bucket: str, through: Through, trees: Path, tmp_path: Path
+) -> None:
+    proxy = through(s3)
+    for kind in ("classes", "lines"):
+        proxy.clear()
+        proxy.add(rule)
+        _, options = TREES[kind]
+        url = s3.url(bucket, kind)
+        convert(url, tmp_path / kind / "there", s3.options(proxy.endpoint), **options)
+        convert(str(trees / kind), tmp_path / kind / "here", {}, **options)
+        assert contents(tmp_path / kind / "there") == contents(tmp_path / kind / "here")
+
+
+def test_a_store_that_goes_away_drops_no_samples(
+    s3: S3, bucket: str, through: Through, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ATTEMPTS", 2)
+    proxy = through(s3)
+    proxy.add(Rule(status=503, match="jpg", skip=5))
+    with pytest.raises(StorageError, match="does not answer as it should"):
+        convert(
+            s3.url(bucket, "classes"), tmp_path / "out", s3.options(proxy.endpoint),
+            on_error="skip",
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+def other(data: bytes) -> bytes:
+    """Other bytes, which are as good."""
+    return data.replace(b"document", b"DOCUMENT").replace(b"line", b"LINE")[:-2] + (
+        data[-2:] if b"document" in data or b"line" in data else b"XX"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["classes/class0/sub0/000.jpg", "classes/class0/sub0/000.txt", "texts/b/c1/1.txt",
+     "lines/x/0.jsonl"],
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["replaced", "shorter", "removed"])
+def test_an_object_that_changes_after_planning(
+    name: str, how: str, s3: S3, trees: Path, tmp_path: Path
+) -> None:
+    kind, _, rest = name.partition("/")
+    bucket = upload(s3, trees / kind)
+    client, data = s3.open(bucket), (trees / name).read_bytes()
+    options = ConvertOptions.of(workers=0)
+    with storage.using(s3.options()):
+        plan = prepare(s3.url(bucket), "wds", tmp_path / "out", options)
+    if how == "removed":
+        client.put(rest, b"")  # so that no other test sees a missing object
+        from obstore import delete
+
+        delete(client, rest)
+    else:
+        client.put(rest, other(data) if how == "replaced" else data[: len(data) // 2])
+    with pytest.raises(SampleError, match="changed while the conversion ran") as caught:
+        run(plan, options, None, None)
+    assert str(caught.value.where["path"]).startswith(s3.url(bucket))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["classes", "texts", "shards", "foreign shards"])
+def test_a_run_goes_on_where_it_was(
+    kind: str, s3: S3, trees: Path, through: Through, tmp_path: Path
+) -> None:
+    """And not where the source has changed, also to the same size."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    if kind in ("classes", "texts"):
+        shutil.copytree(trees / kind, folder)
+    else:
+        convert(str(trees / "classes"), folder, {}, shard_samples=4)
+        if kind == "foreign shards":
+            shutil.rmtree(folder / "__shardkit__")
+    bucket, proxy = upload(s3, folder), through(s3)
+    url, options = s3.url(bucket), s3.options(proxy.endpoint)
+    more: dict[str, Any] = {"shard_size": "5KB", "to": "arrow"}
+    if "shards" in kind:  # a process that planned has small ones in memory
+        more["workers"] = 1
+    data = [name for name in contents(folder) if name.endswith((".jpg", ".txt", ".tar"))]
+    last = max(name for name in data if not name.endswith("empty.txt"))
+    reads = 2 if kind == "foreign shards" else 0  # while planning
+    proxy.add(Rule(status=403, match=last, method="GET", skip=reads))
+    with pytest.raises(StorageError, match="refuses access"):
+        convert(url, out, options, **more)
+    assert any((tmp_path / "out.partial/tasks").glob("*/result.json"))
+
+    if kind != "shards":  # which their manifest stands for
+        proxy.clear()
+        whole = (folder / last).read_bytes()
+        at = min(600, len(whole) // 2)  # of a TAR, in the first payload
+        s3.open(bucket).put(last, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(OutputError, match="other options or another source") as caught:
+            convert(url, out, options, **more)
+        assert caught.value.found == "the source has changed"
+        s3.open(bucket).put(last, whole)
+
+    proxy.clear()
+    convert(url, out, options, **more)
+    if kind in ("classes", "texts"):
+        read = {entry.target for entry in proxy.log() if entry.target.endswith((".jpg", ".txt"))}
+        assert 0 < len(read) < len(data) / 2
+    convert(str(folder), tmp_path / "here", {}, **more)
+    assert contents(out) == contents(tmp_path / "here")
+
+
+def test_a_killed_run_is_continued(
+    s3: S3, bucket: str, trees: Path, through: Through, tmp_path: Path
+) -> None:
+    proxy = through(s3)
+    proxy.add(Rule(latency=30, match="class2"))
+    command = [
+        sys.executable, "-m", "shardkit", "convert", s3.url(bucket, "classes"), "--to", "wds",
+        "-o", "out", "--workers", "2", "--shard-size", "5KB",
+    ]  # fmt: skip
+    environ = {**os.environ, **s3.environ(proxy.endpoint)}
+    tasks = tmp_path / "out.partial/tasks"
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ, start_new_session=True)
+    while process.poll() is None and not any(tasks.glob("*/result.json")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert any(tasks.glob("*/result.json"))
+    proxy.clear()
+    subprocess.run(command, check=True, cwd=tmp_path, env=environ, capture_output=True, timeout=120)
+    convert(str(trees / "classes"), tmp_path / "here", {}, shard_size="5KB")
+    assert contents(tmp_path / "out") == contents(tmp_path / "here")
+    read = {entry.target for entry in proxy.log() if entry.target.endswith(".jpg")}
+    assert 0 < len(read) < 31
+
+
+# --- what stores hold, and folders do not --------------------------------------------------------
+
+
+def test_marks_of_folders_and_objects_named_like_folders(s3: S3, tmp_path: Path) -> None:
+    import urllib.request
+
+    from tests.remote.servers import SIGNED
+
+    bucket = put_all(s3, {f"in/c{n % 2}/{n}.jpg": make_image(n) for n in range(4)})
+    for mark in ("in/", "in/c0/", "in/c1/"):
+        request = urllib.request.Request(
+            f"{s3.endpoint}/{bucket}/{mark}", b"", dict(SIGNED), method="PUT"
+        )
+        urllib.request.urlopen(request, timeout=30).close()
+    made = convert(s3.url(bucket, "in"), tmp_path / "out", s3.options())
+    assert (made.samples, made.ignored) == (4, {})
+    s3.open(bucket).put("in/c0/0.jpg/1.jpg", make_image(7))
+    made = convert(s3.url(bucket, "in"), tmp_path / "two", s3.options())
+    assert made.samples == 5
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_bad_input(
+    source: str, s3: S3, bucket: str, through: Through, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each has words of its own, and leaves nothing behind."""
+    monkeypatch.setattr(stores, "ATTEMPTS", 1)
+    key, proxy = {"folder": "classes", "file": "lines/x/0.jsonl"}[source], through(s3)
+    options = s3.options(proxy.endpoint)
+
+    def refused(url: str, given: dict[str, Any]) -> ShardkitError:
+        with pytest.raises(ShardkitError) as caught:
+            convert(url, tmp_path / "out", given)
+        assert "testsecret" not in str(caught.value)
+        assert not [*tmp_path.iterdir()]
+        return caught.value
+
+    error = refused(f"s3://no-such-bucket/{key}", options)
+    assert isinstance(error, NotFoundError)
+    assert "there is no such bucket" in str(error) or "no such file" in str(error)
+    for code, words in (
+        ("AccessDenied", "the store refuses access"),
+        ("ExpiredToken", "the credentials have expired"),
+        ("AuthorizationHeaderMalformed", "the store refuses"),
+        ("PermanentRedirect", "the bucket is in another region"),
+    ):
+        proxy.clear()
+        status = {"AccessDenied": 403, "PermanentRedirect": 301}.get(code, 400)
+        proxy.add(Rule(status=status, body=f"<Error><Code>{code}</Code></Error>"))
+        error = refused(s3.url(bucket, key), options)
+        assert isinstance(error, StorageError), code
+        assert words in str(error) or source == "file", (code, str(error))
+    proxy.clear()
+    error = refused(s3.url(bucket, key), {**options, "endpoint": "http://127.0.0.1:9"})
+    assert "the store cannot be reached" in str(error)
+    assert "scheme of a URL is not known" in str(refused(f"nonsense://x/{key}", {}))
+    assert "there is no such" in str(refused(s3.url(bucket, "nothing"), options))
+
+
+def test_a_url_of_one_image_is_no_dataset(s3: S3, bucket: str, tmp_path: Path) -> None:
+    name = "classes/class0/sub0/000.jpg"
+    with pytest.raises(ShardkitError) as there:
+        convert(s3.url(bucket, name), tmp_path / "out", s3.options())
+    local = write(tmp_path / "in", {"000.jpg": make_image()}) / "000.jpg"
+    with pytest.raises(ShardkitError) as here:
+        convert(str(local), tmp_path / "out", {})
+    assert there.value.what == here.value.what
+
+
+def test_a_folder_of_a_web_server_is_not_listed(web: Nginx, tmp_path: Path) -> None:
+    write(web.root / "photos", metadata())
+    with pytest.raises(NotFoundError, match="does not tell what is in a folder") as caught:
+        convert(f"{web.endpoint}/photos", tmp_path / "out", {})
+    assert "copy others to this machine" in (caught.value.fix or "")
+
+
+def test_loose_images_are_not_loaded_from_a_url(s3: S3, bucket: str) -> None:
+    from shardkit.performance.defaults import open_any
+
+    with storage.using(s3.options()), pytest.raises(ShardkitError, match="each would be a request"):
+        open_any(s3.url(bucket, "classes"))
+    with storage.using(s3.options()), pytest.raises(UsageError, match="holds splits") as caught:
+        open_any(s3.url(bucket, "splits"))
+    assert s3.url(bucket, "splits/train") in (caught.value.fix or "")
