@@ -527,6 +527,17 @@ class FormatContract:
                 if isinstance(kind, Bytes):
                     assert sizes.tolist() == [len(value) for value in values]
 
+    def test_spans_hold_the_values(self, reader: ShardReader, samples: list[Sample]) -> None:
+        spans = reader.spans()
+        if spans is None:
+            return
+        assert (spans.shape, spans.dtype) == ((len(samples), 2), np.dtype(np.int64))
+        for position, (start, stop) in enumerate(spans.tolist()):
+            assert 0 <= start <= stop <= reader.path.stat().st_size
+            for name in samples[position].keys() & self.schema.keys():
+                offset = reader.offset(position, name)
+                assert offset is None or start <= offset <= stop
+
     def test_the_bound_holds(self, format: Format, path: Path) -> None:
         (field,) = self.large
         payload = np.arange(40) * 96

@@ -63,6 +63,20 @@ MUTATIONS = [
         "if False and not _is_as_written(",
         "test_base.py test_verify.py",
     ),
+    Mutation("pieces.py", " if self._room < PIECE else b", " if True else b", "test_pieces.py"),
+    Mutation("storage.py", "for number in self._rewritten:", "for number in ():", "test_pieces.py"),
+    Mutation(
+        "remote/store.py",
+        "if info.pieces.wrong(memoryview(piece), number):",
+        "if False:",
+        "remote/test_pieces.py",
+    ),
+    Mutation(
+        "verification/shards.py",
+        "(spans[:, 0] < stop) & (spans[:, 1] > start)",
+        "(spans[:, 0] < stop) & (spans[:, 0] >= start)",
+        "test_verify.py",
+    ),
     Mutation("storage.py", ")[written:]", ")[written + 1 :]", "test_base.py"),
     Mutation(
         "storage.py",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import shardkit
 from shardkit import manifest as manifests
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.opening import open_dataset
-from shardkit.pieces import PIECE
-from shardkit.remote.pieces import PieceList
-from shardkit.remote.store import Info
+from shardkit.pieces import PIECE, checksum
+from shardkit.remote.pieces import FilePieces, PieceList
+from shardkit.remote.store import Info, Store
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.stream.loader import Loader
 from tests.remote.conftest import Through
@@ -162,6 +164,40 @@ def test_lengths_and_other_lists_are_compared(
     with pytest.raises(DamagedError, match="a file is not as it was written"):
         found.lengths("x")
     assert found.lengths("x").tolist() == [SIZE + n for n in range(SAMPLES)]
+
+
+class _Cache(BaseHTTPRequestHandler):
+    """A cache with a wrong byte, which is asked for nothing where the client wants no cache."""
+
+    data = bytes(range(200))
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Cache-Control") == "no-cache"
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes 0-{len(self.data) - 1}/{len(self.data)}")
+        self.send_header("Content-Length", str(len(self.data)))
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(self.data if wanted else b"x" + self.data[1:])
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_what_a_cache_has_wrong_is_requested_past_it() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Cache)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        store = Store(f"http://127.0.0.1:{server.server_port}")
+        size, known = len(_Cache.data), checksum(_Cache.data)
+        store.expect("x", Info(size, checksum=known, pieces=FilePieces(size, known, None, 0)))
+        assert store.read("x", 0, size) != _Cache.data
+        assert store.read_pieces("x", 0, 1) == _Cache.data
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 # --- the list of pieces --------------------------------------------------------------------------
