@@ -13,6 +13,8 @@ import xxhash
 PIECE = 1 << 20  # bytes; the last piece of a file is shorter
 DIGEST = 16  # bytes of a piece's digest, which is xxh3-128
 
+MOST = 1 << 24  # pieces of a file whose digests are used: 16 TiB
+
 # Kinds of checksums, as manifests name them.
 CHECKSUM = "xxh3-128-1MiB"  # of the pieces' digests; of an only piece its digest
 WHOLE = "xxh3-128"  # of all bytes, as earlier versions made them

@@ -20,6 +20,7 @@ import xxhash
 
 import shardkit
 from shardkit import manifest as manifests
+from shardkit import pieces
 from shardkit.codecs.damage import damage
 from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError
 from shardkit.formats import FORMATS, get_format
@@ -999,6 +1000,34 @@ def test_a_damaged_list_of_pieces_is_one_problem(tmp_path: Path, damage: str) ->
     if damage == "flipped":  # that of the first shard: the second's are right
         assert "piece" not in str(one.found)
         assert "piece 2" in str(other.found)
+
+
+def test_one_shard_has_its_own_digests(tmp_path: Path) -> None:
+    second = shard_paths(large(tmp_path / "out", "wds"))[1]
+    assert shardkit.verify(second).sound
+    flip(second, 2 * PIECE + 100)
+    (problem,) = shardkit.verify(second).problems
+    assert "piece 2 (" in str(problem.found)
+
+
+@pytest.mark.parametrize("kind", [CHECKSUM, WHOLE])
+def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path: Path, kind: str) -> None:
+    """As a manifest may say; the list of its pieces is as long, of zeros that no disk has."""
+    out = large(tmp_path / "out", "wds")
+    size = 2**60
+    first = shard_paths(out)[0]
+
+    def change(data: dict[str, Any]) -> None:
+        data["shards"][0]["file"]["bytes"] = size
+        data["checksum"] = kind
+        listed = sum(pieces.listed(f.bytes) for f in manifests.load(out).shards[1].files)
+        data["files"][-1]["bytes"] = 16 * (count(size) + listed)
+
+    rewrite(out, change)
+    with (out / "__shardkit__" / manifests.PIECES).open("r+b") as file:
+        file.truncate(2**40)
+    found = [p for p in shardkit.verify(out).problems if p.where["path"] == first]
+    assert [problem.what for problem in found] == ["a file is cut short"]
 
 
 def test_a_list_of_pieces_that_does_not_fit_the_shards_is_refused(tmp_path: Path) -> None:

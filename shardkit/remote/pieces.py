@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError
-from shardkit.pieces import DIGEST, PIECE, checksum_of, count
+from shardkit.pieces import DIGEST, MOST, PIECE, checksum_of, count
 from shardkit.remote.path import RemotePath
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
@@ -43,6 +43,8 @@ class PieceList:
         """So many digests from `first` on, which make the checksum of their file."""
         start, stop = first * DIGEST, (first + number) * DIGEST
         for _ in range(2):
+            if number > MOST or stop > self._size():
+                break
             found = b"".join(map(self._block, range(start // _BLOCK, (stop - 1) // _BLOCK + 1)))
             digests = found[start % _BLOCK :][: stop - start]
             if checksum_of(digests) == checksum:
@@ -65,13 +67,15 @@ class PieceList:
             return found
 
     def _read(self, number: int) -> bytes:
-        store, key = self.path.store, self.path.key
-        start = number * _BLOCK
+        store, start = self.path.store, number * _BLOCK
+        stop = min(start + _BLOCK, self._size())
+        if store.pages is not None:
+            return store.pages.read(self.path, start, stop - start)
+        return store.read(self.path.key, start, stop)
+
+    def _size(self) -> int:
         try:
-            stop = min(start + _BLOCK, store.info(key).size)
-            if store.pages is not None:
-                return store.pages.read(self.path, start, stop - start)
-            return store.read(key, start, stop)
+            return self.path.store.info(self.path.key).size
         except NotFoundError as error:
             raise DamagedError(
                 "the list of checksums of pieces is missing",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.manifest import File
-from shardkit.pieces import CHECKSUM, DIGEST, PIECE, Hasher, checksum_of, count
+from shardkit.pieces import CHECKSUM, DIGEST, PIECE, WHOLE, Hasher, checksum_of, count
 from shardkit.remote.path import RemotePath
 from shardkit.verification.work import Meter, in_threads, in_words, numbered, runs
 
@@ -37,7 +37,7 @@ def check_files(
 ) -> list[ShardkitError]:
     """What is wrong with files of the dataset in a folder; `kind` is that of their checksums."""
     checks = [FileCheck(folder, file, kind, meter) for file in files]
-    jobs = [partial(check.read, *span) for check in checks for span in check.spans]
+    jobs = (partial(check.read, *span) for check in checks for span in check.spans())
     for _ in in_threads(lambda job: job(), jobs, meter, folder):
         pass
     return [problem for problem in (check.problem() for check in checks) if problem is not None]
@@ -46,7 +46,8 @@ def check_files(
 class FileCheck:
     """A file that is compared with what the manifest says.
 
-    All of its `spans` go to `read`, in any threads. Then `problem` tells what is wrong.
+    All of its `spans` go to `read`, in any threads, while they are given. Then `problem` tells what
+    is wrong.
     """
 
     def __init__(
@@ -68,14 +69,37 @@ class FileCheck:
         if number == 1:
             digests = bytes.fromhex(file.checksum)
         self._known = digests if checksum_of(digests) == file.checksum else b""
-        step = _SPAN if kind == CHECKSUM else max(number, 1)
-        self.spans = [(n, min(n + step, number)) for n in range(0, max(number, 1), step)]
         self._found: dict[int, bytes] = {}  # digests, or that of the whole, by the span's beginning
         self._errors: dict[int, ShardkitError] = {}
         self._unfit: ShardkitError | None = None
         self._looked_at = False
-        self._left = len(self.spans)
+        self._open = 1  # spans that are being read; one as long as they are given
         self._lock, self._done = threading.Lock(), threading.Event()
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The numbers of pieces that a thread is to read: from the first to before the second.
+
+        They end as soon as the file is known to have another size.
+        """
+        first = 0
+        try:
+            while self._unfit is None and (first < self._pieces or not first):
+                stop = self._pieces if self._kind == WHOLE else min(first + _SPAN, self._pieces)
+                with self._lock:
+                    self._open += 1
+                yield first, stop
+                first = max(stop, 1)
+        finally:
+            self._closed()
+        if first < self._pieces:
+            self._meter.skip(self._file.bytes - first * PIECE)
+
+    def _closed(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self.__dict__.pop("_source", None)  # closes it
+                self._done.set()
 
     def read(self, first: int, stop: int) -> None:
         """Read the pieces from `first` to before `stop`."""
@@ -92,11 +116,7 @@ class FileCheck:
         except ShardkitError as error:
             self._errors[first] = error
         finally:
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self.__dict__.pop("_source", None)  # closes it
-                    self._done.set()
+            self._closed()
             if left:
                 self._meter.skip(left)
 
@@ -108,7 +128,7 @@ class FileCheck:
         self._done.wait()
         if self._errors:
             return self._errors[min(self._errors)]
-        digests = b"".join(self._found.get(first, b"") for first, _ in self.spans)
+        digests = b"".join(found for _, found in sorted(self._found.items()))
         found = checksum_of(digests) if self._kind == CHECKSUM else digests.hex()
         if found == self._file.checksum:
             return None

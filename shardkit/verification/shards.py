@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import pieces
-from shardkit.byte_source import open_source
+from shardkit.byte_source import ByteSource, open_source
 from shardkit.checked import from_lines
 from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
@@ -136,34 +137,47 @@ _Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
 
 def _jobs(part: CheckedPart, meter: Meter) -> Iterator[Callable[[], _Found | None]]:
     """Of each shard the spans of its files, then the shard, which waits for them."""
-    digests = _digests(part)
+    listed, firsts = _list_of_pieces(part)
     for number in range(part.dataset.shards):
         checks: list[FileCheck] = []
+        first = firsts.get(part.dataset.shard_name(number), 0)
         for shard in part.shards[number : number + 1]:
             for file in shard.files:
                 own = shard.file.name if checks else None
-                known = digests.get(file.name, b"")
+                known = b"" if listed is None else _digests(listed, first, file)
+                first += pieces.listed(file.bytes)
                 checks.append(FileCheck(part.dataset.path, file, part.kind, meter, known, own))
         for check in checks:
-            for span in check.spans:
+            for span in check.spans():
                 yield partial(check.read, *span)
         yield partial(_check_shard, part, checks, number)
 
 
-def _digests(part: CheckedPart) -> dict[str, bytes]:
-    """The digests of pieces, by file, as the list has them: it is compared with the checksums."""
+def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int]]:
+    """The list of the digests of all pieces, and the number of each shard's first one.
+
+    None where it cannot be used.
+    """
     file = part.manifest.list_named(manifests.PIECES) if part.manifest else None
     if part.manifest is None or file is None:
-        return {}
+        return None, {}
+    firsts = accumulate((shard.listed for shard in part.manifest.shards), initial=0)
+    names = (shard.file.name for shard in part.manifest.shards)
     try:
-        left = open_source(part.dataset.path / file.name).read(0, file.bytes)
+        return open_source(part.dataset.path / file.name), dict(zip(names, firsts, strict=False))
     except ShardkitError:  # the list is one of the files that are checked
-        return {}
-    found, start = {}, 0
-    for each in part.manifest.all_files():
-        stop = start + DIGEST * pieces.listed(each.bytes)
-        found[each.name], start = left[start:stop], stop
-    return found
+        return None, {}
+
+
+def _digests(listed: ByteSource, first: int, file: File) -> bytes:
+    """The digests of a file's pieces as the list has them, which is not trusted."""
+    number = pieces.listed(file.bytes)
+    if number > pieces.MOST:
+        return b""
+    try:
+        return listed.read(first * DIGEST, number * DIGEST)
+    except ShardkitError:
+        return b""
 
 
 def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Found:
