@@ -253,7 +253,7 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(
     google: Google, bucket: str, counted: Proxy
 ) -> None:
     made = loader(google.url(bucket, "wds"), google.options(counted.endpoint)).dataset
-    counted.add(Rule(latency=2, method="GET", match="tar"))
+    counted.add(Rule(latency=1, method="GET", match="tar"))
     thread = threading.Thread(target=lambda: next(made.iterate(0)))
     thread.start()
     pages = made.stream.pages
