@@ -66,12 +66,12 @@ def test_four_loaders_share_a_cache_and_are_killed(url: str, tmp_path: Path, lar
             with stopped(loaders[:victim] + loaders[victim + 1 :]):
                 assert on_disk(cache) <= LIMIT
             loaders[victim] = Process(url, cache, 100 + kill, victim == 3)
-        last = time.monotonic()
+        last, most = time.monotonic(), 0
         for loader in loaders:  # a whole epoch of each
             while loader.began() < last:
-                pass
-        with stopped(loaders):
-            assert LIMIT / 3 < on_disk(cache) <= LIMIT
+                with stopped(loaders):  # there may be few pages while many are requested
+                    most = max(most, on_disk(cache))
+        assert LIMIT / 3 < most <= LIMIT
     finally:
         for loader in loaders:
             loader.kill()
