@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -11,7 +12,9 @@ import xxhash
 import shardkit
 from shardkit import manifest as manifests
 from shardkit import pieces, storage
+from shardkit.conversion import publish
 from shardkit.pieces import DIGEST, PIECE, Hasher, checksum_of, count, listed
+from tests.conftest import files_of
 
 SIZES = (0, 1, 1000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5)
 
@@ -83,3 +86,44 @@ def test_the_list_has_the_digests_of_all_files_of_several_pieces(
     expected = b"".join(plainly(data) for data in every if len(data) > PIECE)
     assert (folder / found.name).read_bytes() == expected
     assert [pieces.checksum(data) for data in every] == [f.checksum for f in manifest.all_files()]
+
+
+@pytest.mark.parametrize(("format", "name"), [("wds", "out"), ("beton", "train.beton")])
+def test_it_is_the_same_for_any_workers_and_after_an_interruption(
+    format: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C1, where shards keep their files, and where they are joined."""
+    monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 2 * PIECE)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2 * PIECE)
+    chance = random.Random(2)
+    with shardkit.create(tmp_path / "source", "wds", {"x": shardkit.Bytes()}) as out:
+        for _ in range(80):
+            out.write({"x": chance.randbytes(90_000)})
+    options = {"shard_samples": 20} if format == "wds" else {}
+
+    def made(folder: str, workers: int) -> dict[str, bytes]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        shardkit.convert(
+            tmp_path / "source", format, tmp_path / folder / name, workers=workers, **options
+        )
+        return files_of(tmp_path / folder)
+
+    expected = made("0", 0)
+    assert sum(file.endswith(manifests.PIECES) for file in expected) == 1
+    if format == "beton":
+        assert manifests.load(tmp_path / "0" / name).shards[0].tasks == (0, 3)
+    assert made("2", 2) == expected
+    real, calls = publish.described, []
+
+    def dies(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:  # the shards have their final names, and the list of pieces is there
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "described", dies)
+        with pytest.raises(KeyboardInterrupt):
+            made("killed", 0)
+    assert made("killed", 0) == expected
+    assert shardkit.verify(tmp_path / "killed" / name).sound
