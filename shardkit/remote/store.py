@@ -160,8 +160,14 @@ class Store:
 
     def through(self, pages: Cached) -> Store:
         """The same store, with reads through a cache."""
+        store = self.anew()
+        store._known, store.pages = self._known, pages
+        return store
+
+    def anew(self) -> Store:
+        """The same store, of which nothing is remembered."""
         store = Store(self.site, self.options)
-        store._clients, store._known, store.pages = self._clients, self._known, pages
+        store._clients = self._clients
         return store
 
     def client(self, past_caches: bool = False) -> Client:

@@ -23,7 +23,10 @@ class Planned(NamedTuple):
 
 
 def file_path(path: Path) -> FilePath:
-    return path if isinstance(path, RemotePath) else os.fspath(path)
+    """The location of a folder that was looked into: without what was remembered of a store."""
+    if isinstance(path, RemotePath):
+        return RemotePath(path.store.anew(), path.key)
+    return os.fspath(path)
 
 
 def below(root: FilePath, relative: str) -> FilePath:

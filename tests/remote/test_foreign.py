@@ -198,6 +198,17 @@ def test_a_layout_stays_while_a_small_cache_is_full(s3: S3, bucket: str, tmp_pat
     assert pages <= 3 * PAGE
 
 
+def test_a_cache_that_is_smaller_than_a_batch(
+    s3: S3, bucket: str, shards: Path, tmp_path: Path
+) -> None:
+    """It holds a page, and a batch has values of eight: what has no room is read alone."""
+    url = s3.url(bucket, "large-*.tar")
+    made = Loader(url, batch_size=3, storage_options=s3.options(), cache_limit=PAGE)
+    assert epochs(made, 2) == epochs(Loader(shards / "large-000.tar", batch_size=3), 2)
+    with pytest.raises(UsageError, match="no room for a page"):
+        Loader(url, batch_size=3, storage_options=s3.options(), cache_limit=PAGE - 1)
+
+
 def test_a_cache_folder_that_cannot_be_used(
     s3: S3, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

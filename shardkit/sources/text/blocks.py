@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import pairwise
 
 from shardkit import storage
@@ -27,7 +29,7 @@ def blocks(
 ) -> Iterator[bytes]:
     """The bytes from `start` on of a file that was `size` bytes long when the run was planned.
 
-    Not much behind `end` is asked for, if it is given.
+    Not much behind `end`, if it is given, is requested of an object.
 
     Raises SampleError for a file that cannot be read or has changed, and where a compressed one is
     damaged, after what lies before the damage.
@@ -55,9 +57,10 @@ def stored_blocks(
 ) -> Iterator[bytes]:
     """The bytes as the file has them, so many at a time."""
     if isinstance(path, RemotePath):
-        for data in _requested(path, size, start, end):
-            for first in range(0, len(data), block):
-                yield data[first : first + block]
+        with _explained(path, size):
+            for data in _requested(path, size, start, end):
+                for first in range(0, len(data), block):
+                    yield data[first : first + block]
         return
     try:
         with open(path, "rb", buffering=0, opener=storage.regular) as file:
@@ -73,18 +76,34 @@ def stored_blocks(
         raise unreadable(error, path) from error
 
 
+def head(path: FilePath, size: int, length: int, version: int) -> bytes:
+    """The first bytes of a file; of an object, of this version."""
+    if isinstance(path, RemotePath):
+        with _explained(path, size):
+            return _head(path, min(length, size), version)
+    return next(stored_blocks(path, size, 0, length), b"")
+
+
+@functools.lru_cache(maxsize=1024)
+def _head(path: RemotePath, length: int, version: int) -> bytes:
+    """Those of an object, which are needed for each of its ranges.
+
+    That they are of the `version` is known once a range was read.
+    """
+    return path.store.read(path.key, 0, length)
+
+
 def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iterator[bytes]:
-    """The same of an object, with requests ahead, up to `end`.
+    """The same of an object, with requests ahead, up to `end` and the rest of a line behind it.
 
     Whoever asks for little may want no more than the beginning: there the first request is small,
-    and there are more and more ahead. What lies behind `end` is asked for when it is wanted, as a
-    line may go on there.
+    and there are more and more ahead. More that lies behind `end` is asked for when it is wanted.
     """
     long = end is not None and end - start > BLOCK
     ahead = _AHEAD if long else 1
-    end = size if end is None else min(end, size)
+    end = size if end is None else min(end + _SMALL, size)
     starts = [start, *range(start + (BLOCK if long else _SMALL), end, BLOCK)]
-    spans = iter([*pairwise(starts), (starts[-1], end)])
+    spans = iter(pairwise([*starts, end]) if start < end else ())
     pending: deque[Future[bytes]] = deque()
     try:
         while True:
@@ -98,14 +117,21 @@ def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iter
         while end < size:
             first, end, most = end, min(end + most, size), min(2 * most, BLOCK)
             yield path.store.read(path.key, first, end)
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+@contextmanager
+def _explained(path: RemotePath, size: int) -> Iterator[None]:
+    """Say of an object that it has changed, where that is why it cannot be read."""
+    try:
+        yield
     except (DamagedError, StorageError, OSError) as error:
         found = _changed(error, path, size)
         if found is None:
             raise
         raise found from error
-    finally:
-        for future in pending:
-            future.cancel()
 
 
 def _changed(error: Exception, path: RemotePath, size: int) -> ShardkitError | None:

@@ -168,4 +168,5 @@ def open_file(
         encoding=files.encoding(index),
         errors=errors,
         field=field,
+        version=int(files.times[index]),
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
-from shardkit.sources.text.blocks import blocks, stored_blocks
+from shardkit.sources.text.blocks import blocks, head
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder
 from shardkit.sources.text.lines import MAX_LINE, Line, lines
 
@@ -40,6 +40,7 @@ class TextFile:
     encoding: str
     errors: str
     field: str | None = None  # a column that a CSV table must have
+    version: int = 0  # as `Planned.time`
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """The records of which the first byte lies between `start` and `end`.
@@ -76,9 +77,7 @@ class TextFile:
 
     def _lines(self, start: int, end: int | None) -> tuple[Decoder, Iterator[Line]]:
         if start:
-            decoder = self._decoder(
-                next(stored_blocks(self.path, self.size, 0, MARK_SIZE, MARK_SIZE), b"")
-            )
+            decoder = self._decoder(head(self.path, self.size, MARK_SIZE, self.version))
             # A line end right before `start` makes it the start of a line.
             before = start - len(decoder.newline)
             stored = blocks(self.path, self.size, start=before, end=end)
