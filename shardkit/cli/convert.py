@@ -57,7 +57,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "-o",
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder to make, or a file: x.beton.  [default: SOURCE-FORMAT]",
+    help="Folder to make, here or at s3://, or a file: x.beton.  [default: SOURCE-FORMAT]",
 )
 @click.option(
     "--shard-size", metavar="SIZE", help="Largest shard: 64MB, 1GiB, ...  [default: 256MB]"

@@ -31,9 +31,9 @@ def convert(
 
     Images are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
-    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, or a
-    file such as `train.beton` for one shard without a folder; without it the output goes beside the
-    source, as `<name>-<format>`. The `options` are the fields of
+    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, here or
+    at a URL in a bucket, or a file such as `train.beton` for one shard without a folder; without it
+    the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
     `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
     `storage_options` are as in `shardkit.open`; nothing that is written has them.
 

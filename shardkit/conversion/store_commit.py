@@ -61,7 +61,9 @@ class StoreCommit:
         old = self._old_names(new)
         marks = self._marks({*old, *new})
         text = json.dumps({"names": sorted(filter(is_safe, {*old, *new}))}).encode()
-        stores.together(lambda path: storage.put(text, path), marks)
+        for mark in marks:
+            self._check()
+            storage.put(text, mark)
         for names in reversed(self._by_rank(old)):
             stores.together(self._delete, names)
         for names in self._by_rank(new):

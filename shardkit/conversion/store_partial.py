@@ -105,7 +105,7 @@ class StorePartial(Partial):
         self._job = self._remote / name
         old = self.job() if resume else None
         if old is None or comparable(old) != comparable(job):
-            stores.together(storage.delete, self._others())
+            stores.together(self._delete, self._others())
             self._resumed = False
             text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
             storage.put(text, self._remote / JOB)
@@ -157,9 +157,13 @@ class StorePartial(Partial):
     def _remove(self, marks: list[RemotePath]) -> None:
         """Everything; the claim goes last, so that no other run is there meanwhile."""
         self._listed = None
-        stores.together(storage.delete, {*marks, *self._others(), *self._known()})
+        stores.together(self._delete, {*marks, *self._others(), *self._known()})
         assert self._claim is not None
         self._claim.remove()
+
+    def _delete(self, path: RemotePath) -> None:
+        self.check()
+        storage.delete(path)
 
     def _others(self) -> list[RemotePath]:
         """All objects but the claim, as a listing shows them."""

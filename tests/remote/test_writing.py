@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,14 @@ from shardkit import ImageOptions, storage
 from shardkit.conversion import claim as claims
 from shardkit.conversion import run
 from shardkit.conversion.claim import Claim
-from shardkit.errors import OutputError, SampleError, ShardkitError, StorageError, UsageError
+from shardkit.errors import (
+    DamagedError,
+    OutputError,
+    SampleError,
+    ShardkitError,
+    StorageError,
+    UsageError,
+)
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from tests.conftest import IMAGE_FORMATS, files_of, write_images
@@ -508,6 +517,38 @@ def test_samples_that_were_dropped_are_read_again_where_none_may_be(
     convert(source, tmp_path / "reference", on_error="fail")
     assert bucket.objects() == below(tmp_path / "reference")
     assert len(shardkit.open(bucket.out, storage_options=bucket.options)) == 8
+
+
+def test_names_in_a_mark_stay_in_the_output(source: Path, tmp_path: Path, bucket: Bucket) -> None:
+    """X3: what it names is removed before the new dataset is copied."""
+    kept = ["kept.txt", "out2/kept.txt"]
+    for key in [*kept, "out/left.tar"]:
+        bucket.put(key)
+    names = ["../kept.txt", "/kept.txt", "x/../../out2/kept.txt", "..", "", "left.tar"]
+    bucket.put("out/__shardkit__/unfinished.json", json.dumps({"names": names}).encode())
+    bucket.convert(source)
+    convert(source, tmp_path / "reference")
+    assert bucket.objects() == below(tmp_path / "reference") | dict.fromkeys(kept, b"x")
+
+
+@pytest.mark.parametrize("what", ["junk", "a name that leads out", "compressed"])
+def test_a_result_that_is_damaged_is_named(
+    what: str, source: Path, bucket: Bucket, scratch: Path
+) -> None:
+    stop_in_work(bucket, source)
+    key = next(key for key in bucket.objects() if key.endswith("000000/result.zip"))
+    with io.BytesIO() as packed:
+        if what == "junk":
+            packed.write(b"junk")
+        else:
+            kind = zipfile.ZIP_DEFLATED if what == "compressed" else zipfile.ZIP_STORED
+            with zipfile.ZipFile(packed, "w", kind) as archive:
+                archive.writestr("../../../stray" if "name" in what else "result.json", b"{}")
+        bucket.put(key, packed.getvalue())
+    with pytest.raises(DamagedError) as error:
+        bucket.convert(source)
+    assert str(error.value.where["path"]) == bucket.store.url(bucket.name, key)
+    assert not list(scratch.parent.rglob("stray"))
 
 
 def test_a_key_in_two_shards_is_named(bucket: Bucket) -> None:
