@@ -488,6 +488,18 @@ def test_a_result_that_a_listing_misses_is_made_again(
     assert bucket.objects() == below(tmp_path / "reference")  # what it knows of is removed
 
 
+def test_a_result_whose_shards_are_gone_is_made_again(
+    source: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    """As after a run that was killed while it removed the work of another."""
+    stop_in_work(bucket, source)
+    shards = [key for key in bucket.objects() if key.endswith("/000000/shard-000000.tar")]
+    storage.delete(bucket.path(*shards))
+    bucket.convert(source)
+    convert(source, tmp_path / "reference")
+    assert bucket.objects() == below(tmp_path / "reference")
+
+
 def test_a_run_of_other_options_is_refused_and_begins_again_with_overwrite(
     source: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
