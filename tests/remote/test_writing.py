@@ -682,6 +682,11 @@ def test_a_claim_whose_answer_is_lost_is_held(s3: S3, through: Through) -> None:
     proxy.add(Rule(method="PUT", match="run.json", times=1, reset_after=0))
     claim._renew()
     claim.check()
+    tag = claim._tag
+    claim._renew()
+    claim._tag = tag  # as where no answer came for longer than is waited for
+    claim._renew()
+    claim.check()
     claim.remove()
     assert bucket.objects() == {}
 
@@ -698,6 +703,35 @@ def test_a_store_that_ignores_conditions_is_refused(
         bucket.convert(source)
     assert "write to a path on this machine" in str(error.value)
     assert bucket.objects() == {}
+
+
+def test_a_store_that_ignores_if_match_is_refused_where_a_claim_is_taken_over(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run that had it could renew it, and take the other's away."""
+    path, real = bucket.path("out.partial/run.json"), stores.Store.put_if
+    Claim.take(path).release()
+
+    def put_if(self: stores.Store, key: str, data: bytes, tag: stores.Tag | None) -> Any:
+        if tag is not None:
+            self.delete(key)
+        return real(self, key, data, None)
+
+    monkeypatch.setattr(stores.Store, "put_if", put_if)
+    with pytest.raises(StorageError, match="ignores the conditions of requests"):
+        Claim.take(path)
+
+
+def test_a_run_of_another_user_is_not_believed_dead(bucket: Bucket) -> None:
+    """Whose processes may be hidden."""
+    claim = Claim.take(bucket.path("out.partial/run.json"))
+    about = claim._about
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "_started", lambda pid: None if pid == 1 else "0")
+        assert claims._is_over(claims._text({**about, "pid": 1}))
+        patch.setattr(os, "geteuid", lambda: 12345)
+        assert not claims._is_over(claims._text({**about, "pid": 1}))
+    claim.remove()
 
 
 def test_faults_of_the_network_change_nothing(
