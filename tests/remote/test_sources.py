@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -34,7 +35,7 @@ from shardkit.remote import store as stores
 from shardkit.testing import make_image
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
-from tests.remote.servers import S3, Google, Nginx, Store
+from tests.remote.servers import S3, SIGNED, Google, Nginx, Store, request
 from tests.remote.test_reading import upload
 
 # --- what is converted ---------------------------------------------------------------------------
@@ -442,21 +443,32 @@ def test_a_killed_run_is_continued(
 
 
 def test_marks_of_folders_and_objects_named_like_folders(s3: S3, tmp_path: Path) -> None:
-    import urllib.request
-
-    from tests.remote.servers import SIGNED
-
     bucket = put_all(s3, {f"in/c{n % 2}/{n}.jpg": make_image(n) for n in range(4)})
     for mark in ("in/", "in/c0/", "in/c1/"):
-        request = urllib.request.Request(
-            f"{s3.endpoint}/{bucket}/{mark}", b"", dict(SIGNED), method="PUT"
-        )
-        urllib.request.urlopen(request, timeout=30).close()
+        request(f"{s3.endpoint}/{bucket}/{mark}", "PUT", b"", **SIGNED)
     made = convert(s3.url(bucket, "in"), tmp_path / "out", s3.options())
     assert (made.samples, made.ignored) == (4, {})
     s3.open(bucket).put("in/c0/0.jpg/1.jpg", make_image(7))
     made = convert(s3.url(bucket, "in"), tmp_path / "two", s3.options())
     assert made.samples == 5
+
+
+@pytest.mark.parametrize("name", ["in/a//b.jpg", "in/../b.jpg", "in/./b.jpg", "in/a\tb.jpg"])
+def test_a_name_that_no_file_can_have(name: str, s3: S3, tmp_path: Path) -> None:
+    bucket = put_all(s3, {"in/c/a.jpg": make_image()})
+    request(f"{s3.endpoint}/{bucket}/{quote(name)}", "PUT", make_image(), **SIGNED)
+    with pytest.raises(StorageError, match="whose name cannot be read") as caught:
+        convert(s3.url(bucket, "in"), tmp_path / "out", s3.options())
+    assert name.startswith(caught.value.found or "-")
+
+
+@pytest.mark.parametrize("name", ["ü b", "%41", "a+b", "a\\b", "a#b?", "*[x]", "~x", "a&b=c"])
+def test_odd_names(name: str, s3: S3, tmp_path: Path) -> None:
+    bucket = s3.bucket()
+    request(f"{s3.endpoint}/{bucket}/{quote(f'in/{name}.jpg')}", "PUT", make_image(), **SIGNED)
+    convert(s3.url(bucket, "in"), tmp_path / "there", s3.options())
+    convert(str(write(tmp_path / "in", {f"{name}.jpg": make_image()})), tmp_path / "here", {})
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 # --- bad input -----------------------------------------------------------------------------------
