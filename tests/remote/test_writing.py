@@ -434,6 +434,27 @@ def test_create_that_dies_anywhere_begins_again(
         assert bucket.objects() == reference
 
 
+def test_a_dataset_of_an_earlier_version_is_replaced_manifests_first(
+    source: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    convert(source, tmp_path / "old", split="train=0.6,val=0.4")
+    for path in (tmp_path / "old", tmp_path / "old/train", tmp_path / "old/val"):
+        (path / "__shardkit__/manifest.json").rename(path / "shardkit.json")
+    bucket.upload(tmp_path / "old", "out")
+    there = bucket.objects()
+    with pytest.MonkeyPatch.context() as patch:
+        layer = Dying(patch)
+        bucket.convert(source, overwrite=True)
+    first = [key for name, key in layer.log if name == "delete" and key in there][:3]
+    assert first[0] == "out/shardkit.json"
+    assert {*first[1:]} == {"out/train/shardkit.json", "out/val/shardkit.json"}
+    before = layer.log[: layer.log.index(("delete", first[0]))]
+    for folder in ("out", "out/train", "out/val"):
+        assert ("put", f"{folder}/__shardkit__/unfinished.json") in before
+    convert(source, tmp_path / "new")
+    assert bucket.objects() == below(tmp_path / "new")
+
+
 class Puts:
     """The keys that are put, in order."""
 
