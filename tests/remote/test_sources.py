@@ -370,6 +370,22 @@ def test_an_object_that_changes_after_planning(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_listing_that_changes(google: Google, trees: Path, tmp_path: Path) -> None:
+    """What is added after planning is not of this run, and the next one is of another source."""
+    bucket = upload(google, trees / "classes")
+    url, client = google.url(bucket), google.open(bucket)
+    options = ConvertOptions.of(workers=0)
+    with storage.using(google.options()):
+        plan = prepare(url, "wds", tmp_path / "out", options)
+    client.put("class0/new.jpg", make_image(5))
+    run(plan, options, None, None)
+    convert(str(trees / "classes"), tmp_path / "here", {})
+    assert contents(tmp_path / "out") == contents(tmp_path / "here")
+    with pytest.raises(OutputError, match="holds another dataset") as caught:
+        convert(url, tmp_path / "out", google.options())
+    assert caught.value.found == "the source has changed"
+
+
 @pytest.mark.parametrize("kind", ["classes", "texts", "shards", "foreign shards"])
 def test_a_run_goes_on_where_it_was(
     kind: str, google: Google, trees: Path, through: Through, tmp_path: Path,
