@@ -14,6 +14,7 @@ from typing import Any
 from shardkit.errors import NotFoundError, ShardkitError, StorageError, UsageError
 from shardkit.extras import extra, missing
 from shardkit.remote.store import (
+    MANIFEST,
     Client,
     Entry,
     Info,
@@ -77,6 +78,7 @@ class _Obstore:
         self.lists = not site.startswith("http")
         client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
         config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+        _check_endpoint(site, config)
         if _plain_http(site, config):
             client.setdefault("allow_http", True)
         make: Any = from_url  # its types tell the stores apart, by options that are not known
@@ -124,6 +126,20 @@ class _Obstore:
             if error.found is not None:  # not the key alone, but the bucket
                 raise
             return None
+        except StorageError as error:
+            if self.lists or error.what != _NO_ACCESS:
+                raise
+            if self._has_manifest(key):  # a web server that does not show what is in a folder
+                return None
+            error.fix = _WEB_ACCESS
+            raise
+
+    def _has_manifest(self, folder: str) -> bool:
+        try:
+            self._library.head(self._store, f"{folder}/{MANIFEST}")
+        except (self._exceptions.BaseError, OSError):
+            return False
+        return True
 
     def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
         options: Any = {"range": (start, stop)}
@@ -224,6 +240,26 @@ def _mapped(path: Path, size: int) -> Any:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def _check_endpoint(site: str, config: Mapping[str, Any]) -> None:
+    """Refuses an address without a scheme, of which obstore makes a panic."""
+    scheme = site.partition("://")[0]
+    if scheme.startswith("http"):
+        return
+    given = {name: str(config[name]) for name in _ENDPOINTS if name in config}
+    if not given:
+        prefix = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_"}.get(scheme, "AZURE_")
+        names = [name.upper() for name in _ENDPOINTS if name.upper().startswith(prefix)]
+        given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    for name, address in given.items():
+        if not address.startswith(("http://", "https://")):
+            raise UsageError(
+                f"the address of the store {site} has no scheme",
+                expected="https://... or http://...",
+                found=name,
+                fix=f"write the scheme in front of it: {name}=https://...",
+            )
+
+
 def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
     """Whether somebody gave an address without encryption on purpose."""
     given = [str(config.get(name, "")) for name in _ENDPOINTS]
@@ -288,6 +324,10 @@ _NOT_FOUND = ("NotFoundError", "FileNotFoundError")
 _ACCESS = (
     "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
     " storage options; skip_signature=true reads public buckets"
+)
+_WEB_ACCESS = (
+    "check the address and the credentials; of folders, give a dataset that has its manifest, as a"
+    " web server does not tell what is in others"
 )
 _WRITE_ACCESS = (
     "give credentials that may read, list, write and delete objects here, as environment variables"

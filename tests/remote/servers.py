@@ -226,6 +226,7 @@ http {{
     server {{
         listen 127.0.0.1:{port}{tls}; root {root}; autoindex on;
         dav_methods PUT DELETE; create_full_put_path on;
+        location /unlisted/ {{ autoindex off; }}
     }}
 }}
 """

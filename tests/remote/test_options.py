@@ -141,6 +141,19 @@ def test_a_wrong_one_is_named_and_no_value_is(s3: S3, bucket: str, tmp_path: Pat
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/a", "gs://bucket/a", "az://container/a"])
+def test_an_endpoint_without_a_scheme_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="has no scheme") as caught:
+        shardkit.open(url, storage_options={"endpoint": "127.0.0.1:9000"})
+    assert caught.value.found == "endpoint"
+    names = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
+    for name in names.values():
+        monkeypatch.setenv(name, "storage.example.org")
+    with pytest.raises(UsageError, match="has no scheme") as caught:
+        shardkit.open(url)
+    assert caught.value.found == names[url.partition(":")[0]]
+
+
 def test_a_password_in_a_url_is_refused() -> None:
     with pytest.raises(UsageError, match="a URL with a password") as caught:
         storage.source("sftp://user:hunter2@example.org/data")

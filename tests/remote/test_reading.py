@@ -125,6 +125,17 @@ def test_a_web_server(web: Nginx, datasets: Path) -> None:
     ]
 
 
+def test_a_web_server_that_refuses_to_show_folders(web: Nginx, datasets: Path) -> None:
+    """As nginx does by default: it answers 403 for each folder."""
+    shutil.copytree(datasets / "wds", web.root / "unlisted" / "wds")
+    (web.root / "unlisted" / "images").mkdir()
+    (web.root / "unlisted" / "images" / "0.jpg").write_bytes(b"x")
+    assert len(open_dataset(f"{web.endpoint}/unlisted/wds")) == SAMPLES
+    with pytest.raises(StorageError, match="refuses access") as caught:
+        open_dataset(f"{web.endpoint}/unlisted/images")
+    assert "that has its manifest" in (caught.value.fix or "")
+
+
 def test_any_file_system_of_fsspec(datasets: Path) -> None:
     import fsspec
 

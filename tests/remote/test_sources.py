@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import tokenizers
 
 import shardkit
 from shardkit import byte_source, storage
@@ -30,7 +31,8 @@ from shardkit.errors import (
     StorageError,
     UsageError,
 )
-from shardkit.options import ConvertOptions
+from shardkit.inspection import inspect
+from shardkit.options import ConvertOptions, TextOptions
 from shardkit.remote import store as stores
 from shardkit.testing import make_image
 from tests.remote.conftest import Through
@@ -233,6 +235,30 @@ def test_verify_against(google: Google, bucket: str, trees: Path, tmp_path: Path
     report = shardkit.verify(tmp_path / "classes", url, storage_options=google.options())
     (problem,) = report.problems
     assert problem.where["key"] == "class0/sub0/000"
+
+
+def test_tokens_at_a_url_are_compared_with_their_text(
+    google: Google, trees: Path, tmp_path: Path
+) -> None:
+    """The dataset's own tokenizer makes them again, and tells what they are."""
+    file = tmp_path / "tokenizer.json"
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["document 1 2 3"], 300, special_tokens=["<|endoftext|>"])
+    tokenizer.save(str(file))
+    source, local = trees / "texts", tmp_path / "local" / "tokens"
+    convert(str(source), local, {}, text=TextOptions(tokenizer=str(file), seq_len=32))
+    url = google.url(upload(google, local.parent), "tokens")
+    report = shardkit.verify(url, source, storage_options=google.options())
+    assert report.sound, report.problems[0]
+    there = inspect(url, storage_options=google.options())
+    assert there["first"] == inspect(local)["first"]
+    with pytest.raises(UsageError, match="not read from a URL"):
+        convert(
+            str(source),
+            tmp_path / "out",
+            {},
+            text=TextOptions(tokenizer="gs://bucket/tokenizer.json"),
+        )
 
 
 # --- requests ------------------------------------------------------------------------------------

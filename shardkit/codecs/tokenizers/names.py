@@ -21,6 +21,7 @@ from shardkit.codecs.tokenizers.tokenizer import (
     versions,
 )
 from shardkit.errors import DamagedError, FormatError, NotFoundError, StorageError, UsageError
+from shardkit.remote.path import RemotePath
 
 SPECIAL_TOKENS = ("special", "text")
 _SIDECARS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -51,6 +52,10 @@ def load_tokenizer(
         raise UsageError(
             f"special_tokens is {special_tokens!r}", expected=" or ".join(SPECIAL_TOKENS)
         )
+    if "://" in str(name):
+        raise UsageError(
+            "a tokenizer is not read from a URL", found=str(name), fix="copy it to this machine"
+        )
     path = Path(name).expanduser()
     if path.is_dir():
         return _of_file(_in_folder(path), special_tokens, eos_token)
@@ -73,8 +78,10 @@ def open_copy(
     `fast`: use the faster engine if it is proven to give the same ids, which takes time. Raises
     DamagedError if the file is not the one that the manifest names.
     """
-    file = Path(path) / identity["file"] if Path(path).is_dir() else Path(path)
-    data = read_file(str(file))
+    file = path if isinstance(path, Path) else Path(path)
+    if file.is_dir():
+        file = file / identity["file"]
+    data = read_file(file)
     if digest(data) != identity["digest"]:
         raise DamagedError(
             "the tokenizer beside a dataset is not the one it was made with",
@@ -98,7 +105,7 @@ def open_copy(
     return Tokenizer(
         kind=identity["kind"],
         engine=engine,
-        path=str(file.absolute()),
+        path=_absolute(file),
         file=identity["file"],
         digest=identity["digest"],
         special_tokens=identity["special_tokens"],
@@ -107,6 +114,10 @@ def open_copy(
         added=tuple(identity.get("special_ids", {}).items()),
         libraries=versions(engine),
     )
+
+
+def _absolute(path: Path) -> str | RemotePath:
+    return path if isinstance(path, RemotePath) else str(path.absolute())
 
 
 def _looks_like_path(name: str) -> bool:
@@ -192,7 +203,7 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
     return Tokenizer(
         kind="huggingface",
         engine=libraries[-1],
-        path=str(path.absolute()),
+        path=_absolute(path),
         file="tokenizer.json",
         digest=digest(data),
         special_tokens=special_tokens,
@@ -326,7 +337,7 @@ def _named_beside(path: Path) -> dict[str, str]:
         if not sidecar.exists():
             continue
         try:
-            content = checked(dict[str, Any], json.loads(read_file(str(sidecar))))
+            content = checked(dict[str, Any], json.loads(read_file(sidecar)))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 "a file beside a tokenizer is not a JSON object",

@@ -19,6 +19,7 @@ from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.engines import Engine, Ids
 from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
+from shardkit.remote.path import RemotePath
 
 _LOCK = threading.Lock()
 
@@ -33,7 +34,7 @@ class Tokenizer:
 
     kind: str  # "huggingface", "tiktoken" or "sentencepiece"
     engine: str  # the library that encodes: "tokenizers", "tiktoken" or "sentencepiece"
-    path: str | None  # None: an encoding of tiktoken's, with the name of `file`
+    path: str | RemotePath | None  # None: an encoding of tiktoken's, with the name of `file`
     file: str  # the file name of the copy in a dataset
     digest: str  # xxh3-128 of the file's bytes, as 32 hex digits
     special_tokens: str
@@ -169,7 +170,7 @@ def _load(tokenizer: Tokenizer) -> Engine:
             found=_listed(versions(*dict(tokenizer.libraries))),
             fix="install the same versions on all machines",
         )
-    data, path = tokenizer._data(), tokenizer.path or tokenizer.file
+    data, path = tokenizer._data(), str(tokenizer.path or tokenizer.file)
     special, pattern, added = tokenizer.special_tokens, tokenizer.pattern, dict(tokenizer.added)
     if tokenizer.kind == "tiktoken":
         return engines.Tiktoken(pattern, read_ranks(data, path), added, special)
@@ -207,12 +208,14 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str | Path) -> bytes:
+    if isinstance(path, RemotePath):
+        return storage.read(path)
     try:
-        return storage.read_whole(path)[0]
+        return storage.read_whole(str(path))[0]
     except OSError as error:
         raise StorageError(
-            "a tokenizer's file cannot be read", path=path, found=storage.reason(error)
+            "a tokenizer's file cannot be read", path=str(path), found=storage.reason(error)
         ) from error
 
 
