@@ -194,7 +194,14 @@ def main(arguments: list[str]) -> Any:
         with Link(Path(folder), options.latency, options.rate) as link:
             url = "s3://bucket/data" if options.store == "s3" else link.url("bucket/data")
             rows = measure(link, url, options.rounds)
-    return {"store": options.store, "latency": options.latency, "rate": options.rate, "rows": rows}
+    what = {"section": "remote", "benchmark": "clients"}
+    return {
+        **what,
+        "store": options.store,
+        "latency": options.latency,
+        "rate": options.rate,
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def litdata(asked: dict[str, Any]) -> Epochs:
 
 
 def streaming(asked: dict[str, Any]) -> Epochs:
-    data = loops().mosaicml().StreamingDataset(
+    library = loops().mosaicml()
+    library.base.util.clean_stale_shared_memory()  # of a run before, which was killed
+    data = library.StreamingDataset(
         remote=asked["url"], local=asked["cache"], shuffle=True, batch_size=BATCH,
         cache_limit=asked.get("limit"),
     )  # fmt: skip

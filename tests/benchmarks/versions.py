@@ -53,10 +53,10 @@ def script(python: str, code: str, store: Path) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, cwd=store.parent).stdout)
 
 
-def convert(python: str, data: Path, out: Path) -> float:
+def convert(python: str, data: Path, format: str, out: Path) -> float:
     """The whole command, with two workers."""
     shutil.rmtree(out, ignore_errors=True)
-    words = ["convert", data, "--to", "wds", "-o", out, "--workers", "2", "--quiet"]
+    words = ["convert", data, "--to", format, "-o", out, "--workers", "2", "--quiet"]
     began = time.perf_counter()
     subprocess.run([python, "-m", "shardkit", *map(str, words)], check=True, cwd=out.parent)
     return time.perf_counter() - began
@@ -73,21 +73,22 @@ def main(arguments: list[str]) -> dict[str, object]:
     options = parser.parse_args(arguments)
     data, work = options.data.resolve(), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    for format in FORMATS:
-        if not (work / format).exists():
-            shardkit.convert(data, format, work / format, workers=2)
     runs: dict[str, Run] = {}
     pairs: dict[str, list[str]] = {}
     for which, python in (("now", sys.executable), ("before", options.before)):
         for format in FORMATS:
-            runs[f"read {format}, {which}"] = lambda p=python, f=format: script(p, READ, work / f)
-        for format in ("wds", "beton"):
-            runs[f"load {format}, {which}"] = lambda p=python, f=format: script(p, LOAD, work / f)
-        runs[f"convert, {which}"] = lambda p=python, w=which: convert(p, data, work / f"out-{w}")
+            store = work / f"{format}-{which}"  # each version reads what it has written
+            if not store.exists():
+                convert(python, data, format, store)
+            runs[f"read {format}, {which}"] = lambda p=python, s=store: script(p, READ, s)
+            if format in ("wds", "beton"):
+                runs[f"load {format}, {which}"] = lambda p=python, s=store: script(p, LOAD, s)
+        out = work / f"out-{which}"
+        runs[f"convert, {which}"] = lambda p=python, o=out: convert(p, data, "wds", o)
     for name in [name for name in runs if name.endswith("now")]:
         pairs[name.replace("now", "before")] = [name]
-    found = summary(measure(runs, options.rounds), pairs, len(shardkit.open(work / "wds")))
-    return {"benchmark": "versions", **found}
+    found = summary(measure(runs, options.rounds), pairs, len(shardkit.open(work / "wds-now")))
+    return {"section": "remote", "benchmark": "versions", **found}
 
 
 if __name__ == "__main__":
