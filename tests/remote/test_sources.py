@@ -36,7 +36,7 @@ from shardkit.remote import store as stores
 from shardkit.testing import make_image
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
-from tests.remote.servers import S3, Nginx, Store
+from tests.remote.servers import S3, Google, Nginx, Store
 from tests.remote.test_reading import upload
 
 # --- what is converted ---------------------------------------------------------------------------
