@@ -481,7 +481,8 @@ def _patiently(
         try:
             return request()
         except PassingError as failure:
-            if attempt == attempts - 1 or time.monotonic() > until:
+            given_up = _batch.over is not None and _batch.over.is_set()
+            if given_up or attempt == attempts - 1 or time.monotonic() > until:
                 raise failure.error from failure.__cause__
             least, most = _PAUSE
             time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))
@@ -502,17 +503,37 @@ def pool() -> ThreadPoolExecutor:
     return found
 
 
+class _Batch(threading.local):
+    """What a thread of the pool works for."""
+
+    over: threading.Event | None = None  # set when the batch has failed: no request is repeated
+
+
+_batch = _Batch()
+
+
 def together(work: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Do work for each item, several at a time.
 
-    Nothing of it goes on after this, also where one of them raises.
+    Nothing of it goes on after this, also where one of them raises, or at Ctrl-C: requests that
+    were made are waited for, and not repeated.
     """
     started: list[Future[object]] = []
+    over = threading.Event()
+
+    def do(item: Item) -> None:
+        _batch.over = over
+        try:
+            work(item)
+        finally:
+            _batch.over = None
+
     try:
-        started += (pool().submit(work, item) for item in items)
+        started += (pool().submit(do, item) for item in items)
         for one in started:
             one.result()
     finally:
+        over.set()
         for one in started:
             one.cancel()
         for one in started:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 import zipfile
@@ -699,6 +700,27 @@ def test_faults_of_the_network_change_nothing(
     bucket.convert(source)
     convert(source, tmp_path / "local")
     assert bucket.objects() == below(tmp_path / "local")
+
+
+def test_requests_are_not_repeated_after_ctrl_c() -> None:
+    """Which else waits for minutes, where nothing answers."""
+    attempts, began = [], threading.Event()
+
+    def request() -> None:
+        attempts.append(1)
+        began.set()
+        assert stores._batch.over is not None
+        assert stores._batch.over.wait(20)
+        raise stores.PassingError(StorageError("the store cannot be reached"))
+
+    def items() -> Iterator[int]:
+        yield 1
+        assert began.wait(20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stores.together(lambda item: stores._patiently(request), items())
+    assert len(attempts) == 1
 
 
 # --- what is refused
