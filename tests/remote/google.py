@@ -195,4 +195,5 @@ def _error(status: int, code: str) -> tuple[int, dict[str, str], bytes]:
 if __name__ == "__main__":
     _Handler.store = _Store()
     ThreadingHTTPServer.daemon_threads = True
+    ThreadingHTTPServer.request_queue_size = 256  # connections that begin at once
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), _Handler).serve_forever()
