@@ -8,7 +8,7 @@ from typing import Any
 from shardkit import manifest as manifests
 from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
-from shardkit.errors import OutputError, ShardkitError
+from shardkit.errors import NotFoundError, OutputError, ShardkitError
 from shardkit.recipe import identity
 from shardkit.remote.path import RemotePath
 
@@ -93,7 +93,14 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
 
 def _difference(out: Path, plan: Plan) -> str:
     """Why the dataset at `out` is not the one that is asked for."""
-    manifest = manifests.load_any(out)
+    try:
+        manifest = manifests.load_any(out)
+    except NotFoundError as error:  # it had no manifest when it was looked at first
+        raise OutputError(
+            "the output came, or was replaced, while this run looked at it: another run makes it",
+            path=out,
+            fix="wait for that run, then repeat the command, which says what is there",
+        ) from error
     words = differences(identity(manifest.recipe), identity(plan.job["recipe"]))
     if not words:
         dropped = manifest.errors and plan.recipe.on_error == "fail"

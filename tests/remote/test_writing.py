@@ -24,7 +24,7 @@ import pytest
 import shardkit
 from shardkit import ImageOptions, storage
 from shardkit.conversion import claim as claims
-from shardkit.conversion import run
+from shardkit.conversion import existing, run
 from shardkit.conversion.claim import Claim
 from shardkit.errors import (
     DamagedError,
@@ -577,6 +577,24 @@ def test_a_run_that_is_at_work_keeps_others_out(
     ):
         bucket.convert(source)
     claim.release()
+    bucket.convert(source)
+
+
+def test_an_output_that_another_run_completes_meanwhile(
+    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = existing._is_complete
+
+    def late(plan: Any) -> bool:
+        found = real(plan)
+        monkeypatch.setattr(existing, "_is_complete", real)
+        bucket.convert(source)
+        return found
+
+    monkeypatch.setattr(existing, "_is_complete", late)
+    with pytest.raises(OutputError, match="another run makes it") as error:
+        bucket.convert(source)
+    assert "repeat the command" in (error.value.fix or "")
     bucket.convert(source)
 
 
