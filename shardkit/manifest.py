@@ -44,7 +44,7 @@ from shardkit.remote.store import MANIFEST
 from shardkit.schema import Schema
 
 FOLDER, NAME = MANIFEST.split("/")
-_OLD_NAME = "shardkit.json"
+OLD_NAME = "shardkit.json"
 KEYS = "keys.jsonl"  # the key table: paths of samples' files, where keys do not tell them
 ERRORS = "errors.jsonl"  # bad samples that were dropped, and why
 LENGTHS = "lengths.npy"  # the lengths of one-dimensional arrays, by sample
@@ -207,8 +207,8 @@ def beside(path: Path, name: str = NAME) -> Path:
 
 def manifest_paths(path: Path) -> tuple[Path, ...]:
     """Where the manifest of a dataset may be: two for a single file, and two for a folder."""
-    old = path.with_name(f"{path.name}.{_OLD_NAME}") if path.name else path
-    return beside(path), old, path / FOLDER / NAME, path / _OLD_NAME
+    old = path.with_name(f"{path.name}.{OLD_NAME}") if path.name else path
+    return beside(path), old, path / FOLDER / NAME, path / OLD_NAME
 
 
 def single_manifest(path: Path) -> Path | None:
@@ -246,7 +246,7 @@ def folder_of(manifest: Path) -> Path:
 
 def dataset_of(manifest: Path) -> Path:
     """The dataset whose manifest is at this path: a folder, or a single file in it."""
-    single = re.fullmatch(rf"(.+)\.({re.escape(NAME)}|{re.escape(_OLD_NAME)})", manifest.name)
+    single = re.fullmatch(rf"(.+)\.({re.escape(NAME)}|{re.escape(OLD_NAME)})", manifest.name)
     return folder_of(manifest) / single[1] if single else folder_of(manifest)
 
 

@@ -79,14 +79,14 @@ def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardkit.formats.wds import reader
+    from shardkit.formats.wds import kept
 
     samples = [{"label": n} for n in range(200)]
     shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
     (tmp_path / "out/__shardkit__/manifest.json").unlink()
     calls = []
-    real = reader.scan
-    monkeypatch.setattr(reader, "scan", lambda *args: (calls.append(args), real(*args))[1])
+    real = kept.scan
+    monkeypatch.setattr(kept, "scan", lambda *args: (calls.append(args), real(*args))[1])
     ds = shardkit.open(tmp_path / "out")
     assert len(calls) == 200
     copy = pickle.loads(pickle.dumps(ds))

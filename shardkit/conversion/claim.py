@@ -21,6 +21,7 @@ from typing import Any
 from shardkit import storage
 from shardkit.checked import checked, parse
 from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, StorageError
+from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Tag
 
@@ -57,10 +58,10 @@ class Claim:
         for _ in range(_TRIES):
             if found is not None and not _is_over(found[0]):
                 _watch(path, *found)
-            began = _now()
-            if claim._put(None if found is None else found[1]):
+            began, old = _now(), None if found is None else found[1]
+            if claim._put(old):
                 claim._renewed = began
-                claim._check_conditions()
+                claim._check_conditions(old)
                 _held.add(claim.run)
                 threading.Thread(target=claim._beat, name="shardkit-claim", daemon=True).start()
                 return claim
@@ -121,20 +122,33 @@ class Claim:
         made = storage.put_if(data, self._path, tag)
         if made is None:
             found = self._path.store.read_tagged(self._path.key)
-            if found is None or found[0] != data:
+            if found is None or _parsed(found[0]).get("run") != self.run:
                 return False
             made = found[1]  # by a request of ours whose answer was lost
+            if found[0] != data:  # an earlier one: others may have seen it for long
+                made = storage.put_if(data, self._path, made)
+                if made is None:
+                    return False
         self._tag = made
         return True
 
-    def _check_conditions(self) -> None:
-        """Raise StorageError for a store that writes whatever the condition of a request is."""
+    def _check_conditions(self, old: Tag | None) -> None:
+        """Raise StorageError for a store that writes whatever the condition of a request is.
+
+        `old` is the tag of the claim that was taken over, whose run may still be alive.
+        """
         data = _text({**self._about, "beat": self._beats})
-        if storage.put_if(data, self._path, None) is not None:
+        made: list[Tag | None] = []
+
+        def put(tag: Tag | None) -> None:
+            made.append(storage.put_if(data, self._path, tag))
+
+        stores.together(put, {None, old})
+        if any(made):
             storage.delete(self._path)
             raise StorageError(
-                "the store ignores the conditions of requests (If-None-Match), so that two runs"
-                " that write to the same output would not notice each other",
+                "the store ignores the conditions of requests (If-None-Match, If-Match), so that"
+                " two runs that write to the same output would not notice each other",
                 path=self._path.parent,
                 fix="write to a path on this machine, then copy the result to the URL",
             )
@@ -190,10 +204,13 @@ def _this_process() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """What numbers of processes belong to: a boot, and a container; "" where it cannot be told."""
+    """What numbers of processes belong to: a boot, and a container; "" where it cannot be told.
+
+    And a user, as those of others may be hidden.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
     except OSError:
         return ""
 

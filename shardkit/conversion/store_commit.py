@@ -90,11 +90,14 @@ class StoreCommit:
 
     def _by_rank(self, names: Iterable[str]) -> list[list[str]]:
         """What makes a dataset open comes last: in a folder of splits, that of all of them."""
-        last = [self._target.path.name] if self._target.single else [_MANIFEST]
         ranks: list[list[str]] = [[], [], []]
         for name in sorted(names):
-            opens = not self._target.single and name.endswith(f"/{_MANIFEST}")
-            ranks[2 if name in last else 1 if opens else 0].append(name)
+            if self._target.single:
+                rank = 2 if name == self._target.path.name else 0
+            else:
+                folder = _dataset_of(name)
+                rank = 0 if folder is None else 1 if folder else 2
+            ranks[rank].append(name)
         return ranks
 
     def _marks(self, names: Iterable[str]) -> list[RemotePath]:
@@ -102,11 +105,8 @@ class StoreCommit:
         own = self._target.list_path(Path(), manifests.UNFINISHED).as_posix()
         found = {own}
         if not self._target.single:
-            found |= {
-                name.removesuffix(manifests.NAME) + manifests.UNFINISHED
-                for name in names
-                if name.endswith(f"/{_MANIFEST}")
-            }
+            folders = {folder for name in names if (folder := _dataset_of(name)) is not None}
+            found |= {f"{folder}{manifests.FOLDER}/{manifests.UNFINISHED}" for folder in folders}
         return [self._folder / name for name in sorted(found)]
 
     # --- the dataset that is replaced
@@ -170,3 +170,14 @@ class StoreCommit:
 
 
 _MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"
+
+
+def _dataset_of(name: str) -> str | None:
+    """The folder, "" or with a slash at its end, of which an object is the manifest, if it is one.
+
+    Earlier versions called it otherwise.
+    """
+    for manifest in (_MANIFEST, manifests.OLD_NAME):
+        if f"/{name}".endswith(f"/{manifest}"):
+            return name.removesuffix(manifest)
+    return None

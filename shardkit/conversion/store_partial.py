@@ -129,7 +129,16 @@ class StorePartial(Partial):
         names = {f"{n:06d}" for n in range(tasks)}
         found = [path for key in listed if (path := self._path(key)).name == PACKED]
         stores.together(self._fetch, [path for path in found if path.parent.name in names])
-        return super().finished(tasks)
+        done, keys = super().finished(tasks), {*listed}
+        lost = [number for number in done if not self._has_shards(number, keys)]
+        for number in lost:  # a run that was to remove all this was killed, say
+            self.undo(number)
+        return [number for number in done if number not in lost]
+
+    def _has_shards(self, number: int, keys: Collection[str]) -> bool:
+        folder = self.task_folder(number)
+        files = [file for shard in read_result(folder).shards for file in shard.files]
+        return all(self.stored(folder / file.name).key in keys for file in files)
 
     def _fetch(self, packed: RemotePath) -> None:
         """The result of a task, if it is there."""
@@ -139,7 +148,7 @@ class StorePartial(Partial):
 
     def undo(self, number: int) -> None:
         """The result goes first: its shards will be others."""
-        storage.delete(self._job / self.task_folder(number).name / PACKED)
+        self._delete(self._job / self.task_folder(number).name / PACKED)
         super().undo(number)
 
     def publish(self) -> None:

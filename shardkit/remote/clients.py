@@ -279,6 +279,18 @@ def _tag(meta: Any) -> str | None:
     return tag or meta["version"]
 
 
+def _odd_name(folder: str, text: str) -> StorageError:
+    """The error for a listing with a name that obstore does not take."""
+    name = re.search(r'Path "(.*?)"', text, re.DOTALL)
+    return StorageError(
+        "the folder has an object whose name cannot be read",
+        path=folder,
+        expected="names without control characters, and without empty parts, . and .. in them",
+        found=name[1] if name else None,
+        fix="rename the object, or give a folder that it is not in",
+    )
+
+
 def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     """The error to raise for one of obstore's.
 
@@ -289,8 +301,8 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     status = re.search(r"(?:status|code)\W+([45]\d\d)\b", text)
     code, number = found[1] if found else "", status[1] if status else ""
     said = code or (f"HTTP {number}" if number else None)
-    if kind == "PreconditionError":
-        return replaced(url)
+    if kind in ("PreconditionError", "InvalidPathError"):
+        return replaced(url) if kind == "PreconditionError" else _odd_name(url, text)
     signs = f"{kind} {code} {number}" + (" PermanentRedirect" if "without LOCATION" in text else "")
     for pattern, what, fix in _FAILURES:
         if re.search(pattern, signs):

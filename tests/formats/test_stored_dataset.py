@@ -44,7 +44,7 @@ def test_one_of_its_shards_is_read(stored: Path) -> None:
 def test_its_index_is_read_and_not_built_again(
     stored: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.formats.wds.reader.scan", None)
+    monkeypatch.setattr("shardkit.formats.wds.kept.scan", None)
     with shardkit.open(stored / name) as dataset:
         assert dataset[2]["label"] == 1
 

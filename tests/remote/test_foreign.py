@@ -22,7 +22,7 @@ from shardkit.stream.batching import Bucket, Dynamic, Pack
 from shardkit.stream.loader import Loader
 from tests.remote.conftest import Through
 from tests.remote.proxy import Proxy
-from tests.remote.servers import S3, Nginx
+from tests.remote.servers import Google, Nginx
 from tests.remote.test_reading import upload
 from tests.remote.test_streaming import epochs, loader
 
@@ -49,8 +49,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bucket(s3: S3, shards: Path) -> str:
-    return upload(s3, shards)
+def bucket(google: Google, shards: Path) -> str:
+    return upload(google, shards)
 
 
 @pytest.fixture
@@ -72,17 +72,17 @@ def everything(dataset: shardkit.Dataset) -> bytes:
 
 
 def test_a_tar_is_searched_by_few_requests(
-    s3: S3, bucket: str, shards: Path, through: Through
+    google: Google, bucket: str, shards: Path, through: Through
 ) -> None:
-    proxy = through(s3)
+    proxy = through(google)
     size = (shards / "small-000.tar").stat().st_size
-    found = opened(s3.url(bucket, "small-000.tar"), s3.options(proxy.endpoint))
+    found = opened(google.url(bucket, "small-000.tar"), google.options(proxy.endpoint))
     count = proxy.count("GET", r"\.tar$")
     assert len(found) == 500
     assert count.requests <= size / PAGE + 6
     assert count.sent <= size + 4 * PAGE
     proxy.clear()
-    found = opened(s3.url(bucket, "large-000.tar"), s3.options(proxy.endpoint))
+    found = opened(google.url(bucket, "large-000.tar"), google.options(proxy.endpoint))
     assert len(found) == 3
     # The first page, which tells how it is compressed; of the rest no payload.
     assert proxy.count("GET", r"\.tar$").sent <= PAGE + 6 * (1 << 16)
@@ -90,27 +90,27 @@ def test_a_tar_is_searched_by_few_requests(
 
 
 def test_a_tar_is_searched_once(
-    s3: S3, bucket: str, shards: Path, through: Through, cache: Path
+    google: Google, bucket: str, shards: Path, through: Through, cache: Path
 ) -> None:
-    proxy, url = through(s3), s3.url(bucket, "small-000.tar")
-    opened(url, s3.options(proxy.endpoint))
+    proxy, url = through(google), google.url(bucket, "small-000.tar")
+    opened(url, google.options(proxy.endpoint))
     assert {path.name.partition("-")[0][:6] for path in cache.glob("*.page")} == {"layout"}
     proxy.clear()
-    found = opened(url, s3.options(proxy.endpoint))
+    found = opened(url, google.options(proxy.endpoint))
     assert proxy.count("GET", r"\.tar$").requests <= 2  # what it is, and how it is compressed
     assert everything(found) == everything(open_dataset(shards / "small-000.tar"))
 
 
 def test_a_layout_of_several_pages(
-    s3: S3, bucket: str, shards: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    google: Google, bucket: str, shards: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "PAGE", 1000)
-    url = s3.url(bucket, "small-000.tar")
-    opened(url, s3.options())
+    url = google.url(bucket, "small-000.tar")
+    opened(url, google.options())
     assert len([*cache.glob("layout*.page")]) > 5
     here = everything(open_dataset(shards / "small-000.tar"))
     monkeypatch.setattr(kept, "scan", None)  # must not be called
-    assert everything(opened(url, s3.options())) == here
+    assert everything(opened(url, google.options())) == here
 
 
 def _cut(page: Path) -> None:
@@ -139,59 +139,63 @@ def _nonsense(page: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_cut, _flipped, _forged, _nonsense, Path.unlink])
 def test_a_damaged_layout_is_made_again(
-    damage: Any, s3: S3, bucket: str, shards: Path, cache: Path
+    damage: Any, google: Google, bucket: str, shards: Path, cache: Path
 ) -> None:
-    url = s3.url(bucket, "small-000.tar")
-    opened(url, s3.options())
+    url = google.url(bucket, "small-000.tar")
+    opened(url, google.options())
     (page,) = cache.glob("layout*.page")
     whole = page.read_bytes()
     damage(page)
-    found = opened(url, s3.options())
+    found = opened(url, google.options())
     assert everything(found) == everything(open_dataset(shards / "small-000.tar"))
     if damage not in (_forged, _nonsense):  # which nothing removes, as their checksums hold
         assert page.read_bytes() == whole
 
 
 def test_a_tar_that_was_replaced_is_searched_again(
-    s3: S3, shards: Path, cache: Path, tmp_path: Path
+    google: Google, shards: Path, cache: Path, tmp_path: Path
 ) -> None:
-    bucket = upload(s3, shards)
-    url = s3.url(bucket, "small-000.tar")
-    assert opened(url, s3.options())[3]["__key__"] == "k00003"
+    bucket = upload(google, shards)
+    url = google.url(bucket, "small-000.tar")
+    assert opened(url, google.options())[3]["__key__"] == "k00003"
     other = tar(tmp_path / "other/small-000.tar", 501, 10_000)
-    s3.open(bucket).put("small-000.tar", other.read_bytes())
-    found = opened(url, s3.options())
+    google.open(bucket).put("small-000.tar", other.read_bytes())
+    found = opened(url, google.options())
     assert len(found) == 501
     assert everything(found) == everything(open_dataset(other))
 
 
-def test_what_a_tar_warns_of_is_said_each_time(s3: S3, shards: Path, cache: Path) -> None:
+def test_what_a_tar_warns_of_is_said_each_time(google: Google, shards: Path, cache: Path) -> None:
     cut = (shards / "large-000.tar").read_bytes().rstrip(b"\0")
     cut += bytes(-len(cut) % 512)
-    bucket = s3.bucket()
-    s3.open(bucket).put("a.tar", cut)
+    bucket = google.bucket()
+    google.open(bucket).put("a.tar", cut)
     for _ in range(2):
         with pytest.warns(ShardkitWarning, match="without the zero blocks"):
-            assert len(opened(s3.url(bucket, "a.tar"), s3.options())) == 3
+            assert len(opened(google.url(bucket, "a.tar"), google.options())) == 3
 
 
 def test_a_loader_searches_and_reads_the_same_pages(
-    s3: S3, bucket: str, shards: Path, through: Through, tmp_path: Path
+    google: Google, bucket: str, shards: Path, through: Through, tmp_path: Path
 ) -> None:
     """The search fills the cache, and a second Loader neither searches nor downloads."""
-    proxy, url = through(s3), s3.url(bucket, "small-*.tar")
+    proxy, url = through(google), google.url(bucket, "small-*.tar")
     size = (shards / "small-000.tar").stat().st_size
     here = epochs(loader(shards / "small-000.tar", {}), 1)
     for most in (1.02 * size + (1 << 16), 0):
         proxy.clear()
-        there = loader(url, s3.options(proxy.endpoint), cache=tmp_path / "cache")
+        there = loader(url, google.options(proxy.endpoint), cache=tmp_path / "cache")
         assert epochs(there, 1) == here
         assert proxy.count("GET", r"\.tar$").sent <= most
     assert len([*(tmp_path / "cache").glob("layout*.page")]) == 1
 
 
-def test_a_layout_stays_while_a_small_cache_is_full(s3: S3, bucket: str, tmp_path: Path) -> None:
-    made = loader(s3.url(bucket, "small-*.tar"), s3.options(), cache=tmp_path, cache_limit=3 * PAGE)
+def test_a_layout_stays_while_a_small_cache_is_full(
+    google: Google, bucket: str, tmp_path: Path
+) -> None:
+    made = loader(
+        google.url(bucket, "small-*.tar"), google.options(), cache=tmp_path, cache_limit=3 * PAGE
+    )
     epochs(made, 2)
     assert len([*tmp_path.glob("layout*.page")]) == 1
     pages = sum(path.stat().st_size for path in tmp_path.glob("*.page"))
@@ -199,23 +203,23 @@ def test_a_layout_stays_while_a_small_cache_is_full(s3: S3, bucket: str, tmp_pat
 
 
 def test_a_cache_that_is_smaller_than_a_batch(
-    s3: S3, bucket: str, shards: Path, tmp_path: Path
+    google: Google, bucket: str, shards: Path, tmp_path: Path
 ) -> None:
     """It holds a page, and a batch has values of eight: what has no room is read alone."""
-    url = s3.url(bucket, "large-*.tar")
-    made = Loader(url, batch_size=3, storage_options=s3.options(), cache_limit=PAGE)
+    url = google.url(bucket, "large-*.tar")
+    made = Loader(url, batch_size=3, storage_options=google.options(), cache_limit=PAGE)
     assert epochs(made, 2) == epochs(Loader(shards / "large-000.tar", batch_size=3), 2)
     with pytest.raises(UsageError, match="no room for a page"):
-        Loader(url, batch_size=3, storage_options=s3.options(), cache_limit=PAGE - 1)
+        Loader(url, batch_size=3, storage_options=google.options(), cache_limit=PAGE - 1)
 
 
 def test_a_cache_folder_that_cannot_be_used(
-    s3: S3, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    google: Google, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("SHARDKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="cache folder"):
-        opened(s3.url(bucket, "small-000.tar"), s3.options())
+        opened(google.url(bucket, "small-000.tar"), google.options())
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -237,12 +241,12 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("pattern", ["train-*.tar", "train-{000..003}.tar", "train-00[0-3].tar"])
-def test_patterns(pattern: str, s3: S3, tars: Path, tmp_path: Path) -> None:
-    url = s3.url(upload(s3, tars), pattern)
-    found, local = opened(url, s3.options()), open_dataset(tars / pattern)
+def test_patterns(pattern: str, google: Google, tars: Path, tmp_path: Path) -> None:
+    url = google.url(upload(google, tars), pattern)
+    found, local = opened(url, google.options()), open_dataset(tars / pattern)
     assert len(found) == len(local) == 40
     assert everything(found) == everything(local)
-    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=s3.options())
+    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=google.options())
     assert made.samples == 40
 
 
@@ -258,23 +262,25 @@ def test_a_range_of_names_on_a_web_server(web: Nginx, tars: Path) -> None:
             open_dataset(f"{web.endpoint}/tars/train-{bad}.tar")
 
 
-def test_splits(s3: S3, tars: Path, tmp_path: Path) -> None:
-    url = s3.url(upload(s3, tars))
-    with storage.using(s3.options()):
+def test_splits(google: Google, tars: Path, tmp_path: Path) -> None:
+    url = google.url(upload(google, tars))
+    with storage.using(google.options()):
         assert {name: len(split) for name, split in open_splits(url).items()} == {
             "train": 40,
             "val": 10,
         }
-    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=s3.options())
+    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=google.options())
     assert {name: split.samples for name, split in made.splits.items()} == {"train": 40, "val": 10}
-    url = s3.url(upload(s3, tmp_path), "out")
-    with storage.using(s3.options()):
+    url = google.url(upload(google, tmp_path), "out")
+    with storage.using(google.options()):
         found = open_splits(url)
     assert everything(found["val"]) == everything(open_dataset(tmp_path / "out/val"))
-    assert shardkit.verify(url, s3.url(upload(s3, tars)), storage_options=s3.options()).sound
+    assert shardkit.verify(
+        url, google.url(upload(google, tars)), storage_options=google.options()
+    ).sound
 
 
-def test_what_hugging_face_datasets_saved(s3: S3, tmp_path: Path) -> None:
+def test_what_hugging_face_datasets_saved(google: Google, tmp_path: Path) -> None:
     import datasets
 
     made = datasets.Dataset.from_dict({"text": [f"t{n}" for n in range(9)]})
@@ -284,15 +290,18 @@ def test_what_hugging_face_datasets_saved(s3: S3, tmp_path: Path) -> None:
     for split in ("train", "test"):
         made.to_parquet(str(tmp_path / f"hub/data/{split}-00000-of-00001.parquet"))
     (tmp_path / "hub/README.md").write_text("---\nlicense: mit\n---\n# A card\n")
-    bucket = upload(s3, tmp_path)
+    bucket = upload(google, tmp_path)
     for name, splits in (("one", [""]), ("many", ["train", "test"]), ("hub", ["train", "test"])):
-        with storage.using(s3.options()):
-            there = open_splits(s3.url(bucket, name))
+        with storage.using(google.options()):
+            there = open_splits(google.url(bucket, name))
         here = open_splits(tmp_path / name)
         assert list(there) == list(here) == splits
         assert all(everything(there[split]) == everything(here[split]) for split in splits)
         shardkit.convert(
-            s3.url(bucket, name), "wds", tmp_path / f"out-{name}", storage_options=s3.options()
+            google.url(bucket, name),
+            "wds",
+            tmp_path / f"out-{name}",
+            storage_options=google.options(),
         )
         assert shardkit.verify(tmp_path / f"out-{name}", tmp_path / name).sound
 
@@ -303,17 +312,19 @@ def test_what_hugging_face_datasets_saved(s3: S3, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "batching", [Bucket(4, (20, 60)), Dynamic(400), Pack(64, 4)], ids=lambda b: type(b).__name__
 )
-def test_batches_by_length_are_those_of_this_machine(batching: Any, s3: S3, tmp_path: Path) -> None:
+def test_batches_by_length_are_those_of_this_machine(
+    batching: Any, google: Google, tmp_path: Path
+) -> None:
     schema = Schema({"tokens": Array("<u2", (None,))})
     with shardkit.create(tmp_path / "d", "megatron", schema, shard_samples=60) as out:
         for n in range(200):
             out.write({"__key__": f"k{n}", "tokens": np.arange(n % 97 + 1, dtype="<u2")})
-    url = s3.url(upload(s3, tmp_path), "d")
+    url = google.url(upload(google, tmp_path), "d")
     more: dict[str, Any] = {"batching": batching, "shuffle": True, "seed": 3}
     if type(batching) is not Pack:
         more["collate"] = list
     here = Loader(tmp_path / "d", **more)
-    there = Loader(url, storage_options=s3.options(), **more)
+    there = Loader(url, storage_options=google.options(), **more)
     assert epochs(there, 2) == epochs(here, 2)
 
 
@@ -323,20 +334,19 @@ def test_batches_by_length_are_those_of_this_machine(batching: Any, s3: S3, tmp_
 @pytest.mark.parametrize(
     "format",
     [
-        "wds",
         "lmdb",
-        *(pytest.param(n, marks=pytest.mark.large) for n in ("arrow", "parquet", "hf")),
+        *(pytest.param(n, marks=pytest.mark.large) for n in ("wds", "arrow", "parquet", "hf")),
     ],
 )
 def test_verify_with_the_library_of_a_format(
-    format: str, s3: S3, through: Through, tmp_path: Path
+    format: str, google: Google, through: Through, tmp_path: Path
 ) -> None:
     with shardkit.create(tmp_path / "d", format, {"x": Bytes()}, shard_samples=10) as out:
         for n in range(30):
             out.write({"__key__": f"k{n}", "x": bytes([n]) * 100})
-    proxy: Proxy = through(s3)
-    url = s3.url(upload(s3, tmp_path), "d")
-    report = shardkit.verify(url, client=True, storage_options=s3.options(proxy.endpoint))
+    proxy: Proxy = through(google)
+    url = google.url(upload(google, tmp_path), "d")
+    report = shardkit.verify(url, client=True, storage_options=google.options(proxy.endpoint))
     assert report.sound, report.problems[0]
     assert all(client.samples == 30 for client in report.clients.values())
     assert report.clients

@@ -245,6 +245,19 @@ def test_a_list_that_came_wrong_once_is_requested_again(
     assert proxy.count("GET", manifests.PIECES).requests == 2
 
 
+@pytest.mark.parametrize("cache", ["memory", "folder"])
+def test_a_list_that_came_wrong_into_the_cache_is_requested_again(
+    cache: str, google: Google, bucket: str, datasets: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    more = {"cache": tmp_path / "cache"} if cache == "folder" else {}
+    proxy.add(Rule(flip=20, times=1, method="GET", match=manifests.PIECES))
+    options = google.options(proxy.endpoint)
+    for _ in range(2):  # the second finds the wrong one in the folder
+        there = Loader(google.url(bucket, "wds"), batch_size=4, storage_options=options, **more)
+        here = Loader(datasets / "wds", batch_size=4)
+        assert pickle.dumps(list(there)) == pickle.dumps(list(here))
+
+
 def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardkit.remote import pieces
 
@@ -257,7 +270,8 @@ def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch: pytest.MonkeyPatch
         def info(self, key: str) -> Info:
             return Info(len(data))
 
-        def read(self, key: str, start: int, stop: int) -> bytes:
+        def read(self, key: str, start: int, stop: int, *, past_caches: bool) -> bytes:
+            assert not past_caches
             asked.append((start, stop))
             return data[start:stop]
 

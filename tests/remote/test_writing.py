@@ -80,8 +80,12 @@ class Bucket:
         import obstore
 
         opened = self.store.open(self.name)
-        keys = [meta["path"] for page in obstore.list(opened) for meta in page]
-        return {key: bytes(obstore.get(opened, key).bytes()) for key in sorted(keys)}
+        while True:
+            keys = [meta["path"] for page in obstore.list(opened) for meta in page]
+            try:
+                return {key: bytes(obstore.get(opened, key).bytes()) for key in sorted(keys)}
+            except FileNotFoundError:  # a request of a process that was killed is still at work
+                continue
 
     def clear(self) -> None:
         import obstore
@@ -431,6 +435,27 @@ def test_create_that_dies_anywhere_begins_again(
         assert bucket.objects() == reference
 
 
+def test_a_dataset_of_an_earlier_version_is_replaced_manifests_first(
+    source: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    convert(source, tmp_path / "old", split="train=0.6,val=0.4")
+    for path in (tmp_path / "old", tmp_path / "old/train", tmp_path / "old/val"):
+        (path / "__shardkit__/manifest.json").rename(path / "shardkit.json")
+    bucket.upload(tmp_path / "old", "out")
+    there = bucket.objects()
+    with pytest.MonkeyPatch.context() as patch:
+        layer = Dying(patch)
+        bucket.convert(source, overwrite=True)
+    first = [key for name, key in layer.log if name == "delete" and key in there][:3]
+    assert first[0] == "out/shardkit.json"
+    assert {*first[1:]} == {"out/train/shardkit.json", "out/val/shardkit.json"}
+    before = layer.log[: layer.log.index(("delete", first[0]))]
+    for folder in ("out", "out/train", "out/val"):
+        assert ("put", f"{folder}/__shardkit__/unfinished.json") in before
+    convert(source, tmp_path / "new")
+    assert bucket.objects() == below(tmp_path / "new")
+
+
 class Puts:
     """The keys that are put, in order."""
 
@@ -483,6 +508,18 @@ def test_a_result_that_a_listing_misses_is_made_again(
     bucket.convert(source)
     convert(source, tmp_path / "reference")
     assert bucket.objects() == below(tmp_path / "reference")  # what it knows of is removed
+
+
+def test_a_result_whose_shards_are_gone_is_made_again(
+    source: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    """As after a run that was killed while it removed the work of another."""
+    stop_in_work(bucket, source)
+    shards = [key for key in bucket.objects() if key.endswith("/000000/shard-000000.tar")]
+    storage.delete(bucket.path(*shards))
+    bucket.convert(source)
+    convert(source, tmp_path / "reference")
+    assert bucket.objects() == below(tmp_path / "reference")
 
 
 def test_a_run_of_other_options_is_refused_and_begins_again_with_overwrite(
@@ -685,6 +722,11 @@ def test_a_claim_whose_answer_is_lost_is_held(s3: S3, through: Through) -> None:
     proxy.add(Rule(method="PUT", match="run.json", times=1, reset_after=0))
     claim._renew()
     claim.check()
+    tag = claim._tag
+    claim._renew()
+    claim._tag = tag  # as where no answer came for longer than is waited for
+    claim._renew()
+    claim.check()
     claim.remove()
     assert bucket.objects() == {}
 
@@ -701,6 +743,35 @@ def test_a_store_that_ignores_conditions_is_refused(
         bucket.convert(source)
     assert "write to a path on this machine" in str(error.value)
     assert bucket.objects() == {}
+
+
+def test_a_store_that_ignores_if_match_is_refused_where_a_claim_is_taken_over(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the run that had it could renew it, and take the other's away."""
+    path, real = bucket.path("out.partial/run.json"), stores.Store.put_if
+    Claim.take(path).release()
+
+    def put_if(self: stores.Store, key: str, data: bytes, tag: stores.Tag | None) -> Any:
+        if tag is not None:
+            self.delete(key)
+        return real(self, key, data, None)
+
+    monkeypatch.setattr(stores.Store, "put_if", put_if)
+    with pytest.raises(StorageError, match="ignores the conditions of requests"):
+        Claim.take(path)
+
+
+def test_a_run_of_another_user_is_not_believed_dead(bucket: Bucket) -> None:
+    """Whose processes may be hidden."""
+    claim = Claim.take(bucket.path("out.partial/run.json"))
+    about = claim._about
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "_started", lambda pid: None if pid == 1 else "0")
+        assert claims._is_over(claims._text({**about, "pid": 1}))
+        patch.setattr(os, "geteuid", lambda: 12345)
+        assert not claims._is_over(claims._text({**about, "pid": 1}))
+    claim.remove()
 
 
 def test_faults_of_the_network_change_nothing(
@@ -882,15 +953,14 @@ def test_scratch_of_killed_runs_is_removed(source: Path, bucket: Bucket, scratch
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 def test_kill_9_at_random_is_continued(tmp_path: Path, bucket: Bucket, scratch: Path) -> None:
-    """20 kills of a conversion from S3 to S3, the whole group or one process."""
+    """20 kills of a conversion of photos from S3 to S3."""
     images = write_images(tmp_path / "in", classes=4, each=75, kilobytes=5)
-    convert(images, tmp_path / "photos", shard_size=200_000)
-    bucket.upload(tmp_path / "photos", "photos")
-    convert(tmp_path / "photos", tmp_path / "whole", "arrow", shard_size=50_000)
-    reference = below(tmp_path / "photos", "photos") | below(tmp_path / "whole")
+    bucket.upload(images, "photos")
+    convert(images, tmp_path / "whole", shard_size=50_000)
+    reference = below(images, "photos") | below(tmp_path / "whole")
     url = bucket.store.url(bucket.name, "photos")
     command = [
-        sys.executable, "-m", "shardkit", "convert", url, "--to", "arrow", "-o", bucket.out,
+        sys.executable, "-m", "shardkit", "convert", url, "--to", "wds", "-o", bucket.out,
         "--shard-size", "50kB", "--workers", "2", "--quiet", "--on-error", "skip",
     ]  # fmt: skip
     environ = {**os.environ, **bucket.store.environ()}
