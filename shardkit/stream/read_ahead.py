@@ -131,6 +131,8 @@ class ReadAhead:
                     step = None if ahead > self._most and waiting else next(left, None)
                     if step is None:
                         break
+                    if not waiting:  # before reads that would see what the epoch before needed
+                        self._come_to(step, epoch, parts)
                     futures = {number: Future[Sample]() for number in step.number.tolist()}
                     for read in futures.items():
                         reads.put(read)
@@ -140,8 +142,7 @@ class ReadAhead:
                     return
                 step = waiting.popleft()
                 ahead -= len(step.number)
-                if self._next_use is not None:
-                    self._next_use.at(epoch, max(step.after.samples - 1, 0), parts)
+                self._come_to(step, epoch, parts)
                 yield step
         except GeneratorExit:  # nobody wants the others
             closed.set()
@@ -149,6 +150,10 @@ class ReadAhead:
         finally:
             for _ in threads:  # no global: at exit these may be gone
                 reads.put(None)
+
+    def _come_to(self, step: Step, epoch: int, parts: frozenset[int] | None) -> None:
+        if self._next_use is not None:
+            self._next_use.at(epoch, max(step.after.samples - 1, 0), parts)
 
 
 def _read(
