@@ -7,7 +7,6 @@ ours, where a mapped page would end the process.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -23,7 +22,7 @@ import numpy as np
 from shardkit.errors import DamagedError
 from shardkit.pieces import PIECE, count
 from shardkit.remote.path import RemotePath
-from shardkit.remote.store import pool
+from shardkit.remote.store import forget_oldest, pool
 from shardkit.storage import explain, explained, regular
 
 if TYPE_CHECKING:
@@ -90,13 +89,6 @@ class Memory(ByteSource):
 
     def _read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length]
-
-
-def forget_oldest(entries: dict[Any, Any], most: int) -> None:
-    """Leave `most` of the entries, those that were added last; other threads may do the same."""
-    with contextlib.suppress(RuntimeError, StopIteration):
-        while len(entries) > most:
-            entries.pop(next(iter(entries)), None)
 
 
 def open_source(path: Path) -> ByteSource:

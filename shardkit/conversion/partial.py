@@ -100,6 +100,14 @@ class Partial(ABC):
     def discard(self) -> None:
         """Remove everything."""
 
+    def _something_else(self, strangers: Sequence[str]) -> OutputError:
+        return OutputError(
+            "the folder for unfinished work holds something else",
+            path=self.path,
+            found=", ".join(strangers[:3]),
+            fix="move it away, or give another output with -o",
+        )
+
     # --- the files of shards
 
     @abstractmethod
@@ -257,12 +265,7 @@ class FolderPartial(Partial):
         if names and not strangers and not names & {JOB, LOCK}:
             strangers = sorted(names)  # folders that happen to be called like ours
         if strangers:
-            raise OutputError(
-                "the folder for unfinished work holds something else",
-                path=self.path,
-                found=", ".join(strangers[:3]),
-                fix="move it away, or give another output with -o",
-            )
+            raise self._something_else(strangers)
 
 
 def comparable(job: dict[str, Any]) -> dict[str, Any]:

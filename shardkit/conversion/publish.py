@@ -226,7 +226,7 @@ def _check_unsynced(groups: list[list[Made]], earlier: Collection[int]) -> None:
 
 
 def _check_files(made: Made) -> None:
-    for file in (made.shard.file, *made.shard.beside):
+    for file in made.shard.files:
         path = made.folder / file.name
         size = path.stat().st_size if path.is_file() else -1
         if size == file.bytes and storage.checksum(path) == file.checksum:
@@ -285,7 +285,7 @@ def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Par
     shard = made.shard
     old = shard.file.name.removesuffix(file_name("", format))
     moved = []
-    for file in (shard.file, *shard.beside):
+    for file in shard.files:
         own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
         target = own + stem + file.name.removeprefix(own).removeprefix(old)
         moved.append(File(target, file.bytes, file.checksum))

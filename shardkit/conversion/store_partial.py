@@ -186,7 +186,7 @@ class StorePartial(Partial):
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self._job / folder.name / PACKED
             for shard in read_result(folder).shards:
-                yield from (self.stored(folder / f.name) for f in (shard.file, *shard.beside))
+                yield from (self.stored(folder / f.name) for f in shard.files)
 
     def _path(self, key: str) -> RemotePath:
         return RemotePath(self._store, key)
@@ -196,12 +196,7 @@ class StorePartial(Partial):
         tops = {key[start:].partition("/")[0] for key in self._keys()}
         strangers = sorted(t for t in tops - {JOB, _RUN} if not _JOB_FOLDER.fullmatch(t))
         if strangers:
-            raise OutputError(
-                "the folder for unfinished work holds something else",
-                path=self.path,
-                found=", ".join(strangers[:3]),
-                fix="move it away, or give another output with -o",
-            )
+            raise self._something_else(strangers)
 
     # --- the files of shards
 
@@ -216,7 +211,7 @@ class StorePartial(Partial):
 
     @contextlib.contextmanager
     def here(self, shards: Sequence[tuple[Path, Shard]]) -> Iterator[list[Path]]:
-        files = [(folder, f) for folder, shard in shards for f in (shard.file, *shard.beside)]
+        files = [(folder, f) for folder, shard in shards for f in shard.files]
         try:
             stores.together(lambda pair: self._download(*pair), files)
             yield [folder / shard.file.name for folder, shard in shards]
@@ -237,7 +232,7 @@ class StorePartial(Partial):
             )
 
     def keep(self, folder: Path, shard: Shard) -> None:
-        for file in (shard.file, *shard.beside):
+        for file in shard.files:
             path = folder / file.name
             to = self._job / DATASET / path.relative_to(self.dataset)
             storage.put(path, to)

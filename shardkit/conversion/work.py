@@ -220,7 +220,7 @@ def read_result(folder: Path) -> TaskResult:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error
     for shard in found.shards:
-        for file in (shard.file, *shard.beside):
+        for file in shard.files:
             checked_name(file.name, path, "shards")
     return found
 

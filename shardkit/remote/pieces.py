@@ -12,6 +12,7 @@ import xxhash
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError
 from shardkit.pieces import DIGEST, MOST, PIECE, checksum_of, count
 from shardkit.remote.path import RemotePath
+from shardkit.remote.store import forget_oldest
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
 _BLOCKS = 4  # that are in memory
@@ -62,8 +63,7 @@ class PieceList:
             found = None if past_caches else self._blocks.get(number)
             if found is None:
                 found = self._blocks[number] = self._read(number, past_caches)
-                for oldest in list(self._blocks)[:-_BLOCKS]:
-                    self._blocks.pop(oldest, None)
+                forget_oldest(self._blocks, _BLOCKS)
             return found
 
     def _read(self, number: int, past_caches: bool) -> bytes:

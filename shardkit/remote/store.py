@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import xxhash
@@ -487,6 +488,13 @@ def _patiently(
             least, most = _PAUSE
             time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))
     raise AssertionError
+
+
+def forget_oldest(entries: dict[Any, Any], most: int) -> None:
+    """Leave `most` of the entries, those that were added last; other threads may do the same."""
+    with suppress(RuntimeError, StopIteration):
+        while len(entries) > most:
+            entries.pop(next(iter(entries)), None)
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}
