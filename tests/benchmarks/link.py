@@ -30,6 +30,7 @@ from xml.sax.saxutils import escape
 
 from tests.remote.process import Process
 from tests.remote.proxy import Count
+from tests.remote.servers import s3_environ
 
 LATENCY, RATE = 0.05, 100e6  # seconds before the first byte; bytes a second of a connection
 _CONTROL = "/-link-/"  # requests below it are for the link
@@ -60,16 +61,8 @@ class Link(Process):
 
     def environ(self) -> dict[str, str]:
         """What clients of S3 need to know, as environment variables."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "S3_ENDPOINT_URL": self.endpoint,  # as streaming names it
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "testkey",
-            "AWS_SECRET_ACCESS_KEY": "testsecret",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        # The last is as streaming names it.
+        return {**s3_environ(self.endpoint), "S3_ENDPOINT_URL": self.endpoint}
 
     def log(self) -> list[Entry]:
         """The requests since `clear`, in the order of their ends."""

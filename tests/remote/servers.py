@@ -105,6 +105,19 @@ class _Xml(Store):
         return [unescape(found) for found in re.findall(f"<{tag}>(.*?)</{tag}>", text)]
 
 
+def s3_environ(endpoint: str) -> dict[str, str]:
+    """What clients of S3 need to know of a server, as environment variables."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "testkey",
+        "AWS_SECRET_ACCESS_KEY": "testsecret",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
 class S3(_Xml):
     """moto: it looks at no credentials. Any key and secret do."""
 
@@ -126,15 +139,7 @@ class S3(_Xml):
         }
 
     def environ(self, endpoint: str | None = None) -> dict[str, str]:
-        return {
-            "AWS_ENDPOINT_URL": endpoint or self.endpoint,
-            "AWS_REGION": "us-east-1",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "testkey",
-            "AWS_SECRET_ACCESS_KEY": "testsecret",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return s3_environ(endpoint or self.endpoint)
 
 
 class Google(_Xml):
