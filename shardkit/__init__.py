@@ -15,12 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardkit.codecs.media import MediaInfo as MediaInfo
+    from shardkit.codecs.media import media_info as media_info
+    from shardkit.concatenated import concatenate as concatenate
     from shardkit.conversion.convert import convert as convert
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.run import ConvertResult as ConvertResult
     from shardkit.dataset import Dataset as Dataset
     from shardkit.errors import DamagedError as DamagedError
     from shardkit.errors import FormatError as FormatError
+    from shardkit.errors import MissingKeyError as MissingKeyError
     from shardkit.errors import NotFoundError as NotFoundError
     from shardkit.errors import OutputError as OutputError
     from shardkit.errors import SampleError as SampleError
@@ -30,12 +34,14 @@ if TYPE_CHECKING:
     from shardkit.errors import StorageError as StorageError
     from shardkit.errors import UsageError as UsageError
     from shardkit.errors import WorkerError as WorkerError
+    from shardkit.inspection import inspect as inspect
     from shardkit.on_read import open as open
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
     from shardkit.performance.doctor import doctor as doctor
     from shardkit.schema import Array as Array
+    from shardkit.schema import Audio as Audio
     from shardkit.schema import Bool as Bool
     from shardkit.schema import Bytes as Bytes
     from shardkit.schema import Float as Float
@@ -45,11 +51,14 @@ if TYPE_CHECKING:
     from shardkit.schema import Json as Json
     from shardkit.schema import Schema as Schema
     from shardkit.schema import Text as Text
+    from shardkit.schema import Video as Video
     from shardkit.stream.batching import Bucket as Bucket
     from shardkit.stream.batching import Dynamic as Dynamic
     from shardkit.stream.batching import Pack as Pack
     from shardkit.stream.collate import pad_collate as pad_collate
     from shardkit.stream.options import StreamOptions as StreamOptions
+    from shardkit.stream.sampling import Balanced as Balanced
+    from shardkit.stream.sampling import Weighted as Weighted
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -63,17 +72,23 @@ if TYPE_CHECKING:
 # Public name -> module, and the name there if it is another.
 _PLACES = {
     "convert": "conversion.convert",
+    "concatenate": "concatenated",
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
     "ImageOptions": "options",
     "TextOptions": "options",
+    **dict.fromkeys(("MediaInfo", "media_info"), "codecs.media"),
     "create": "conversion.create:DatasetWriter",
     "open": "on_read",
+    "inspect": "inspection",
     "Dataset": "dataset",
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",
     **dict.fromkeys(
-        ("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Image", "Images", "Array"),
+        (
+            *("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Array"),
+            *("Image", "Images", "Audio", "Video"),
+        ),
         "schema",
     ),
     **dict.fromkeys(
@@ -81,6 +96,7 @@ _PLACES = {
             "ShardkitError",
             "UsageError",
             "NotFoundError",
+            "MissingKeyError",
             "OutputError",
             "FormatError",
             "SourceError",
@@ -105,6 +121,7 @@ _PLACES = {
     ),
     **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
     "pad_collate": "stream.collate",
+    **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),
     "StreamOptions": "stream.options",
     "doctor": "performance.doctor",
     "__version__": "version",

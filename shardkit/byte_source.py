@@ -124,7 +124,7 @@ class RemoteFile(ByteSource):
             for number in range(first, last + 1):
                 at = (number - first) * PIECE
                 found[number] = latest[path.key, number] = data[at : at + PIECE]
-            forget_oldest(latest, _LATEST)
+            forget_oldest(latest, LATEST)
         pieces = [piece for piece in found.values() if piece is not None]
         start = offset % PIECE
         if len(pieces) == 1:
@@ -270,7 +270,7 @@ _scratches: list[_Scratch] = []  # not in use; there are as many as threads ever
 
 _CHUNK = 1 << 14  # records: few enough to stay in the processor's cache
 IN_MEMORY = 1 << 20  # bytes up to which a table is read once; larger ones stay in their file
-_LATEST = 32  # pieces of remote files in memory, of each store
+LATEST = 32  # pieces of remote files in memory, of each store
 
 
 class Table:

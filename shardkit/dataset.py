@@ -6,11 +6,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import operator
 import os
-from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,20 +24,27 @@ from shardkit.codecs.array import load_table
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
+from shardkit.indices import array
 from shardkit.manifest import File, Manifest
+from shardkit.page_cache import cache_from
+from shardkit.pages import Pages, through
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
-from shardkit.sample import Sample
+from shardkit.sample import Sample, key_hash
 from shardkit.schema import Array, Schema, label_of, length_fields, lengths_dtype, row_fields
 from shardkit.sequence_reader import SampleSequence, SequenceReader
 from shardkit.shared_schema import own_schema, shared_names, shared_schema
+from shardkit.views import Views
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from shardkit.indices import Indices
+
 
 _OPEN_SHARDS = 128  # of one dataset, as readers take memory; for the process see open_shards.py
+_REQUESTS = 32  # samples of a URL that are read at a time
 _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
 
 
@@ -57,8 +63,11 @@ class _KeyLine(TypedDict):
     path: str
 
 
-class Dataset:
+class Dataset(Views):
     """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`, `ds.class_names`.
+
+    `ds[10:20]`, `ds.select(numbers)` and `ds.filter(condition)` are views of it, which are datasets
+    as well. `ds[key]` looks a sample up; `ds.keys()` and `ds.column(field)` are of all samples.
 
     Works in any thread and any process: at most 128 shards are open at a time, and fewer where the
     process may not open as many files. A pickle carries paths only, and nothing is read before the
@@ -97,11 +106,11 @@ class Dataset:
         self._only = reader
         if reader is None:
             self._format = get_format(format)
-        self.transform: Callable[[Sample], Sample] | None = None  # of `ds[i]`
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         # By shard, its files in a store and what its manifest says of them.
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}
         self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
+        self._shared: dict[str, Any] = {}
         self._readers = open_shards.Readers()  # oldest first
         # Of shards that were searched for their samples, `key_hash` of all keys.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
@@ -169,21 +178,6 @@ class Dataset:
             total.update(layout.get("ignored", {}))
         return dict(total)
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Sample:
-        """The sample with the global number `index`; negative ones count from the end."""
-        sample = self.read(index)
-        if self.transform is None:
-            return sample
-        try:
-            return self.transform(sample)
-        except ShardkitError as error:
-            shard, position = self.locate(index)
-            where = {"path": self.shard_path(shard), "position": position}
-            raise error.located(**where) from error.__cause__
-
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
         """The sample without the dataset's transform: its key and these fields, all if None."""
         shard, position = self.locate(index)
@@ -193,34 +187,59 @@ class Dataset:
             found = storage.unreadable(error, self.sample_path(shard, position), position)
             raise found from found.__cause__
 
-    def locate(self, index: int) -> tuple[int, int]:
-        """Number of the shard that holds a sample, and the sample's position in it."""
-        try:
-            index = operator.index(index)
-        except TypeError:
-            raise self._no_index(index) from None
-        if index < 0:
-            index += len(self)
-        shard = bisect_right(self._starts, index) - 1
-        if shard < 0 or index >= len(self):
-            raise IndexError(f"{self.place} has {len(self)} samples")
-        return shard, index - self._starts[shard]
+    def read_keys(self, shard: int, positions: npt.NDArray[np.int64]) -> list[str]:
+        reader = self.reader(shard)
+        with self.explained(shard):
+            if len(positions) == len(reader) and (np.diff(positions) == 1).all():
+                return reader.keys()
+            return reader.read_keys(positions)
 
-    def _no_index(self, index: object) -> UsageError:
-        asked = slice(3) if not isinstance(index, slice) else index
-        start, stop, step = asked.indices(len(self))
-        numbers = f"{start}, {stop}" + (f", {step}" if step != 1 else "")
-        return UsageError(
-            "samples are read one by one, by a whole number",
-            path=self.place,
-            found=f"[{index!r}]",
-            fix=f"[dataset[n] for n in range({numbers})]",
-        )
+    def read_values(self, shard: int, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
+        reader = self.reader(shard)
+        if field not in reader.schema:
+            return [None] * len(positions)
+        with self.explained(shard):
+            return reader.read_values(field, positions)
+
+    def read_rows(
+        self, shard: int, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        reader = self.reader(shard)
+        with self.explained(shard):
+            return field in reader.schema and reader.read_rows(field, positions, out)
+
+    def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
+        """Of a URL, many are requested at a time, each page once."""
+        if not any(isinstance(path, RemotePath) for path in self.paths):
+            yield from super()._samples(fields)
+            return
+        pages = Pages(cache_from(None, None))
+        there = self.at(lambda path: through(path, pages))
+        waiting: deque[Future[Sample]] = deque()
+        with ThreadPoolExecutor(_REQUESTS) as threads:
+            try:
+                for number in range(len(self)):
+                    waiting.append(threads.submit(there.read, number, fields))
+                    if len(waiting) > 2 * _REQUESTS:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
+        found = self.key_hashes.get(shard)
+        if found is None:
+            keys = self.read_keys(shard, np.arange(self.extent(shard)[0]))
+            found = np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)
+        return found
 
     def part(self, shards: list[int]) -> Dataset:
         """A dataset of these shards alone, for a task."""
         chosen = [(self._names[s], *self.extent(s)) for s in shards]
         part = copy.copy(self)  # without what is open, like a pickle
+        part._chosen = None
         part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
         part._names = [name for name, _, _ in chosen]
         part.remote_files = {n: self.remote_files[n] for n in part._names if n in self.remote_files}
@@ -234,6 +253,28 @@ class Dataset:
         moved = copy.copy(self)  # without what is open
         moved.path, moved.remote_files = folder, {}
         return moved
+
+    @property
+    def parts(self) -> Sequence[Dataset]:
+        """The datasets that were concatenated to this one, or it alone, with all their samples."""
+        return [self.whole]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders of all shards."""
+        return (self.path,)
+
+    def at(self, change: Callable[[Path], Path]) -> Self:
+        """The same dataset with its shards in other folders."""
+        moved = copy.copy(self)  # without what is open
+        moved.path = change(self.path)
+        return moved
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Of the shards whose checksums are known, by name."""
+        shards = self.manifest.shards if self.manifest is not None else ()
+        return {shard.file.name: shard.file.checksum for shard in shards}
 
     def extent(self, shard: int) -> tuple[int, int]:
         """Samples and bytes of one shard."""
@@ -282,6 +323,16 @@ class Dataset:
         No sample is read for it where shardkit wrote the dataset. Raises UsageError for a field
         that is no array of one dimension.
         """
+        kind = self._check_lengths(field)
+        if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
+            return np.full(len(self), kind.shape[0], np.int64)
+        rows = self.length_table()
+        if rows is None or field not in (rows.dtype.names or ()):
+            samples = (self.read(n, [field]) for n in range(len(self)))
+            return np.array([len(sample.get(field, ())) for sample in samples], np.int64)
+        return rows[field].astype(np.int64)
+
+    def _check_lengths(self, field: str) -> Array:
         kind, fields = self.schema.get(field), row_fields(self.schema)
         if not isinstance(kind, Array) or field not in fields:
             raise UsageError(
@@ -291,13 +342,26 @@ class Dataset:
                 expected="one of " + ", ".join(map(repr, fields)) if fields else "such a field",
                 found="no such field" if kind is None else str(kind),
             )
-        if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
-            return np.full(len(self), kind.shape[0], np.int64)
-        rows = self.length_table()
-        if rows is None or field not in (rows.dtype.names or ()):
-            samples = (self.read(n, [field]) for n in range(len(self)))
-            return np.array([len(sample.get(field, ())) for sample in samples], np.int64)
-        return rows[field].astype(np.int64)
+        return kind
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers that training needs, as values that JSON can hold, from reading every sample.
+
+        `fields`, by name: of images `pixels`, with `mean` and `std` of red, green and blue (0 to 1)
+        over all pixels as training sees them: upright RGB or, where the dataset was opened with
+        transforms, what these make of it. The smallest, median (to 1 %), mean and largest `width`,
+        `height` and `bytes` of images, `characters` of text and `length` of arrays of one
+        dimension; `mean`, `std`, `min` and `max` of numbers that are no classes.
+        `classes`: the samples of each, and the `weight` by which all classes count alike.
+        `duplicates`: `samples` with the same images as one before them (without images: the
+        same values but for the label), in so many `groups`, the keys of the first of these, and
+        how many groups have several labels.
+
+        Raises SampleError for a damaged image, and UsageError for transforms that normalize.
+        """
+        from shardkit.statistics import stats  # imports what decodes images
+
+        return stats(self)
 
     def length_table(self) -> npt.NDArray[np.void] | None:
         """The file beside the manifest: a row per sample, a column per array of one dimension."""
@@ -323,7 +387,8 @@ class Dataset:
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]
         parts = [every.slice(at, at + self.extent(n)[0]) for n, at in enumerate(starts)]
-        return np.concatenate([np.zeros(0, dtype), *parts])
+        found = np.concatenate([np.zeros(0, dtype), *parts])
+        return found if self._chosen is None else found[array(self._chosen)]
 
     @property
     def place(self) -> Path:
@@ -439,11 +504,24 @@ class Dataset:
                 path.store.expect(path.key, info)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": open_shards.Readers(), "key_hashes": {}}
+        opened = {"_readers": open_shards.Readers(), "key_hashes": {}, "_shared": {}}
+        return {**self.__dict__, **opened}
+
+    def _with(self, indices: Indices | None) -> Self:
+        view = super()._with(indices)
+        view._readers, view.key_hashes = self._readers, self.key_hashes
+        return view
 
     def __repr__(self) -> str:
-        fields = ", ".join(self.schema)
-        return f"<Dataset {self.place} ({self.format}): {len(self)} samples of {fields}>"
+        from shardkit import display
+
+        return display.text(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: fields, and five samples, whose images are shown small."""
+        from shardkit import display
+
+        return display.as_html(self)
 
     def _layout(self, manifest: Manifest) -> dict[str, Any]:
         """The layout that readers get: the schema, and what their format declares, checked."""

@@ -122,6 +122,8 @@ def is_want_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, RuntimeError):
         return str(error) == "can't start new thread"
+    if isinstance(error, SystemError):  # what Python's own loader of modules makes of it
+        return str(error) == "error return without exception set"
     return isinstance(error, MemoryError)
 
 
@@ -139,6 +141,10 @@ class UsageError(ShardkitError):
 
 class NotFoundError(UsageError, FileNotFoundError):
     """A path that was asked for does not exist."""
+
+
+class MissingKeyError(UsageError, KeyError):
+    """No sample has the key that was asked for."""
 
 
 class OutputError(UsageError):
@@ -166,6 +172,13 @@ class DamagedError(ShardkitError):
 
 class StorageError(ShardkitError):
     """The system failed to read or write: disk full, no permission, device error."""
+
+
+class UnreachableError(StorageError, UsageError):
+    """Nothing answers at the address of a store: it is wrong, or there is no connection.
+
+    Only where none of this process's requests to it was ever answered: nothing was started.
+    """
 
 
 class WorkerError(ShardkitError):

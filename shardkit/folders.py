@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardkit import manifest as manifests
-from shardkit.codecs.image import SUFFIXES
+from shardkit import storage
+from shardkit.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
+from shardkit.codecs.media import ARRAYS, IMAGES, Kind
+from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import FormatError, UsageError
 from shardkit.formats import FORMATS, format_of
-from shardkit.formats.foreign import Kind, kind_by_name, kind_of_folder, not_read
-from shardkit.splits import CARD, check_card, common_start, grouped, shown_images
-from shardkit.walk import Walk, kind_of_file
+from shardkit.formats import foreign as foreigners
+from shardkit.formats.foreign import kind_by_name, kind_of_folder, not_read
+from shardkit.patterns import expand
+from shardkit.splits import KINDS, common_start, in_order, refuse_synonyms
+from shardkit.walk import DirEntry, Walk, kind_of_file
 
 # Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
 _CACHE = re.compile(r"(cache-[0-9a-f]+(_\d+_of_\d+)?|tmp\w+)\.arrow")
-_IMAGES = tuple(f".{suffix}" for suffix in SUFFIXES)
+_IMAGES = tuple(f".{suffix}" for suffix, _ in IMAGES.suffixes)
 
 
 @dataclass
@@ -30,15 +35,23 @@ class Contents:
     root: Path
     shards: dict[str, str] = field(default_factory=dict)  # name -> format
     images: list[str] = field(default_factory=list)  # one of each folder that has any
-    image_files: int = 0
-    text_files: int = 0
-    foreign: dict[Kind, list[str]] = field(default_factory=dict)
+    media: Counter[Kind] = field(default_factory=Counter)  # how many files of each kind
+    text_files: int = 0  # without those beside audio or video that have the same name
+    foreign: dict[foreigners.Kind, list[str]] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)  # folders without anything
     ignored: Counter[str] = field(default_factory=Counter)  # other files than shards, by kind
+    beside: list[str] = field(default_factory=list)  # folders that are not looked into
+    listed: bool = False  # whether README.md says which files are data
 
     def add_images(self, names: Sequence[str]) -> None:
         """Note the images of a folder."""
-        self.image_files += len(names)
+        if names:
+            self.media[IMAGES] += len(names)
         self.images += names[:1]
+
+    @property
+    def image_files(self) -> int:
+        return self.media[IMAGES]
 
     @property
     def at_top(self) -> bool:
@@ -46,19 +59,26 @@ class Contents:
         return any(_holder(name, format) == "" for name, format in self.shards.items())
 
 
-def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -> Contents:
-    """What is in a folder and, unless it holds shards itself, below.
+def look_into(
+    root: Path, is_text: Callable[[str], bool] = lambda name: False, without: str | None = None
+) -> Contents:
+    """What is in a folder and, unless it holds shards itself, below; or what README.md names.
+
+    A file that lies there is left out, if `without` names it: a table for `--metadata`.
 
     Images that README.md shows are no data, where there are any.
     """
-    found, walk = Contents(root), Walk(root)
+    found, walk = Contents(root, listed=lists_files(root)), Walk(root, without)
     shown = shown_images(root)
     about: list[str] = []
     unpaired: dict[str, str] = {}
     for folder, entries, folders in walk:
         # Of millions of images, names are looked at once.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
+        found.empty += [] if entries or folders or not folder.relative else [folder.relative]
         shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
+        if len(names) < len(entries) or folders:
+            shards.pop("metadata.parquet", None)  # of the images here or below
         paired = {name for name, format in shards.items() if FORMATS[format].needs}
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
@@ -66,6 +86,9 @@ def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -
             images = [prefix + e.name for e in entries if e.name.lower().endswith(_IMAGES)]
             about += [name for name in images if name in shown]
             found.add_images([name for name in images if name not in shown] if shown else images)
+        media = _media_among(names, entries, is_text)
+        found.media.update(media.values())
+        clips = {name.rpartition(".")[0] for name, kind in media.items() if kind is not ARRAYS}
         for name in names:
             if _belongs_to(name, shards):
                 continue
@@ -78,19 +101,40 @@ def look_into(root: Path, is_text: Callable[[str], bool] = lambda name: False) -
             elif (format := format_of(Path(name))) and FORMATS[format].needs:
                 unpaired[prefix + name] = format
             elif is_text(name):
-                found.text_files += 1
+                stem, _, suffix = name.rpartition(".")
+                found.text_files += not (suffix in ("txt", "json") and stem in clips)
             found.ignored[kind_of_file(name)] += 1
-        if found.shards and not folder.relative:
+        if found.shards and not folder.relative and not found.listed:
+            found.beside = sorted(below.relative for below in folders)
+            found.ignored.update("folder" for _ in folders)
             break
+    if found.shards:
+        found.ignored += walk.ignored
     if found.shards or found.text_files > is_text(CARD):
         found.ignored.update(map(kind_of_file, about))
     else:
         found.add_images(about)
-    if walk.problems and not (found.ignored or found.shards or found.image_files):
+    if walk.problems and not (found.ignored or found.shards or found.media):
         raise walk.problems[0]
     if unpaired and not found.shards and not found.foreign:
         found.shards = unpaired  # whose error says what is missing
     return found
+
+
+def _media_among(
+    names: Sequence[str], entries: Sequence[DirEntry], is_text: Callable[[str], bool]
+) -> dict[str, Kind]:
+    """The files in a folder that may be samples, but for arrays that lie beside others.
+
+    Images may be missing from `names`.
+    """
+    media = {name: kind for name in names if (kind := media_by_name(name))}
+    if ARRAYS in media.values():
+        others = (e.name for e in entries if media_by_name(e.name) is not ARRAYS)
+        beside = (name for name in others if media_by_name(name) or is_text(name))
+        there = {name.rpartition(".")[0] for name in beside}
+        media = {n: k for n, k in media.items() if k is not ARRAYS or n[:-4] not in there}
+    return media
 
 
 def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
@@ -133,12 +177,34 @@ def _holder(name: str, format: str) -> str:
     return posixpath.dirname(above) if FORMATS[format].inside and above else above
 
 
+def media_of(found: Contents) -> Kind | None:
+    """The kind of the files in a folder without shards that are its samples; None for text.
+
+    Images are, even if most files are text. A few files of other kinds are passed over: raises
+    UsageError where there are more than one for ten.
+    """
+    most = found.media.most_common(1)
+    if not most or (not found.image_files and found.text_files > most[0][1]):
+        return None
+    ((kind, count),) = most
+    arrays = 0 if kind is ARRAYS else found.media[ARRAYS]
+    if 10 * (sum(found.media.values()) - count - arrays) > count:
+        raise UsageError(
+            "the folder holds several kinds of files that may be its samples",
+            path=found.root,
+            found=", ".join(f"{n:,} {each.many}" for each, n in found.media.most_common()),
+            expected="images, audio files or videos, with at most one other for ten of them",
+            fix="give a folder that holds those that you mean, or move the others away",
+        )
+    return kind
+
+
 def refuse_foreign(found: Contents) -> None:
     """Raise FormatError for data of a format that is not read, unless more can be read.
 
     Files of text are no more than what describes such data, except for single files of audio.
     """
-    readable = len(found.shards) or found.image_files
+    readable = len(found.shards) or sum(found.media.values())
     for kind, names in found.foreign.items():
         others = readable or found.text_files
         if len(names) >= others or not (readable or kind.files):
@@ -150,14 +216,27 @@ def refuse_foreign(found: Contents) -> None:
             raise not_read(kind, found.root, words, fix)
 
 
-def shards_by_split(found: Contents, *, together: bool = False) -> dict[str, list[str]]:
+def refuse_empty_splits(found: Contents) -> None:
+    """Raise UsageError for a folder of a split that holds nothing."""
+    for folder in sorted(found.empty):
+        if posixpath.basename(folder).lower() in KINDS:
+            raise UsageError(
+                f"the folder of the split {posixpath.basename(folder)!r} is empty",
+                path=found.root / folder,
+                fix="remove it, put its files there, or take all together with --split none",
+            )
+
+
+def shards_by_split(
+    found: Contents, *, together: bool = False, subset: str = ""
+) -> dict[str, list[str]]:
     """The shards of a folder, a list for each split; `{"": shards}` if names name one at most.
 
-    `together`: all are wanted as one. Raises FormatError for shards of several formats or of
-    several datasets, UsageError for names that leave a question.
+    `together`: all are wanted as one. `subset`: those that README.md has in it. Raises FormatError
+    for shards of several formats or of several datasets, UsageError where names leave a question.
     """
     top = {name: format for name, format in found.shards.items() if not _holder(name, format)}
-    names = sorted(top or found.shards)
+    names = sorted(top if top and not found.listed else found.shards)
     formats = sorted({found.shards[name] for name in names})
     if len(formats) > 1:
         raise FormatError(
@@ -166,28 +245,48 @@ def shards_by_split(found: Contents, *, together: bool = False) -> dict[str, lis
             found=", ".join(formats),
             fix="give one of the shards, or a folder that holds one format",
         )
-    holders = [_holder(name, found.shards[name]) for name in names]
-    made = [holder for holder in dict.fromkeys(holders) if holder and _is_dataset(found, holder)]
-    if made:
+    if made := _datasets_among(found, names):
         raise _several(found.root, "datasets", made)
-    if together:
+    if together and not subset:
         return {"": names}
-    splits = grouped(found.root, names)
-    check_card(found.root, list(splits))
-    if len(splits) > 1:
-        every = {split: [names[n] for n in numbers] for split, (_, numbers) in splits.items()}
-    else:
-        every = {"": names}
-    for split_names in every.values():
+    splits, others = splits_of(found.root, names, subset=subset)
+    every = {split: [names[n] for n in numbers] for split, (_, numbers) in splits.items()}
+    if others:
+        found.ignored[OUTSIDE] += others
+    if together:
+        every = {"": sorted(name for split in every.values() for name in split) or names}
+    elif len(every) < 2:
+        every = {"": next(iter(every.values()), names)}
+    for split_names in every.values() if not found.listed else ():
         folders = dict.fromkeys(_holder(name, found.shards[name]) for name in split_names)
         if len(folders) > 1:
             raise _several(found.root, "shards", list(folders))
     return every
 
 
-def _is_dataset(found: Contents, folder: str) -> bool:
-    path = found.root / folder
-    return manifests.has_manifest(path) or listing_format(path) is not None
+def datasets_of_splits(found: Contents) -> dict[str, str]:
+    """The folders of datasets that are all called after splits, if there is nothing else.
+
+    Raises UsageError where two of them are one split.
+    """
+    made = _datasets_among(found, found.shards)
+    named = {posixpath.basename(folder).lower(): folder for folder in made}
+    holders = {_holder(name, format) for name, format in found.shards.items()}
+    one_above = len({posixpath.dirname(folder) for folder in made}) == 1
+    if len(named) < 2 or set(made) != holders or not one_above or not set(named) <= set(KINDS):
+        return {}
+    refuse_synonyms(found.root, named)
+    return {split: named[split] for split in in_order(named)}
+
+
+def _datasets_among(found: Contents, names: Iterable[str]) -> list[str]:
+    """The folders of shards that are datasets: with a manifest, or a list of their files."""
+    holders = dict.fromkeys(_holder(name, found.shards[name]) for name in sorted(names))
+    return [
+        folder
+        for folder in filter(None, holders)
+        if manifests.has_manifest(found.root / folder) or listing_format(found.root / folder)
+    ]
 
 
 def listing_format(folder: Path) -> str | None:
@@ -199,12 +298,16 @@ def listing_format(folder: Path) -> str | None:
 
 
 def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:
+    above = {folder: posixpath.dirname(folder) for folder in folders if folder}
+    of_splits = {up for up in set(above.values()) - {""} if manifests.split_names(root / up)}
+    folders = list(dict.fromkeys(up if (up := above.get(f)) in of_splits else f for f in folders))
     ways = [str(root / folder) for folder in folders]
+    one = f"the {what.rstrip('s')} lies in a folder below"
     return FormatError(
-        f"this folder holds {what} in several folders",
+        one if len(folders) == 1 else f"this folder holds {what} in several folders",
         path=root,
         found=", ".join(folder or "." for folder in folders[:5]),
-        fix=f"give one of them: {', '.join(ways[:5])}",
+        fix=f"give {'it' if len(ways) == 1 else 'one of them'}: {', '.join(ways[:5])}",
     )
 
 
@@ -223,49 +326,41 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
     return str(root / (begin + "*" + suffix))
 
 
-_RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")  # as in shells: {000..127}
-_MOST_NAMES = 1 << 20  # of a pattern
-
-
-def is_pattern(path: Path) -> bool:
-    """Whether a path names shards by a pattern: `data/train-*.parquet`, `data/{000..127}.tar`."""
-    special = re.search(r"[*?[]", path.name) or _RANGE.search(path.name)
-    return bool(special) and not (path.exists() or path.is_symlink())
-
-
-def _names_of(pattern: Path) -> list[str]:
-    """The names that ranges in a pattern stand for: no folder is looked into."""
-    names = [""]
-    at = 0
-    for found in _RANGE.finditer(pattern.name):
-        first, last = found.groups()
-        numbers = range(int(first), int(last) + 1)
-        if not 0 < len(numbers) * len(names) <= _MOST_NAMES:
-            raise UsageError(
-                "the range in a pattern has no numbers, or too many",
-                path=pattern,
-                found=found[0],
-                fix="give a pattern such as folder/train-{000..127}.tar, in quotes",
-            )
-        before = pattern.name[at : found.start()]
-        names = [f"{name}{before}{n:0{len(first)}d}" for name in names for n in numbers]
-        at = found.end()
-    return [name + pattern.name[at:] for name in names]
-
-
-def shards_like(pattern: Path) -> tuple[list[str], str]:
-    """The shards in a folder whose names fit a pattern, and their format."""
-    folder = pattern.parent
-    if _RANGE.search(pattern.name):
-        names = _names_of(pattern)
-    else:
-        names = sorted(p.name for p in folder.glob(pattern.name) if p.name[0] != ".")
-    found = {name: format for name in names if (format := format_of(Path(name)))}
-    if len(set(found.values())) != 1:
+def shards_like(pattern: Path) -> tuple[Path, list[str], str]:
+    """The folder of the shards that a pattern names, their names in it, and their format."""
+    paths = expand(pattern)
+    formats = {format_of(path) for path in paths}
+    if len(formats) != 1 or None in formats:
+        others = [path.name for path in paths if format_of(path) is None]
         raise UsageError(
             "the pattern does not name shards of one format",
             path=pattern,
-            found=", ".join(sorted(set(found.values()))) or f"{len(names)} other files",
+            found=", ".join([*sorted(filter(None, formats)), *others][:5]),
             fix="give a pattern such as folder/train-*.parquet, in quotes",
         )
-    return list(found), next(iter(found.values()))
+    return shards_of(paths)
+
+
+def shards_of(paths: Sequence[Path]) -> tuple[Path, list[str], str]:
+    """The same of shards by their paths, which are all of the format of the first."""
+    folder = common_folder(paths)
+    return folder, [below(folder, path) for path in paths], format_of(paths[0]) or ""
+
+
+def common_folder(paths: Sequence[Path]) -> Path:
+    """The folder that holds all of these files, themselves or in folders."""
+    above = list(dict.fromkeys(path.parent for path in paths))
+    if len(above) == 1:
+        return above[0]
+    above = [storage.absolute(folder) for folder in above]
+    folder = above[0]
+    while not all(folder in (other, *other.parents) for other in above):
+        folder = folder.parent
+    return folder
+
+
+def below(folder: Path, path: Path) -> str:
+    """The name of a path relative to a folder that holds it."""
+    if path.parent != folder:
+        path = storage.absolute(path)
+    return path.relative_to(folder).as_posix()

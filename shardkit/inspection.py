@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,13 @@ import numpy as np
 from shardkit import storage
 from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.codecs.media import MediaInfo, NotMediaError, media_info
 from shardkit.dataset import Dataset
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import FieldStats
 from shardkit.opening import open_splits
-from shardkit.schema import Array, Bytes, Image, Images, Int, images_in
+from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Video, images_in
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +31,7 @@ _LABELS = ("label", "cls")
 
 
 def inspect(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Dataset,
     *,
     samples: int = 3,
     full: bool = False,
@@ -38,11 +39,15 @@ def inspect(
 ) -> dict[str, Any]:
     """A report on a dataset, a shard, or a folder of splits, of values that JSON can hold.
 
+    `path` may also be an open dataset or a view of one, whose samples alone count then; `bytes` are
+    those of its values, None where the shards do not tell them without reading.
     Counts and sizes come from the manifest or, for data made by others, from headers and small
-    fields; `full` reads every sample, for the formats and sizes of images. `samples` of the first
-    samples are described. `storage_options` are as in `shardkit.open`. Raises what `shardkit.open`
-    and reading raise.
+    fields; `full` reads every sample, for the formats and sizes of images, audio and video.
+    `samples` of the first samples are described. `storage_options` are as in `shardkit.open`.
+    Raises what `shardkit.open` and reading raise.
     """
+    if isinstance(path, Dataset):
+        return {**_report(path, str(path.place), samples, full), "incomplete": None}
     with storage.using(storage_options, path):
         source = storage.source(path)
     datasets = open_splits(source)
@@ -70,7 +75,8 @@ def _split_path(path: Path, split: str) -> str:
 
 def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, Any]:
     manifest = dataset.manifest
-    whole = manifest is not None and len(manifest.shards) == dataset.shards
+    view = dataset.indices is not None
+    whole = manifest is not None and len(manifest.shards) == dataset.shards and not view
     stats = manifest.fields if manifest is not None and whole else _field_stats(dataset)
     return {
         "path": path,
@@ -78,7 +84,7 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
         "manifest": manifest is not None,
         "shards": dataset.shards,
         "samples": len(dataset),
-        "bytes": sum(dataset.extent(shard)[1] for shard in range(dataset.shards)),
+        "bytes": _bytes(dataset, stats),
         "errors": manifest.errors if manifest is not None and whole else 0,
         "ignored": manifest.ignored if manifest is not None and whole else dataset.ignored,
         "filtered": manifest.filtered if manifest is not None and whole else {},
@@ -95,26 +101,39 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
         "tokenizer": manifest.tokenizer if manifest is not None else {},
         "text": manifest.text if manifest is not None and whole else {},
         "lengths": _lengths(dataset),
+        "pixels": plain(manifest.pixels) if manifest is not None and whole else {},
         "images": _images(dataset) if full else None,
+        "media": _media(dataset) if full else None,
         "first": [_describe(dataset, index) for index in range(min(samples, len(dataset)))],
     }
 
 
 def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
     """Exact stored sizes per field, where the format has them without reading values."""
-    stats = {}
+    stats, ordered = {}, dataset.in_order()
     for name in dataset.schema:
         parts = []
         for shard in range(dataset.shards):
-            reader = dataset.reader(shard)
-            if name in reader.schema:
-                with dataset.explained(shard):
-                    known = reader.sizes(name)
-                parts += [] if known is None else [known]
-        sizes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        if len(sizes):
+            reader, positions = dataset.reader(shard), ordered.positions(shard)
+            if not len(positions) or name not in reader.schema:
+                continue
+            with dataset.explained(shard):
+                known = reader.sizes(name)
+            if known is not None and dataset.indices is not None:  # which has some of them
+                known = known[positions] if len(known) == len(reader) else None
+            parts.append(known)
+        told = [part for part in parts if part is not None]
+        sizes = np.concatenate(told) if told else np.zeros(0, np.int64)
+        if len(sizes) and (dataset.indices is None or len(told) == len(parts)):
             stats[name] = FieldStats(len(sizes), int(sizes.sum()), *_spread(sizes))
     return stats
+
+
+def _bytes(dataset: Dataset, stats: Mapping[str, FieldStats]) -> int | None:
+    if dataset.indices is not None:
+        known = len(stats) == len(dataset.schema)
+        return sum(about.bytes for about in stats.values()) if known else None
+    return sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
 
 
 def _spread(values: npt.NDArray[Any]) -> list[int]:
@@ -141,15 +160,11 @@ def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
 
 
 def _values(dataset: Dataset, field: str) -> Iterator[Any]:
-    for shard in range(dataset.shards):
-        reader = dataset.reader(shard)
-        for position in range(len(reader)):
-            try:
-                with dataset.explained(shard, position):
-                    value = reader.sample(position, (field,)).get(field)
-                yield value
-            except SampleError:  # a damaged value does not count
-                yield None
+    for number in range(len(dataset)):
+        try:
+            yield dataset.read(number, (field,)).get(field)
+        except SampleError:  # a damaged value does not count
+            yield None
 
 
 def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
@@ -196,10 +211,44 @@ def _images(dataset: Dataset) -> dict[str, Any]:
     return report
 
 
+def _media(dataset: Dataset) -> dict[str, Any]:
+    """Formats, length in seconds, rates, channels and sizes of all audio and video, by field."""
+    report = {}
+    for field in (n for n, kind in dataset.schema.items() if isinstance(kind, Audio | Video)):
+        found: list[MediaInfo] = []
+        damaged = 0
+        for value in _values(dataset, field):
+            try:
+                found += [] if value is None else [media_info(value)]
+            except NotMediaError:
+                damaged += 1
+        seconds = sorted(info.duration for info in found if info.duration is not None)
+        sizes = [(i.width, i.height) for i in found if i.width is not None]
+        report[field] = {
+            "formats": dict(Counter(info.format for info in found).most_common()),
+            "seconds": sum(seconds),
+            "duration": [seconds[at] for at in (0, (len(seconds) - 1) // 2, -1)]
+            if seconds
+            else None,
+            "unknown": len(found) - len(seconds),
+            "sampling_rates": _counted(info.sampling_rate for info in found),
+            "channels": _counted(info.channels for info in found),
+            "width": _spread(np.array(sizes)[:, 0]) if sizes else None,
+            "height": _spread(np.array(sizes)[:, 1]) if sizes else None,
+            "damaged": damaged,
+        }
+    return report
+
+
+def _counted(values: Iterable[int | None]) -> dict[str, int]:
+    """How often each number is there, most often first; its keys are text, as in JSON."""
+    return {str(n): count for n, count in Counter(values).most_common() if n is not None}
+
+
 def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
     """A sample with short descriptions of its values."""
     try:
-        sample = dataset[index]
+        sample = dataset.read(index)
     except SampleError as error:
         words = " ".join(str(error).split())
         return {"__key__": error.where.get("key", f"number {index}"), "error": words}
@@ -231,12 +280,27 @@ def _in_words(image: bytes) -> str:
     return f"{info.format} {info.width} x {info.height}, {len(image):,} bytes"
 
 
+def _media_in_words(data: bytes) -> str:
+    try:
+        info = media_info(data)
+    except NotMediaError as error:
+        return f"damaged: {error}"
+    parts = [info.format]
+    if info.width is not None:
+        parts[0] += f" {info.width} x {info.height}"
+    if info.sampling_rate is not None:
+        parts.append(f"{info.sampling_rate:,} Hz x {info.channels}")
+    if info.duration is not None:
+        parts.append(f"{info.duration:,.2f} s")
+    return ", ".join([*parts, f"{len(data):,} bytes"])
+
+
 def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
     kind = dataset.schema[name]
     if isinstance(kind, Images):
         return "; ".join(map(_in_words, value)) or "none"
-    if isinstance(kind, Image):
-        return _in_words(value)
+    if isinstance(kind, Image | Audio | Video):
+        return _in_words(value) if isinstance(kind, Image) else _media_in_words(value)
     if isinstance(kind, Bytes):
         return f"{len(value):,} bytes"
     if isinstance(kind, Array):

@@ -51,7 +51,8 @@ LENGTHS = "lengths.npy"  # the lengths of one-dimensional arrays, by sample
 FILTERED = "filtered.jsonl"  # samples that options dropped
 UNFINISHED = "unfinished.json"  # in a store, while the other objects come and go
 PIECES = "pieces.xxh3"  # digests of the pieces of all shards' files, in order
-_LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES)
+CHOSEN = "chosen.u64"  # hashes of the keys that `Recipe.keys` tells of, sorted
+_LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES, CHOSEN)
 VERSION = 1
 _MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
 
@@ -95,6 +96,16 @@ class FieldStats(Extensible):
     min: Count
     median: Count
     max: Count
+
+
+@dataclass(frozen=True)
+class PixelStats(Extensible):
+    """Mean and deviation of red, green and blue, from 0 to 1, over all pixels of some images."""
+
+    images: Count
+    pixels: Count
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 class _Layout(TypedDict):
@@ -141,6 +152,7 @@ class Manifest(Extensible):
     filtered: dict[str, Count] = field(default_factory=dict)
     images: dict[str, Count] = field(default_factory=dict)
     reasons: dict[str, Count] = field(default_factory=dict)
+    pixels: dict[str, PixelStats] = field(default_factory=dict)  # by field, where asked for
     text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, of a dataset of tokens
     tokenizer: dict[str, Any] = field(default_factory=dict)  # a TokenizerEntry
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds

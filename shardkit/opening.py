@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.card import named_subset
 from shardkit.dataset import Dataset
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, NotFoundError, ShardkitError, ShardkitWarning
 from shardkit.folders import (
-    is_pattern,
+    datasets_of_splits,
     listing_format,
     look_into,
     refuse_foreign,
     shards_by_split,
     shards_like,
+    shards_of,
     way_to,
 )
 from shardkit.formats import FORMATS, format_of, get_format, unknown_format
 from shardkit.formats.foreign import kind_of_file
-from shardkit.manifest import Manifest, Shard
+from shardkit.manifest import Manifest, Shard, Splits
+from shardkit.patterns import is_pattern
 from shardkit.pieces import WHOLE, listed
 from shardkit.remote.path import RemotePath
 from shardkit.remote.pieces import FilePieces, PieceList
 from shardkit.remote.store import Info
+from shardkit.splits import grouped
 
 
 def open_dataset(path: str | os.PathLike[str]) -> Dataset:
@@ -56,6 +62,39 @@ def open_splits(
     return found
 
 
+def open_files(files: Sequence[Path], *, together: bool = False) -> dict[str, Dataset]:
+    """The datasets of shards of one format, as if a folder held these and no others.
+
+    One for each split that their names tell, unless all are wanted `together`. Fields that cannot
+    be read are in `unusable`.
+    """
+    folder, names, format = shards_of(files)
+    splits = {} if together else grouped(folder, names)
+    if len(splits) < 2:
+        return {"": _of_files(folder, names, format)}
+    return {
+        split: _of_files(*shards_of([files[n] for n in numbers]))
+        for split, (_, numbers) in splits.items()
+    }
+
+
+def describing(files: Iterable[Path]) -> dict[Path, Path | None]:
+    """By file, the dataset whose manifest describes it: its folder, or the file by itself."""
+    named: dict[Path, frozenset[str]] = {}  # shards in the manifests of folders
+    single: dict[Path, bool] = {}  # whether files in a folder may have manifests of their own
+    found: dict[Path, Path | None] = {}
+    for file in files:
+        folder = file.parent
+        if folder not in named:
+            manifest = manifests.load_any(folder) if manifests.has_manifest(folder) else None
+            shards = manifest.shards if isinstance(manifest, Manifest) else ()
+            named[folder] = frozenset(shard.file.name for shard in shards)
+            single[folder] = not shards and (folder / manifests.FOLDER).is_dir()
+        own = file if single[folder] and manifests.single_manifest(file) else None
+        found[file] = folder if file.name in named[folder] else own
+    return found
+
+
 def _refuse_unusable(dataset: Dataset) -> None:
     for error in dataset.unusable.values():
         raise error
@@ -78,21 +117,26 @@ class _Found(NamedTuple):
 
 def _at(path: Path, together: bool = False) -> dict[str, _Found]:
     """The datasets at a path: one called "", or one for each split."""
+    path, subset = named_subset(path)
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if is_pattern(path):
-            return {"": _Found(path, lambda: _foreign(path.parent, *shards_like(path)))}
-        raise storage.explain(error, "open", path) from error
+            return {"": _Found(path, lambda: _of_files(*shards_like(path)))}
+        refused = storage.explain(error, "open", path)
+        if isinstance(refused, NotFoundError) and refused.fix is None:
+            refused.fix = _meant(path)
+        raise refused from error
     if not stat.S_ISDIR(mode):
         return {"": _Found(path, lambda: _open_file(path))}
     above = [path, *storage.absolute(path).parents]
-    if any(p.name.endswith(".partial") and (p / "job.json").is_file() for p in above):
-        raise FormatError(
-            "this is an unfinished conversion, not a dataset",
-            path=path,
-            fix="run the command that was interrupted again: it continues where it was",
-        )
+    for folder in above:
+        if folder.name.endswith(_PARTIAL) and (folder / "job.json").is_file():
+            raise FormatError(
+                "this is an unfinished conversion, not a dataset",
+                path=path,
+                fix="; ".join(filter(None, (_AGAIN, _meant(folder)))),
+            )
     if names := manifests.split_names(path):
         return {name: _Found(path / name, partial(_only, path / name)) for name in names}
     if manifests.has_manifest(path):
@@ -102,11 +146,26 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         listed = get_format(format).listed(path)
         if listed is not None:
             return {"": _Found(path, partial(_foreign, path, listed, format))}
+    return _looked_into(path, together, subset)
+
+
+def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
+    """The datasets in a folder that nothing describes."""
     found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
         raise unknown_format(path)
-    every = shards_by_split(found, together=together)
+    if found.beside:
+        beside = ", ".join(map(repr, found.beside[:5])) + ", ..." * (len(found.beside) > 5)
+        warnings.warn(
+            f"the shards in {path} itself are opened, and no folders beside them: {beside}",
+            ShardkitWarning,
+            stacklevel=2,
+        )
+    if by_split := datasets_of_splits(found):
+        ways = {split: path / folder for split, folder in by_split.items()}
+        return {split: _Found(way, partial(_only, way)) for split, way in ways.items()}
+    every = shards_by_split(found, together=together, subset=subset)
     if found.image_files:
         found.ignored["image"] = found.image_files
     format = found.shards[next(iter(every.values()))[0]]
@@ -118,6 +177,21 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         )
         for number, (split, names) in enumerate(every.items())
     }
+
+
+_PARTIAL = ".partial"  # at the end of the names of folders for unfinished work
+_AGAIN = "run the command that was interrupted again: it continues where it was"
+
+
+def _meant(path: Path) -> str | None:
+    """What to do instead of opening a path that is not there, or unfinished, if that is known."""
+    with contextlib.suppress(ShardkitError, OSError):
+        if path.name.endswith(_PARTIAL):
+            out = path.with_name(path.name.removesuffix(_PARTIAL))
+            return f"to read the dataset, give {out}" if manifests.has_manifest(out) else None
+        if (path.with_name(path.name + _PARTIAL) / "job.json").is_file():
+            return f"its conversion is unfinished: {_AGAIN}"
+    return None
 
 
 def _refuse_unfinished(path: Path) -> None:
@@ -149,6 +223,17 @@ def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]
             fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
         )
     return _foreign(folder, names, format, ignored)
+
+
+def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
+    """Some shards of a folder, with its manifest if that names all of them."""
+    if manifests.has_manifest(folder):
+        manifest = manifests.load_any(folder)
+        shards = {} if isinstance(manifest, Splits) else {s.file.name: s for s in manifest.shards}
+        if isinstance(manifest, Manifest) and set(names) <= set(shards):
+            path = manifests.manifest_path(folder)
+            return _described(manifest, path, [shards[name] for name in names])
+    return _foreign(folder, names, format)
 
 
 def _foreign(

@@ -58,6 +58,7 @@ class ImageOptions:
     max_pixels: int | None = None  # drop those with more pixels
     check: str = "header"  # of images that pass as they are; or "decode": decode them all
     masks: str | None = None  # fields, with commas between; or "none". None: find out
+    boxes: str | None = None  # fields of x0, y0, x1, y1 in pixels; as masks are given
 
     def __post_init__(self) -> None:
         check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
@@ -83,9 +84,12 @@ class ImageOptions:
     @property
     def mask_fields(self) -> tuple[str, ...] | None:
         """The fields that are masks; None where it was not said."""
-        if self.masks is None:
-            return None
-        return () if self.masks == "none" else tuple(self.masks.split(","))
+        return _named(self.masks)
+
+    @property
+    def box_fields(self) -> tuple[str, ...] | None:
+        """The fields that are boxes; None where it was not said."""
+        return _named(self.boxes)
 
     @property
     def pixels(self) -> bool:
@@ -155,6 +159,7 @@ class Selection:
 
     fields: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
+    partial: bool = False  # of several sources some may have none of these
 
     def has(self, name: str) -> bool:
         return name not in self.drop if self.fields is None else name in self.fields
@@ -172,13 +177,31 @@ class ConvertOptions:
     shuffle: bool = False
     seed: int = 0
     limit: int | None = None  # the first so many samples, after shuffling, of each split
-    split: str = "auto"  # "auto", "none", or "train=0.9,val=0.1"
+    # Of the source, only samples of these classes, or of all but these; those that a condition
+    # holds for; those with these keys (a file with one a line, or a list); about such a share.
+    include_class: Sequence[str] = ()
+    exclude_class: Sequence[str] = ()
+    where: str | None = None
+    keys: str | os.PathLike[str] | Sequence[str] | None = None
+    dedup: str | None = None  # without "exact" copies of samples, or "near" ones of images
+    sample: float | None = None
+    # "auto", "none", shares: "train=0.9,val=0.1", or files of keys: "train=a.txt,val=b.txt"
+    split: str = "auto"
+    folds: int | None = None  # so many datasets of equal size instead
+    stratify: str | None = None  # the field each of whose values has these shares in all splits
+    group: str | None = None  # the field whose values are each in one split alone
     # Class names in the order of their labels; of Python samples also those of several fields.
     classes: ClassNames | None = None
+    metadata: str | os.PathLike[str] | None = None  # a table that has a row for each file
+    file_column: str | None = None  # of it, with their names; None: "file_name"
+    file_suffix: str | None = None  # that these names lack: ".jpg"
+    label_column: str | None = None  # of it, or of the source, that becomes the field `label`
+    label_separator: str | None = None  # between several labels in a text
     fields: Sequence[str] | None = None  # of the source: store these and no others
     drop: Sequence[str] = ()  # of the source: store all but these
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
     safe_keys: bool = False  # percent-encode what is neither A-Z, a-z, 0-9, -, _ nor / in keys
+    stats: bool = False  # count all pixels: their mean and deviation are in the manifest
     image: ImageOptions = field(default_factory=ImageOptions)
     text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
@@ -190,20 +213,44 @@ class ConvertOptions:
     def __post_init__(self) -> None:
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("a shard is bounded by its size or by its samples, not by both")
-        check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0)
+        check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0, folds=2)
         check_numbers(self, SEEDS, seed=0)
         check_choice(self, "on_error", ("fail", "skip"))
+        check_choice(self, "dedup", (None, "exact", "near"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         if not isinstance(self.text, TextOptions):
             raise UsageError("text must be shardkit.TextOptions(...)", found=repr(self.text))
         self._check_selection()
-        parse_split(self.split)
+        self._check_subset()
+        self._check_labels()
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
 
+    def _check_subset(self) -> None:
+        shares = {} if split_files(self.split) else parse_split(self.split)
+        if self.include_class and self.exclude_class:
+            raise UsageError("include_class and exclude_class exclude each other")
+        sample = self.sample
+        if sample is not None and not (isinstance(sample, numbers.Real) and 0 < sample <= 1):
+            raise UsageError(
+                "sample is the share of samples to take",
+                expected="a number above 0, up to 1",
+                found=repr(sample),
+                fix="limit=N takes a number of samples",
+            )
+        if self.folds is not None and self.split != "auto":
+            raise UsageError("folds are a split: there is no other beside it", found=self.split)
+        divides = "stratify" if self.stratify else "group" if self.group else None
+        if divides and not (shares or self.folds):
+            raise UsageError(
+                f"{divides} says how samples are divided", fix="say which shares, or folds, too"
+            )
+        if self.keys is not None and split_files(self.split):
+            raise UsageError("the lists of a split say which samples: there is no other beside it")
+
     def _check_selection(self) -> None:
-        for name in ("fields", "drop"):
+        for name in ("fields", "drop", "include_class", "exclude_class"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(n, str) for n in value or ()):
                 raise UsageError(f"{name} must be a list of names", found=repr(value))
@@ -220,6 +267,15 @@ class ConvertOptions:
                 fix="give fields alone, or keep all but those of drop",
             )
 
+    def _check_labels(self) -> None:
+        for names in ("file_column", "file_suffix"):
+            if getattr(self, names) is not None and self.metadata is None:
+                raise UsageError(f"{names} is about a table", fix="say which: metadata=FILE")
+        if self.label_separator is not None and self.label_column is None:
+            raise UsageError("label_separator is about a column", fix="say which: label_column")
+        if self.label_separator == "":
+            raise UsageError("label_separator must be text that stands between labels", found="''")
+
     @property
     def bounded(self) -> bool:
         """Whether it was said how large shards are."""
@@ -232,19 +288,25 @@ class ConvertOptions:
         return cls(**options)
 
     def processes(self, source: object) -> int:
-        """How many work on a source: on a path all processors, unless told otherwise.
+        """How many work on a source: on paths all processors, unless told otherwise.
 
         A Python sequence is the user's own code, which stays in this process.
         """
         if self.workers is not None:
             return self.workers
-        return processors() if isinstance(source, str | os.PathLike) else 0
+        sources = source if isinstance(source, list | tuple) else [source]
+        paths = bool(sources) and all(isinstance(one, str | os.PathLike) for one in sources)
+        return processors() if paths else 0
 
     def max_bytes(self) -> int | None:
         """The bound on a shard's bytes; None where samples bound it."""
         if self.shard_samples is not None:
             return None
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
+
+
+def _named(fields: str | None) -> tuple[str, ...] | None:
+    return None if fields is None else () if fields == "none" else tuple(fields.split(","))
 
 
 def check_names(kind: type[Any], options: Iterable[str]) -> None:
@@ -331,6 +393,26 @@ def parse_size(text: int | str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+def split_files(text: str) -> dict[str, str]:
+    """The files of "train=train.txt,val=val.txt"; nothing where these are no files."""
+    parts = [part.partition("=") for part in text.split(",")]
+    files = {name.strip(): path.strip() for name, _, path in parts}
+    named = all(_is_split(name) and path and not _is_number(path) for name, path in files.items())
+    return files if named and len(files) == len(parts) else {}
+
+
+def _is_split(name: str) -> bool:
+    return re.fullmatch(r"\w[\w.-]*", name) is not None and is_safe(name)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_split(text: str) -> dict[str, float]:
     """The shares of "train=0.9,val=0.1"; nothing for "auto" and "none"."""
     if text in ("auto", "none"):
@@ -342,12 +424,12 @@ def parse_split(text: str) -> dict[str, float]:
             shares[name.strip()] = float(share)
     except ValueError:
         shares = {}
-    names_good = all(re.fullmatch(r"\w[\w.-]*", name) and is_safe(name) for name in shares)
-    good = names_good and all(share > 0 for share in shares.values())
+    good = all(_is_split(name) for name in shares) and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(
             "invalid split",
             found=repr(text),
-            expected="auto, none, or shares that sum to 1, such as train=0.9,val=0.1",
+            expected="auto, none, or shares that sum to 1, such as train=0.9,val=0.1;"
+            " or for each split a file of keys",
         )
     return shares

@@ -571,7 +571,7 @@ def cache_from(
     try:
         limit = None if text is None or text == "" else parse_size(text)
     except UsageError as error:
-        what = "the limit of the cache (cache_limit, or SHARDKIT_CACHE_LIMIT) is no size"
+        what = "invalid size as the limit of the cache (cache_limit, or SHARDKIT_CACHE_LIMIT)"
         raise UsageError(what, found=error.found, expected=error.expected) from error
     if folder is None:
         return MemoryCache(MEMORY_LIMIT if limit is None else limit)

@@ -8,17 +8,20 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeAlias
 
 import xxhash
 
-from shardkit.page_cache import PAGE, PageCache
+from shardkit.page_cache import PAGE, MemoryCache, PageCache
+from shardkit.pieces import count
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 
 _TOGETHER = 8  # pages of one request, at most
 _PATIENCE = 10.0  # seconds for a page that another process is requesting
 _PAUSE = 0.002  # seconds between two looks for it
+_TABLES = 64 << 20  # bytes of pages in memory, beside ranges that are read alone
 
 NextUse = Callable[[str, int], float]
 _Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache has no room for the page
@@ -158,6 +161,31 @@ class Pages:
     def _forked(self) -> None:
         """Called in a new process, without the threads that were making requests."""
         self._requested.clear()
+
+
+class Ranges:
+    """Reads samples that lie far apart by themselves, without what is around them.
+
+    Tables and large samples are read by pages, which are compared with their digests: where the
+    pages are at most twice as long as the range.
+    """
+
+    def __init__(self) -> None:
+        self._pages = Pages(MemoryCache(_TABLES))
+
+    def read(self, path: RemotePath, offset: int, length: int) -> bytes:
+        first, stop = offset // PAGE, count(offset + length)
+        if min(stop * PAGE, path.store.info(path.key).size) - first * PAGE > 2 * length:
+            return path.store.read(path.key, offset, offset + length)
+        return self._pages.read(path, offset, length)
+
+    def add(self, path: RemotePath, number: int, page: bytes) -> None:
+        """Nothing is cached that was read otherwise."""
+
+
+def through(path: Path, pages: Pages | None) -> Path:
+    """A path that is read through a cache if it is remote."""
+    return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
 
 
 def _alone(path: RemotePath, start: int, stop: int) -> bytes:

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def processors() -> int:
@@ -64,3 +70,21 @@ def _limit(group: Path) -> float:
             return math.inf
     time, period = (math.inf if word == "max" else int(word) for word in words)
     return time / period if time > 0 and period > 0 else math.inf
+
+
+def in_threads(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int, ahead: int
+) -> Iterator[_Result]:
+    """The function of each item, in order; at most `ahead` results for each thread wait."""
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > ahead * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -8,6 +8,7 @@ plan. It has no paths, times or numbers of workers: the same source and options 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,10 +22,12 @@ from shardkit.options import (
     ImageOptions,
     Selection,
     TextOptions,
+    parse_split,
+    split_files,
 )
 
-# These make no other dataset: class names are in the hashes of `sources`.
-_NO_PART = ("on_error", "classes")
+# These make no other dataset: class names and metadata are in the hashes of `sources`.
+_NO_PART = ("on_error", "classes", "metadata")
 
 # What a missing entry of options means.
 OPTION_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -59,6 +62,16 @@ class TransformEntry:
     digest: Digest | None = None  # of its code and arguments; None where nothing tells it
 
 
+class KeysEntry(TypedDict):
+    """A list of keys: how many, and a hash of them."""
+
+    count: Count
+    digest: Digest
+
+
+LISTS = "lists"  # as `Recipe.split`: by the lists of `Recipe.keys`
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What a dataset is made with. Names and meanings are those of `ConvertOptions`."""
@@ -67,16 +80,32 @@ class Recipe:
     # By split ("" without splits), a hash of what the source holds; None where nothing tells.
     sources: dict[str, str | None] = field(default_factory=dict)
     classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    metadata: str | None = None  # in a manifest the name of the file
+    file_column: str | None = None
+    file_suffix: str | None = None
+    label_column: str | None = None
+    label_separator: str | None = None
     on_error: str = "fail"
     shard_size: Count | None = None  # bytes. With neither of these all goes into one shard
     shard_samples: Count | None = None
     shuffle: Count | None = None  # the seed
     limit: Count | None = None
+    include_class: tuple[str, ...] = ()
+    exclude_class: tuple[str, ...] = ()
+    where: str | None = None
+    keys: dict[str, KeysEntry] = field(default_factory=dict)  # by split; "": those to choose
+    dedup: str | None = None
+    sample: float | None = None
     split: str = "auto"
+    folds: Count | None = None
+    stratify: str | None = None
+    group: str | None = None
+    seed: Count | None = None  # of what is drawn or divided by chance
     fields: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     rename: dict[str, str] = field(default_factory=dict)
     safe_keys: bool = False
+    stats: bool = False
     image: ImageOptions = field(default_factory=ImageOptions)
     image_defaults: dict[str, Any] | None = None  # for images that are re-encoded
     text: TextOptions = field(default_factory=TextOptions)
@@ -98,6 +127,12 @@ class Recipe:
         given |= {
             "format": format,
             "sources": {},
+            "include_class": tuple(sorted(set(options.include_class))),
+            "exclude_class": tuple(sorted(set(options.exclude_class))),
+            "keys": {},
+            "split": LISTS if split_files(options.split) else options.split,
+            "seed": options.seed if _draws(options) else None,
+            "metadata": None if options.metadata is None else os.fspath(options.metadata),
             "shard_size": options.max_bytes(),
             "shuffle": options.seed if options.shuffle else None,
             "fields": None if options.fields is None else tuple(sorted(set(options.fields))),
@@ -107,6 +142,26 @@ class Recipe:
             "transform": None,
         }
         return cls(**given)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """By split, its share, where samples are divided by shares."""
+        if self.folds is not None:
+            return {f"fold{n}": 1 / self.folds for n in range(self.folds)}
+        return {} if self.split == LISTS else parse_split(self.split)
+
+    @property
+    def splits(self) -> list[str]:
+        """The names of the splits that one source is divided into."""
+        return list(self.keys) if self.split == LISTS else list(self.shares)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether samples are chosen or divided by more than a hash of their keys."""
+        asked = (self.where, self.dedup, self.sample, self.stratify, self.group, self.folds)
+        return bool(self.include_class or self.exclude_class) or any(
+            option is not None for option in asked
+        )
 
     @property
     def one_shard(self) -> bool:
@@ -184,6 +239,12 @@ def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> di
         found["text"] = {**cast("dict[str, Any]", text), "tokenizer": made_with.get("file")}
         found["tokenizer"] = made_with
     return found
+
+
+def _draws(options: ConvertOptions) -> bool:
+    """Whether the seed has a say in which samples there are in which split."""
+    asked = (options.sample, options.folds, options.stratify, options.group)
+    return any(value is not None for value in asked)
 
 
 def _used(entries: dict[str, Any], known: Container[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from shardkit.sample import JsonText, Sample
 
 @dataclass(frozen=True, repr=False)
 class FieldType:
-    """Base of the nine types. `optional` fields may be absent from a sample (never None)."""
+    """Base of the eleven types. `optional` fields may be absent from a sample (never None)."""
 
     optional: bool = dataclasses.field(default=False, kw_only=True)
 
@@ -125,6 +125,20 @@ class Image(Bytes):
 
 
 @dataclass(frozen=True, repr=False)
+class Audio(Bytes):
+    """An encoded audio file (WAV, FLAC, MP3, Ogg, ...): the file's bytes, nothing is decoded."""
+
+    python = "bytes of an encoded audio file"
+
+
+@dataclass(frozen=True, repr=False)
+class Video(Bytes):
+    """An encoded video file (MP4, WebM, AVI, ...): the file's bytes, nothing is decoded."""
+
+    python = "bytes of an encoded video file"
+
+
+@dataclass(frozen=True, repr=False)
 class Images(FieldType):
     """A list of encoded images, of any length: the files' bytes in their order."""
 
@@ -208,7 +222,7 @@ class Array(FieldType):
 
 
 TYPES: dict[str, type[FieldType]] = {
-    t.__name__: t for t in (Int, Float, Bool, Text, Bytes, Json, Image, Images, Array)
+    t.__name__: t for t in (Int, Float, Bool, Text, Bytes, Json, Image, Images, Audio, Video, Array)
 }
 
 
@@ -313,18 +327,25 @@ class Schema(Mapping[str, FieldType]):
 ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 
+def holds_classes(kind: FieldType | None) -> bool:
+    """Whether values of a field may number classes: one, or those of an array of whole numbers."""
+    return isinstance(kind, Int) or (
+        isinstance(kind, Array) and kind.dtype is not None and np.dtype(kind.dtype).kind in "iu"
+    )
+
+
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
     """By field, the names of its classes.
 
-    Raises UsageError for names that are not text, and for fields that are not `Int`.
+    Raises UsageError for names that are not text, and for fields that hold no whole numbers.
     """
     named = classes if isinstance(classes, Mapping) else {"label": classes}
     found = {field: tuple(names) for field, names in named.items() if names is not None}
     for field, names in found.items():
-        if not isinstance(schema.get(field), Int):
+        if not holds_classes(schema.get(field)):
             raise UsageError(
                 f"there are class names for {field!r}, which is no field of whole numbers",
-                expected=", ".join(n for n, kind in schema.items() if isinstance(kind, Int)),
+                expected=", ".join(n for n, kind in schema.items() if holds_classes(kind)),
                 fix="give them by field: classes={'NAME': ['cat', 'dog']}",
             )
         if isinstance(named[field], str) or not all(isinstance(name, str) for name in names):
@@ -362,6 +383,9 @@ def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
     """Raises SampleError where the field has the number of a class without a name."""
     label = sample.get(field)
+    if isinstance(label, np.ndarray):
+        wrong = label[(label < -1) | (label >= len(names))]
+        label = int(wrong.flat[0]) if wrong.size else None
     if type(label) is int and not -1 <= label < len(names):
         raise SampleError(
             "the label is of no class",

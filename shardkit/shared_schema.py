@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardkit.errors import FormatError, ShardkitError, drop_option
-from shardkit.schema import Bytes, FieldType, Schema
+import numpy as np
+
+from shardkit.errors import FormatError, SampleError, ShardkitError, drop_option
+from shardkit.schema import Array, Bytes, FieldType, Schema
 
 
 def shared_schema(
-    layouts: Sequence[Mapping[str, Any]], counts: Sequence[int], names: list[str] | None
+    layouts: Sequence[Mapping[str, Any]],
+    counts: Sequence[int],
+    names: Sequence[str] | None,
+    what: str = "shard",
 ) -> tuple[Schema, dict[str, ShardkitError]]:
-    """One schema for shards that may differ.
+    """One schema for shards, or other sources of samples (`what`), that may differ.
 
     A field that some samples lack is optional. One whose type differs between shards is bytes, or,
     if `names` are given, those of the shards, an error. A column without values has any type.
@@ -29,9 +34,11 @@ def shared_schema(
         }
         typed = {n: kind for n, kind in found.items() if name not in layouts[n].get("empty", ())}
         kinds = set(typed.values()) or {next(iter(found.values()))}
+        if len(kinds) > 1 and what != "shard":  # shards are read as what they all are
+            kinds = _common(kinds)
         alike = all(isinstance(kind, Bytes) for kind in kinds)  # images are bytes, too
         if len(kinds) > 1 and not alike and names is not None:
-            errors[name] = _other_type(name, {names[shard]: kind for shard, kind in typed.items()})
+            errors[name] = _other_type(name, {names[n]: kind for n, kind in typed.items()}, what)
             continue
         kind = kinds.pop() if len(kinds) == 1 else Bytes()
         optional = any(
@@ -40,6 +47,19 @@ def shared_schema(
         )
         fields[name] = dataclasses.replace(kind, optional=optional)
     return Schema(fields), errors
+
+
+def _common(kinds: set[FieldType]) -> set[FieldType]:
+    """The type of arrays of one type and of any sizes; other types as they are."""
+    arrays = [kind for kind in kinds if isinstance(kind, Array)]
+    if len(arrays) < len(kinds) or len({kind.dtype for kind in arrays} - {None}) > 1:
+        return kinds
+    dtype = None if any(kind.dtype is None for kind in arrays) else arrays[0].dtype
+    shapes = [kind.shape for kind in arrays]
+    if any(shape is None or len(shape) != len(shapes[0] or ()) for shape in shapes):
+        return {Array(dtype)}
+    sides = zip(*(shape or () for shape in shapes), strict=True)
+    return {Array(dtype, tuple(n[0] if len(set(n)) == 1 else None for n in sides))}
 
 
 def shared_names(
@@ -84,11 +104,62 @@ def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str
     }
 
 
-def _other_type(field: str, typed: Mapping[str, FieldType]) -> FormatError:
-    """The error for a field with two types, by the shards that have it."""
+def _other_type(field: str, typed: Mapping[str, FieldType], what: str) -> FormatError:
+    """The error for a field with two types, by the names of the shards that have it."""
     kinds = {str(kind): f"{kind} in {shard}" for shard, kind in typed.items()}
     return FormatError(
-        f"the field {field!r} is of another type in another shard",
+        f"the field {field!r} is of another type in another {what}",
         found=", ".join(list(kinds.values())[:3]),
         fix=f"make their types alike, or convert without it: {drop_option(field)}",
     )
+
+
+def united_classes(
+    tables: Sequence[tuple[str, Sequence[str] | None]],
+) -> tuple[tuple[str, ...] | None, FormatError | None]:
+    """The class names of a field for several datasets, by their names; or why there are none.
+
+    `tables` has each dataset that has the field, with the names of its classes; None: it has
+    numbers alone. Classes of one name are one. They are in alphabetical order if they are so
+    everywhere, and otherwise in the order in which they come up.
+    """
+    named = [(dataset, table) for dataset, table in tables if table is not None]
+    if not named:
+        return None, None
+    if len(named) < len(tables):
+        plain = next(dataset for dataset, table in tables if table is None)
+        return None, FormatError(
+            "labels of classes with names cannot stand beside numbers without",
+            expected="names of classes in all sources, or in none",
+            found=f"{list(named[0][1])!r:.100} in {named[0][0]}, none in {plain}",
+        )
+    found = list(dict.fromkeys(name for _, table in named for name in table))
+    if all(list(table) == sorted(table) for _, table in named):
+        found.sort()
+    return tuple(found), None
+
+
+def other_numbers(
+    own: Mapping[str, Sequence[str]], classes: Mapping[str, Sequence[str]]
+) -> dict[str, Sequence[int]]:
+    """By field, the numbers of a dataset's classes in `classes`, where they are others."""
+    found: dict[str, Sequence[int]] = {}
+    for field, names in own.items():
+        if field in classes and tuple(classes[field][: len(names)]) != tuple(names):
+            number = {name: n for n, name in enumerate(classes[field])}
+            found[field] = [number[name] for name in names]
+    return found
+
+
+def renumbered(label: Any, numbers: Sequence[int]) -> Any:
+    """A label, or an array of several, in other numbers; those below 0 are of no class."""
+    if not isinstance(label, np.ndarray):
+        return numbers[label] if label >= 0 else label
+    found = np.where(label < 0, label, np.array([*numbers, -1])[label])
+    if found.size and found.max() > np.iinfo(label.dtype).max:
+        raise SampleError(
+            "the number of a class is too large for the array that holds it",
+            expected=f"at most {np.iinfo(label.dtype).max:,}",
+            found=str(found.max()),
+        )
+    return found.astype(label.dtype)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
-from shardkit import storage
-from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import UsageError
+from shardkit.names import is_safe
 
 # Names of splits, in the order of an output, and which of the usual three each is.
 KINDS = {
@@ -25,18 +23,15 @@ KINDS = {
     "testing": "test",
     "eval": "test",
     "evaluation": "test",
+    "holdout": "holdout",
 }
 _ORDER = list(KINDS)
 _FIRST = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})($|[.-]|[ _]?\d)", re.I)
 _LETTERS = re.compile("[a-z]+")
-CARD = "README.md"  # of a repository on the Hugging Face Hub
-_CARD_BYTES = 1 << 20
-# A path, or a URL on the Hub, in Markdown or HTML.
-_SHOWN = re.compile(
-    rf"(?:https?://[^\s\"'()<>]*?/(?:resolve|blob|raw)/[^/\s]+/)?"
-    rf"([^\s\"'()<>\[\]=]+\.(?:{'|'.join(SUFFIXES)}))\b",
-    re.I,
-)
+_WORD = re.compile(rf"(?<![a-z])({'|'.join(sorted(KINDS, key=len, reverse=True))})(?![a-z])", re.I)
+_SHARDED = re.compile(
+    r"((?:.*/)?)(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[-.].*"
+)  # as `datasets` names shards
 
 
 class Split(NamedTuple):
@@ -73,39 +68,122 @@ def kind_of_split(name: str) -> str | None:
 def grouped(path: Path, names: Sequence[str], *, documents: bool = False) -> dict[str, Split]:
     """The splits of files below a folder; empty where names contain none.
 
-    What files or folders are called below the folder that holds them all decides, and where they
-    begin alike (`imagenet-train-0.tar`), what follows. Among `documents`, files that are a sample
-    each, a name like `test.txt` says nothing. Raises UsageError where names leave a question.
+    What files or folders are called below the folder that holds them all decides: what their names
+    begin with, or else the only word in them in which they differ (`my_train.csv`, `my_test.csv`).
+    Among `documents`, files that are a sample each, a name like `test.txt` says nothing. Raises
+    UsageError where names leave a question.
     """
     start = _common_folder(names)
+    if sharded := _sharded(names):
+        return sharded
     tops, others = _tops(names, len(start), numbered=not documents)
-    if not tops and not documents:
-        alike = common_start(names)[len(start) :]
-        begin = re.match(r"[^/]*[-_. ]", alike)
-        if begin:
-            tops, others = _tops(names, len(start) + len(begin[0]), numbered=True)
+    if not tops and (found := _named_alike(names, documents)):
+        refuse_synonyms(path, found)
+        return found
     named = [split for split, folder in tops if not folder]
     if not tops or (documents and others and len(named) == len(tops)):
         if not documents:
             _refuse_hints(path, names, start)
         return {}
-    found = {split: sorted((f for s, f in tops if s == split), reverse=True) for split, _ in tops}
+    found_in = {s: sorted((f for t, f in tops if t == s), reverse=True) for s, _ in tops}
     twice = [
         " beside ".join(f"{folder}/" if folder else f"a file {split}" for folder in folders)
-        for split, folders in found.items()
+        for split, folders in found_in.items()
         if len(folders) > 1
     ]
     if others or twice:
-        raise UsageError(
-            f"the folder holds splits ({', '.join(found)}) and something else as well",
-            path=path,
-            found=", ".join([*others, *twice][:5]),
-            expected="nothing but folders or files that are named after splits",
-            fix="move the others away, convert one split at a time, or take all together with"
-            " --split none",
-        )
+        raise beside_splits(path, found_in, [*others, *twice])
+    refuse_synonyms(path, found_in)
     order = sorted(tops, key=lambda top: _ORDER.index(top[0]))
     return {split: Split(start + f if f else "", tops[split, f]) for split, f in order}
+
+
+def in_order(splits: Iterable[str]) -> list[str]:
+    """Splits in the order of an output; names of others come last."""
+    return sorted(splits, key=lambda name: _ORDER.index(name) if name in KINDS else len(_ORDER))
+
+
+def beside_splits(path: Path, splits: Iterable[str], others: Sequence[str]) -> UsageError:
+    """The error for splits beside something else, folders of splits or files."""
+    return UsageError(
+        f"the folder holds splits ({', '.join(splits)}) and something else as well",
+        path=path,
+        found=", ".join(others[:5]),
+        expected="nothing but folders or files that are named after splits",
+        fix="move the others away, convert one split at a time, or take all together with"
+        " --split none",
+    )
+
+
+def refuse_synonyms(path: Path, splits: Iterable[str]) -> None:
+    """Raise UsageError where two names stand for one split, such as val and valid."""
+    by_kind: dict[str, list[str]] = {}
+    for split in splits:
+        by_kind.setdefault(KINDS.get(split, split), []).append(split)
+    for kind, names in by_kind.items():
+        if len(names) > 1:
+            raise UsageError(
+                f"two names of one split: {' and '.join(names)} are both {kind}",
+                path=path,
+                fix="convert one of them at a time, move one away, or take all together with"
+                " --split none",
+            )
+
+
+def _sharded(names: Sequence[str]) -> dict[str, Split]:
+    """The splits of shards that `datasets` named, which may have any name: `unseen-00000-of-00001`.
+
+    One of them must be a usual one, or their folder be called data, as in repositories.
+    """
+    found = [_SHARDED.fullmatch(name) for name in names]
+    splits: dict[str, list[int]] = {}
+    for number, match in enumerate(found):
+        if match is None or not is_safe(match[2], flat=True):
+            return {}
+        splits.setdefault(match[2], []).append(number)
+    folders = {match[1] for match in found if match}
+    usual = "data/" in folders or any(split in KINDS for split in splits)
+    if len(splits) < 2 or len(folders) > 1 or not usual:
+        return {}
+    order = [split for split in _ORDER if split in splits]
+    order += sorted(set(splits) - set(order))
+    return {split: Split("", splits[split]) for split in order}
+
+
+def _named_alike(names: Sequence[str], documents: bool) -> dict[str, Split]:
+    """The splits of files that have all else in common: `my_train_0.csv`, `my_test_0.csv`.
+
+    Of a file it is what stands before the split; of a folder all of its name but numbers.
+    """
+    splits: dict[str, list[int]] = {}
+    alike = set()
+    start = len(posixpath.commonpath([posixpath.dirname(name) for name in names]))
+    for number, name in enumerate(names):
+        parts = name[start:].lstrip("/").split("/")
+        told = [
+            n for n, part in enumerate(parts[: -1 if documents else None]) if word_of_split(part)
+        ]
+        if not told:
+            return {}
+        part = parts[told[0]]
+        word = word_of_split(part) or ""
+        before, _, after = part.lower().partition(word)
+        rest = before if told[0] == len(parts) - 1 else f"{before}*{after}"
+        alike.add(("/".join(parts[: told[0]]), re.sub(r"\d+", "", rest)))
+        splits.setdefault(word, []).append(number)
+    if len(alike) > 1 or len(splits) < 2:
+        return {}
+    return {split: Split("", splits[split]) for split in _ORDER if split in splits}
+
+
+def word_of_split(name: str) -> str | None:
+    """The word in a name that is called like a split, if it is the only one.
+
+    >>> word_of_split("my_Train_2.csv"), word_of_split("train_test.csv")
+    ('train', None)
+    """
+    found = {word.lower() for word in _WORD.findall(name)}
+    return found.pop() if len(found) == 1 else None
 
 
 def common_start(names: Iterable[str]) -> str:
@@ -151,13 +229,29 @@ def _tops(
 def _refuse_hints(path: Path, names: Sequence[str], start: str) -> None:
     """Raise UsageError where names contain several splits, but not where they are looked for."""
     said: dict[str, str] = {}
+    below: dict[str, set[str]] = {}  # folder -> the splits that are told in it
     for name in names:
         parts = name[len(start) :].split("/")
         kind = next(filter(None, map(kind_of_split, parts)), None)
         if kind is not None:
             said.setdefault(kind, name)
+        below.setdefault("/".join(parts[:1] if parts[1:] else []), set()).add(kind or "")
     if len(said) > 1:
+        if len(below) > 1 and all(len(kinds - {""}) > 1 for kinds in below.values()):
+            raise several_subsets(path, [start + folder for folder in below])
         raise mixed_splits(path, said.values())
+
+
+def several_subsets(path: Path, folders: Iterable[str]) -> UsageError:
+    """The error for folders that each hold splits."""
+    names = sorted(folders)
+    return UsageError(
+        "the folders hold splits of their own, so that each is a dataset",
+        path=path,
+        found=", ".join(f"{name}/" for name in names[:5]),
+        fix=f"give one of them: {', '.join(str(path / name) for name in names[:5])}; or take all"
+        " together with --split none",
+    )
 
 
 def mixed_splits(path: Path, found: Iterable[str]) -> UsageError:
@@ -169,52 +263,3 @@ def mixed_splits(path: Path, found: Iterable[str]) -> UsageError:
         expected="train, val and test as the names of folders, or at the beginning of files'",
         fix="convert one split at a time, rename them, or take all together with --split none",
     )
-
-
-def check_card(folder: Path, found: Collection[str]) -> None:
-    """Compare the splits `found` by names with those of a Hub repository's README.md, if any.
-
-    Raises UsageError where that names several subsets, or splits that names of files do not tell.
-    """
-    configs, splits = _card(folder / CARD)
-    if len(configs) > 1:
-        raise UsageError(
-            "the repository has several subsets, which are datasets of their own",
-            path=folder / CARD,
-            found=", ".join(configs[:5]),
-            fix="give the folder of one of them, or take all together with --split none",
-        )
-    told = {KINDS.get(split, split) for split in splits}
-    if len(told) > 1 and told != {KINDS.get(split, split) for split in found}:
-        raise UsageError(
-            "the repository has splits that the names of its files do not tell",
-            path=folder / CARD,
-            expected=", ".join(splits),
-            found=", ".join(filter(None, found)) or "none by name",
-            fix="give the files of one split, or take all together with --split none",
-        )
-
-
-def shown_images(folder: Path) -> frozenset[str]:
-    """The images that a folder's README.md shows: paths relative to it."""
-    found = _SHOWN.findall(_text_of(folder / CARD))
-    return frozenset(posixpath.normpath(unquote(name)) for name in found)
-
-
-def _text_of(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    return storage.read(path, _CARD_BYTES).decode("utf-8", "replace")
-
-
-def _card(path: Path) -> tuple[list[str], list[str]]:
-    """The names of subsets and of splits under `configs:` in the YAML at a README's beginning."""
-    front = re.match(r"---\s*\n(.*?)\n---", _text_of(path), re.DOTALL)
-    block = re.search(r"^configs:[^\n]*\n((?:[-\s][^\n]*\n?)*)", front[1] if front else "", re.M)
-    lines = block[1] if block else ""
-
-    def values(key: str) -> list[str]:
-        found = re.findall(rf"^[-\s]*{key}:\s*[\"']?(.+?)[\"']?\s*$", lines, re.M)
-        return list(dict.fromkeys(found))
-
-    return values("config_name"), values("split")

@@ -49,7 +49,7 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
     """URLs that are given inside of it are opened with these storage options.
 
     Raises UsageError for what is no mapping of names, and where `paths`, all that were given
-    together with options, have no URL among them.
+    together with options (also in lists), have no URL among them.
     """
     if options is not None and not (
         isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
@@ -57,7 +57,8 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
         raise UsageError(  # without the values, which may be secret
             "storage options must be a dict of names and values", found=type(options).__name__
         )
-    if options and paths and not any(map(_is_url, paths)):
+    given = (one for path in paths for one in (path if isinstance(path, list | tuple) else [path]))
+    if options and paths and not any(map(_is_url, given)):
         raise UsageError(
             "storage options are for URLs, and none is given",
             found=", ".join(sorted(options)),

@@ -17,6 +17,8 @@ import math
 import multiprocessing
 import os
 import pickle
+import struct
+import wave
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,20 @@ from shardkit.errors import FormatError, SampleError, ShardkitError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+    Video,
+)
 
 
 def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
@@ -44,6 +59,33 @@ def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8
     colour = (number * 37 % 256, number * 91 % 256, number * 151 % 256)
     PIL.Image.new("RGB", size, colour).save(file, format)
     return file.getvalue()
+
+
+def make_audio(number: int = 0, rate: int = 8000, samples: int = 80) -> bytes:
+    """A short WAV file of 16 bits and one channel, a different one for each number."""
+    file = BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((1, 2, rate, samples, "NONE", ""))
+        writer.writeframes((np.arange(samples) * (number + 1)).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def make_video(number: int = 0, size: tuple[int, int] = (64, 48), frames: int = 25) -> bytes:
+    """An MP4 file of 25 frames a second, with headers and nothing to decode."""
+
+    def box(name: str, *parts: bytes) -> bytes:
+        content = b"".join(parts)
+        return struct.pack(">I", 8 + len(content)) + name.encode() + content
+
+    clock = struct.pack(">IIIII", 0, 0, 0, 25, frames)  # version, times, ticks a second, length
+    frame = bytes(32) + struct.pack(">HH", *size) + bytes(50)
+    table = box("stbl", box("stsd", struct.pack(">II", 0, 1), box("mp4v", frame[8:])))
+    sizes = box("stsz", struct.pack(">III", 0, 4, frames))
+    table = box("stbl", table[8:], sizes)
+    handler = box("hdlr", bytes(8), b"vide", bytes(13))
+    track = box("trak", box("mdia", box("mdhd", clock, bytes(4)), handler, box("minf", table)))
+    movie = box("moov", box("mvhd", clock, bytes(80)), track)
+    return box("ftyp", b"isom", bytes(4), b"isom") + movie + box("mdat", bytes([number]) * 9)
 
 
 # One field of every type; the last may be absent.
@@ -337,10 +379,29 @@ class FormatContract:
         other.close()
         assert raised.value.where["field"] == "images"
 
+    def test_audio_and_video_come_back_byte_for_byte(self, format: Format, path: Path) -> None:
+        schema = Schema({"audio": Audio(), "clip": Video(), "other": Audio(optional=True)})
+        samples: list[Sample] = [
+            {"__key__": "a", "audio": make_audio(1), "clip": make_video(1), "other": make_audio(2)},
+            {"__key__": "b", "audio": make_audio(3, 16000), "clip": make_video(2)},
+        ]
+        reader = write_shard(format, path, schema, samples)
+        assert dict(reader.schema) == dict(schema)
+        assert_reads(reader, samples)
+        writer = format.create(path.with_name("other"), ShardSpec(schema))
+        harms = {"audio": make_audio(1)[:-1], "clip": make_video()[:99], "other": make_video()}
+        for field, value in harms.items():
+            with pytest.raises(SampleError) as raised:
+                writer.write({**samples[0], field: value})
+            assert raised.value.where == {"key": "a", "field": field}
+        assert writer.write(samples[1])
+        writer.close()
+
     def test_an_absent_value_of_any_type_is_absent(self, format: Format, path: Path) -> None:
-        kinds = (Image, Int, Float, Bool, Text, Bytes, Json)
+        kinds = (Image, Int, Float, Bool, Text, Bytes, Json, Audio, Video)
         schema = Schema({f"f{n}": kind(optional=True) for n, kind in enumerate(kinds)})
-        values = (make_image(3), -5, 0.5, True, "text", b"blob", [1, None])
+        encoded = make_audio(), make_video()
+        values = (make_image(3), -5, 0.5, True, "text", b"blob", [1, None], *encoded)
         whole = {f"f{n}": value for n, value in enumerate(values)}
         samples = [{"__key__": "all", **whole}]
         samples += [{"__key__": f"no{n}", **_without(whole, f"f{n}")} for n in range(len(kinds))]
@@ -515,6 +576,16 @@ class FormatContract:
         for fields in (set(), {names[0]}, set(names[1::2]), set(names)):
             expected = {n: v for n, v in samples[3].items() if n in {"__key__", *fields}}
             assert_same(reader.sample(3, fields), expected)
+
+    def test_values_of_a_field_are_those_of_the_samples(
+        self, reader: ShardReader, samples: list[Sample]
+    ) -> None:
+        positions = [len(samples) - 1, 0, *range(len(samples))]
+        for field in reader.schema:
+            values = reader.read_values(field, np.array(positions))
+            for position, value in zip(positions, values, strict=True):
+                sample = {} if value is None else {field: value}
+                assert_same(sample, {n: v for n, v in samples[position].items() if n == field})
 
     def test_sizes_are_those_of_the_values(
         self, reader: ShardReader, samples: list[Sample]

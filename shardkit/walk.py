@@ -15,6 +15,8 @@ from shardkit.errors import ShardkitError, SourceError
 from shardkit.manifest import FOLDER
 from shardkit.remote.path import RemoteEntry, RemotePath
 
+# What systems leave in archives and on disks.
+_DEBRIS = {"__MACOSX", "lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
 NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
 
 
@@ -56,8 +58,10 @@ class Listing(NamedTuple):
 class Walk:
     """One walk through a folder tree, in no order; what was passed over, and what went wrong."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, without: str | None = None) -> None:
+        """`without` is a file to pass over uncounted."""
         self.root = root
+        self._without = without
         self.ignored: Counter[str] = Counter()
         self.problems: list[ShardkitError] = []
         self._real = str(root) if isinstance(root, RemotePath) else os.path.realpath(root)
@@ -86,10 +90,12 @@ class Walk:
         try:
             with scandir(path) as entries:
                 for entry in entries:
-                    if entry.name[0] == ".":
-                        self.ignored["hidden"] += 1
-                    elif entry.name == FOLDER:
-                        self.ignored[f"{FOLDER} folder"] += 1
+                    if (words := passed_over(entry.name)) is not None:
+                        self.ignored[words] += 1
+                    elif self._without and self._without == os.path.join(
+                        folder.relative, entry.name
+                    ):
+                        continue
                     elif is_folder(entry):
                         below = self._below(folder, entry)
                         folders += [below] if below else []
@@ -125,6 +131,13 @@ class Walk:
             self._such_as = self._such_as or f"{entry.path} -> {target}"
 
 
+def passed_over(name: str) -> str | None:
+    """What to call a file or folder that is never looked at; None for all others."""
+    if name[0] == ".":
+        return "hidden"
+    return f"{name} folder" if name == FOLDER or name in _DEBRIS else None
+
+
 def is_folder(entry: DirEntry) -> bool:
     try:
         return entry.is_dir()
@@ -143,6 +156,12 @@ def look(entry: DirEntry) -> tuple[int, int, int]:
         return NO_FILE, 0, 0
     size = about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE
     return size, about.st_mtime_ns, about.st_ino
+
+
+def relative_to(path: Path, folder: Path) -> str | None:
+    """The path relative to a folder that it lies in; None if it lies elsewhere."""
+    own, above = str(storage.absolute(path)), str(storage.absolute(folder)).rstrip("/") + "/"
+    return own.removeprefix(above) if own.startswith(above) else None
 
 
 def kind_of_file(name: str) -> str:

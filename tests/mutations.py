@@ -139,12 +139,21 @@ MUTATIONS = [
     ),
     # --- sources ---
     Mutation(
-        "sources/metadata.py",
+        "sources/tables.py",
         "if len(set(head)) != len(head):",
         "if False:",
         "sources/test_image_folder.py",
     ),
-    Mutation("sources/metadata.py", "str(number) != text or", "", "sources/test_image_folder.py"),
+    Mutation("sources/columns.py", "str(number) != text or", "", "sources/test_image_folder.py"),
+    Mutation("sources/metadata.py", "kept[bad] = False", "", "sources/test_labels.py"),
+    Mutation("sources/metadata.py", "kept = rows >= 0", "", "sources/test_labels.py"),
+    Mutation("sources/labels.py", "least <= found <", "found <", "sources/test_labels.py"),
+    Mutation(
+        "sources/text/classes.py",
+        'yield f"{_stray(files)!r} lies beside them"',
+        "pass",
+        "sources/test_labels.py",
+    ),
     Mutation(
         "sources/text/lines.py",
         "while found >= 0 and found % len(character):",

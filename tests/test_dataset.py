@@ -42,14 +42,14 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
         ]
         assert ds[-1] == ds[29] == ds[np.int64(29)]
         assert ds[13] == {"__key__": "class1/003", "image": make_image(103), "label": 1}
-        assert "30 samples of image, label" in repr(ds)
+        assert "30 samples in 8 shards" in repr(ds)
         for index in (30, -31):
             with pytest.raises(IndexError):
                 ds[index]
-        for asked, how in ((slice(0, 3), "0, 3"), (slice(None, -9, 7), "0, 21, 7"), ("0", "0, 3")):
-            with pytest.raises(UsageError, match="one by one") as caught:
+        for asked in (1.5, None, [1, 2], (0, 1)):
+            with pytest.raises(UsageError, match="by a whole number, a slice or a key") as caught:
                 ds[asked]  # type: ignore[index]
-            assert caught.value.fix == f"[dataset[n] for n in range({how})]"
+            assert "select" in str(caught.value.fix)
 
 
 def test_opening_reads_the_manifest_alone(out: Path) -> None:

@@ -24,6 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Modules that are not called like what installs them.
 INSTALLED_BY = {
     "PIL": "pillow",
+    "yaml": "pyyaml",
     "cv2": "opencv-python-headless",
     "megatron": "megatron-core",
     "pynvml": "nvidia-ml-py",
@@ -152,6 +153,7 @@ def bare(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.large
 def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_path: Path) -> None:
     images, text = ROOT / "sample_data/images", tmp_path / "a.txt.zst"
     text.write_bytes(b"\x28\xb5\x2f\xfd")

@@ -120,7 +120,7 @@ def test_array_types_that_nobody_can_have_are_refused(
 
 def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) -> None:
     with pytest.raises(FormatError, match="a type that this version does not know"):
-        shardkit.open(change({"type": "Video"}, "layout", "schema", "x"))
+        shardkit.open(change({"type": "Mesh"}, "layout", "schema", "x"))
     with pytest.raises(FormatError, match="a format that this version does not know"):
         shardkit.open(change("zarr", "format"))
 

@@ -176,5 +176,6 @@ def test_what_is_want_of_memory() -> None:
     for error in (MemoryError(), OSError(errno.ENOMEM, ""), RuntimeError("can't start new thread")):
         assert is_want_of_memory(error)
     assert is_want_of_memory(ImportError("x.so: failed to map segment from shared object"))
-    for other in (OSError(errno.EIO, ""), RuntimeError("x"), ImportError("x")):
+    assert is_want_of_memory(SystemError("error return without exception set"))
+    for other in (OSError(errno.EIO, ""), RuntimeError("x"), ImportError("x"), SystemError("x")):
         assert not is_want_of_memory(other)

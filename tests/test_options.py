@@ -125,6 +125,7 @@ ASKED: dict[str, tuple[dict[str, Any], bool]] = {
     "max_pixels": ({"max_pixels": 1}, False),
     "check": ({"check": "decode"}, False),
     "masks": ({"masks": "none"}, False),
+    "boxes": ({"boxes": "none"}, False),
 }
 
 

@@ -164,7 +164,7 @@ def test_a_manifest_without_a_recipe_is_read_as_before(
     assert shardkit.convert(source, "wds", out, image=image, workers=0).already_complete
 
 
-@pytest.mark.parametrize(("where", "name"), [((), "dedup"), (("image",), "sharpen"), ((), "where")])
+@pytest.mark.parametrize(("where", "name"), [((), "shear"), (("image",), "sharpen"), ((), "part")])
 def test_an_option_of_a_later_version_is_no_damage(
     where: tuple[str, ...], name: str, change: Callable[..., Path], made: Path
 ) -> None:

@@ -229,6 +229,7 @@ assert inspect(f"{folder}/a.arrow")["fields"]["c9"]["stats"]["count"] == 1
 """
 
 
+@pytest.mark.large
 def test_tables_of_very_many_columns(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _MANY, tmp_path], check=True, timeout=60)
 

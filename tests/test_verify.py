@@ -1124,3 +1124,12 @@ def test_what_lies_beside_splits_is_compared(images: Path, tmp_path: Path) -> No
         path.unlink() if changed is None else path.write_bytes(changed)
         (problem,) = shardkit.verify(out).problems
         assert problem.where["path"] == path
+
+
+def test_what_only_a_damaged_manifest_takes_for_json_is_compared_as_text() -> None:
+    assert values.difference(shardkit.sample.JsonText("a"), {"b": 1}) == (
+        "dict {'b': 1}",
+        "str 'a'",
+    )
+    assert values.difference("a", shardkit.sample.JsonText("[" * 200_000)) is not None
+    assert values.difference(shardkit.sample.JsonText('{"b": 1}'), {"b": 1}) is None

@@ -87,7 +87,7 @@ def checked(path: Path) -> VerifyReport:
     return verify(path, client=True)
 
 
-@some("wds", "lmdb", "arrow")
+@some("wds", "lmdb")
 def test_the_library_reads_every_type_as_shardkit_does(tmp_path: Path, format: str) -> None:
     report = checked(make(tmp_path, format))
     assert report.problems == []

@@ -28,6 +28,7 @@ from shardkit.version import __version__
 COMMANDS = {
     "convert": "Convert images, text or a dataset into shards.",
     "inspect": "Describe a dataset or a shard.",
+    "stats": "Count classes, pixels, lengths and duplicates, for training.",
     "verify": "Find every flipped bit, missing file and damaged image.",
     "doctor": "Find what slows loading down, and what to change.",
     "bench": "Measure how fast datasets load, side by side.",

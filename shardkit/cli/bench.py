@@ -164,7 +164,21 @@ def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
         return contender["name"], contender["version"] + note
     where = f" on {contender['file_system']}" if contender["file_system"] else ""
     amount = f"{counted(contender['samples'], 'sample')}, {size(contender['bytes'])}"
-    return contender["name"], f"{contender['format']}: {amount}{where}"
+    words = f"{contender['format']}: {amount}{where}"
+    if "downloads" in contender:
+        words += f"; {_network(contender['downloads'], contender['cache_limit'])}"
+    return contender["name"], words
+
+
+def _network(downloads: int, limit: int | None) -> str:
+    """What of a dataset at a URL is downloaded, and whether that counts."""
+    words = f"first runs download about {size(downloads)}, and are not counted"
+    if limit is None or downloads < limit:
+        return f"{words}: the others read from the cache"
+    return (
+        f"{words}; the cache has room for {size(limit)}: the others download the rest again, and"
+        " figures are of network and work together (SHARDKIT_CACHE_LIMIT gives more room)"
+    )
 
 
 def _show_measure(measure: str, report: dict[str, Any]) -> None:

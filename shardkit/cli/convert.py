@@ -46,7 +46,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 
 
 @click.command("convert", context_settings={"show_default": True})
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--to",
     required=True,
@@ -57,14 +57,14 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "-o",
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder to make, here or at s3://, or a file: x.beton.  [default: SOURCE-FORMAT]",
+    help="Folder to make, here or at s3://, or a file: x.beton.  [default: SOURCE-FORMAT, of one]",
 )
 @click.option(
     "--shard-size", metavar="SIZE", help="Largest shard: 64MB, 1GiB, ...  [default: 256MB]"
 )
 @click.option("--shard-samples", type=int, metavar="N", help="Most samples in a shard, instead.")
 @click.option("--shuffle", is_flag=True, help="Shuffle all samples.")
-@click.option("--seed", type=int, default=0, help="Seed of the shuffle.")
+@click.option("--seed", type=int, default=0, help="Seed of --shuffle, --sample, --folds, ...")
 @click.option("--workers", type=int, metavar="N", help="Processes.  [default: all cores]")
 @click.option("--limit", type=int, metavar="N", help="Only so many samples of each split.")
 @click.option(
@@ -74,14 +74,63 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "--split",
     default="auto",
     metavar="HOW",
-    help="auto: train/ val/ test/ become datasets; none; or shares: train=0.9,val=0.1",
+    help="auto: train/ val/ test/ become datasets; none; shares: train=0.9,val=0.1;"
+    " or files of keys: train=a.txt,val=b.txt",
 )
+@click.option("--folds", type=int, metavar="K", help="K datasets of equal size: fold0, fold1, ...")
+@click.option(
+    "--stratify", metavar="FIELD", help="Each value of FIELD has its share in every split."
+)
+@click.option("--group", metavar="FIELD", help="Each value of FIELD is in one split alone.")
+@click.option(
+    "--include-class",
+    multiple=True,
+    callback=_fields,
+    metavar="A,B",
+    help="Only samples of these classes, which get the labels 0, 1, ... Repeatable.",
+)
+@click.option(
+    "--exclude-class",
+    multiple=True,
+    callback=_fields,
+    metavar="A,B",
+    help="Only samples of other classes. Repeatable.",
+)
+@click.option(
+    "--where",
+    metavar="CONDITION",
+    help="Only samples it holds for: 'width >= 256 and label in (3, 7)'.",
+)
+@click.option("--keys", metavar="FILE", help="Only samples with these keys, one a line.")
+@click.option(
+    "--dedup",
+    type=click.Choice(["exact", "near"]),
+    help="Leave out copies of samples, the same or, of images, alike; filtered.jsonl lists them.",
+)
+@click.option("--sample", type=float, metavar="SHARE", help="About this share of all samples: 0.1")
 @click.option(
     "--classes",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     callback=_names,
     metavar="FILE",
     help="Class names, one a line, in the order of their labels.",
+)
+@click.option(
+    "--metadata",
+    metavar="FILE",
+    help="A table with a row for each file: .csv, .tsv, .jsonl or .parquet, here or at a URL.",
+)
+@click.option(
+    "--file-column", metavar="NAME", help="Its column that names files.  [default: file_name]"
+)
+@click.option("--file-suffix", metavar=".EXT", help="What these names lack at their end: .jpg")
+@click.option(
+    "--label-column",
+    metavar="NAME",
+    help="The column, of the table or of the source, that becomes the label.",
+)
+@click.option(
+    "--label-separator", metavar="TEXT", help="Stands between several labels in a text: '|'"
 )
 @click.option(
     "--fields",
@@ -108,6 +157,11 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "--safe-keys",
     is_flag=True,
     help="Percent-encode all characters of keys but ASCII letters, digits, -, _ and /.",
+)
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Keep mean and deviation of all pixels in the manifest, which decodes each image.",
 )
 @click.option("--resize", type=int, metavar="N", help="Make images smaller: N pixels a side.")
 @click.option(
@@ -149,6 +203,11 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "--masks",
     metavar="FIELDS",
     help="Fields of masks, commas between; none: all are images.  [default: by name]",
+)
+@click.option(
+    "--boxes",
+    metavar="FIELDS",
+    help="Fields of boxes, x0 y0 x1 y1 in pixels; none: move none.  [default: boxes]",
 )
 @click.option(
     "--text-field", metavar="NAME", help="The field with the text.  [default: text, or the only]"
@@ -218,7 +277,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def command(
-    source: Path,
+    source: tuple[Path, ...],
     to: str,
     out: Path | None,
     plan_only: bool,
@@ -227,9 +286,12 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Convert SOURCE into shards: images, text, a dataset, or a single shard.
+    """Convert SOURCE into shards: images, audio, video, text, arrays, a dataset, a single shard.
 
-    Images are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    Images, audio and video are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also
+    compressed; arrays are .npy, .npz, HDF5, and the files of MNIST and CIFAR.
+    Several sources become one dataset. Patterns such as 'data/*.parquet' and
+    'shards-{000..099}.tar' may be quoted or not.
 
     A run that was interrupted continues when the same command is given again.
     """
@@ -246,7 +308,7 @@ def command(
         from shardkit import storage
         from shardkit.conversion.run import prepare
 
-        with storage.using(storage_options, source, out):
+        with storage.using(storage_options, source, out, options["metadata"]):
             plan = prepare(source, to, out, ConvertOptions(**options))
         if as_json:
             print_json(plan.describe())

@@ -9,7 +9,7 @@ import click
 
 from shardkit.checked import checked
 from shardkit.cli import complain, print_json, storage_option
-from shardkit.cli.tables import counted, print_table, size, spread, tally, text_rows
+from shardkit.cli.tables import counted, pixel_rows, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
 _CLASSES = 20  # that are printed; --json has all
@@ -19,7 +19,11 @@ _BAR = 40  # characters of the longest
 @click.command("inspect", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--samples", default=3, metavar="N", help="How many samples to show.")
-@click.option("--full", is_flag=True, help="Read every sample: image formats and sizes as well.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Read every sample: formats, sizes and lengths of images, audio and video as well.",
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -64,8 +68,12 @@ def _show(report: dict[str, Any]) -> None:
         _show_lengths(f"length of {name!r}", about)
     if report["classes"]:
         _show_classes(report["classes"])
+    if report["pixels"]:
+        print_table("Pixels", pixel_rows(report["pixels"]))
     if report["images"]:
         print_table("Images", _image_rows(report["images"]))
+    if report["media"]:
+        print_table("Audio and video", _media_rows(report["media"]))
     if report["first"]:
         print_table("First samples", [_sample_row(sample) for sample in report["first"]])
 
@@ -120,6 +128,24 @@ def _image_rows(images: dict[str, Any]) -> list[tuple[str, ...]]:
             rows.append((field, side, f"{smallest} / {median} / {largest} (min / median / max)"))
         if about["damaged"]:
             rows.append((field, "no image", f"{about['damaged']:,}"))
+    return rows
+
+
+def _media_rows(media: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for field, about in media.items():
+        rows += [(field, format, f"{count:,}") for format, count in about["formats"].items()]
+        rows.append((field, "total", f"{about['seconds'] / 3600:,.2f} hours"))
+        for name, unit in (("duration", " s"), ("width", ""), ("height", "")):
+            if about[name]:
+                spread = " / ".join(f"{value:,.6g}{unit}" for value in about[name])
+                rows.append((field, name, f"{spread} (min / median / max)"))
+        for rate, count in about["sampling_rates"].items():
+            rows.append((field, f"{int(rate):,} Hz", f"{count:,}"))
+        for number, count in about["channels"].items():
+            rows.append((field, counted(int(number), "channel"), f"{count:,}"))
+        for name, words in (("unknown", "unknown duration"), ("damaged", "damaged")):
+            rows += [(field, words, f"{about[name]:,}")] if about[name] else []
     return rows
 
 

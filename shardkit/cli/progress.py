@@ -110,6 +110,11 @@ class ConvertMonitor(Progress):
         far = progress.bytes if self._unit == "bytes" else progress.samples
         self.step(far, progress.bytes)
 
+    def copied(self, more: int, total: int) -> None:
+        if not more:
+            self.begin("publishing", f"publishing: the store copies {size(total)}", total, "bytes")
+        self.step(more, more)
+
 
 class StepsMonitor(Progress):
     """Shows the steps of a verification or a benchmark."""
@@ -137,6 +142,8 @@ def show_plan(plan: Plan) -> None:
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
     rows += _options(about["recipe"])
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
+    if about["filtered"]:
+        rows.append(("left out", tally(about["filtered"])))
     rows += [("problem", problem) for problem in about["problems"]]
     print_table("Would convert", rows)
 

@@ -85,7 +85,7 @@ def counted(number: int, noun: str) -> str:
 def tally(counts: dict[str, int]) -> str:
     """Counts as text: "3 rotated, 1 cmyk"."""
     words = (f"{count:,} {what}" for what, count in counts.items())
-    return ", ".join(re.sub("^1 values ", "1 value ", text) for text in words)
+    return ", ".join(re.sub("^1 (value|sample|field)s ", r"1 \1 ", text) for text in words)
 
 
 def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
@@ -105,4 +105,13 @@ def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]
         ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
         ("all tokens", made),
         *((name, words) for name, words in rest.items() if about[name]),
+    ]
+
+
+def pixel_rows(about: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows on the pixels of each field of images."""
+    return [
+        (field, name, ", ".join(f"{value:.4f}" for value in pixels[name]) + " (red, green, blue)")
+        for field, pixels in about.items()
+        for name in ("mean", "std")
     ]

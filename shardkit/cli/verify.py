@@ -18,14 +18,28 @@ if TYPE_CHECKING:
 _PROBLEMS = 100  # that are printed; --json has all
 
 
-@click.command("verify")
+class _Command(click.Command):
+    """Takes several words behind `--against`, as a shell makes them of a pattern."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--against" in args and not args[0].startswith("-"):  # else one of them may be PATH
+            first = args.index("--against") + 2
+            end = next((n for n in range(first, len(args)) if args[n][:1] == "-"), len(args))
+            more = [word for path in args[first:end] for word in ("--against", path)]
+            args = [*args[:first], *more, *args[end:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command("verify", cls=_Command)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--against",
     type=click.Path(path_type=Path),
-    metavar="SOURCE",
-    help="Compare every sample with this folder of images or dataset.",
+    multiple=True,
+    metavar="SOURCE...",
+    help="Compare every sample with these sources, given as to convert.",
 )
+@click.option("--metadata", metavar="FILE", help="The table that the conversion was given.")
 @click.option("--decode", is_flag=True, help="Read every value, and decode every image.")
 @click.option(
     "--client",
@@ -37,7 +51,8 @@ _PROBLEMS = 100  # that are printed; --json has all
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     path: Path,
-    against: Path | None,
+    against: tuple[Path, ...],
+    metadata: str | None,
     decode: bool,
     client: bool,
     storage_options: dict[str, str],
@@ -54,7 +69,8 @@ def command(
     with StepsMonitor(quiet) as monitor:
         report = verify(
             path,
-            against,
+            against or None,
+            metadata=metadata,
             decode=decode,
             client=client,
             monitor=monitor,

@@ -56,6 +56,7 @@ _DECODERS: dict[
     str, tuple[Callable[[], _Decoder], Callable[[_Decoder, bytes], Iterator[bytes]]]
 ] = {
     "gz": (lambda: zlib.decompressobj(wbits=31), _gzip_pieces),
+    "deflate": (lambda: zlib.decompressobj(wbits=-15), _gzip_pieces),  # in archives
     "zst": (_zstd, _zstd_pieces),
     "bz2": (bz2.BZ2Decompressor, _pieces),
     "xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), _pieces),

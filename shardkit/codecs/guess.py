@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.codecs.image import is_image
+from shardkit.codecs.media import guess
 from shardkit.errors import SampleError
 from shardkit.sample import Sample
 from shardkit.schema import (
@@ -16,7 +17,6 @@ from shardkit.schema import (
     Bytes,
     FieldType,
     Float,
-    Image,
     Images,
     Int,
     Json,
@@ -39,7 +39,7 @@ def _is_image(value: Any) -> bool:
 
 def _guess(name: str, value: Any) -> FieldType:
     if isinstance(value, bytes | bytearray | memoryview):
-        return Image() if is_image(bytes(value[:64])) else Bytes()
+        return (guess(bytes(value[:64])) or Bytes)()
     if isinstance(value, np.ndarray):
         return Array(value.dtype.str)
     if isinstance(value, list) and value and all(map(_is_image, value)):

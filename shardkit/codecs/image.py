@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -65,6 +66,23 @@ _PLUGINS = {
     "ppm": ("PpmImagePlugin", "PpmImageFile"),
     "jpeg": ("JpegImagePlugin", "JpegImageFile"),
 }
+
+# For names such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
+_MASKS = {
+    *("mask", "masks", "trimap", "parsing", "panoptic", "semantic", "instances", "instanceids"),
+    *("seg", "segs", "segm", "segmap", "segmask", "segmentation", "segmentations", "semseg"),
+    *("label", "labels", "labelmap", "labelids", "annot", "annotation", "annotations"),
+    *("depth", "depthmap", "disparity"),
+}
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+
+def is_mask_name(field: str) -> bool:
+    """Whether a field has a name that masks usually have."""
+    stem, dot, suffix = field.rpartition(".")
+    name = stem if dot and suffix.lower() in SUFFIXES else field
+    words = {name.lower(), *(word.lower() for word in _WORDS.findall(name))}
+    return not words.isdisjoint(_MASKS)
 
 
 class ImageInfo(NamedTuple):
@@ -132,7 +150,7 @@ def probe(data: bytes) -> ImageInfo:
         elif format is not None:
             width, height = _pillow_size(data)
         else:
-            raise NotAnImageError(_describe(data))
+            raise NotAnImageError(describe(data))
     except (struct.error, IndexError):
         raise NotAnImageError(f"a {format} file that ends inside its header") from None
     if not (width and height):
@@ -258,7 +276,7 @@ def opened(data: bytes) -> Any:
     """
     format = format_of(data)
     if format is None:
-        raise NotAnImageError(_describe(data))
+        raise NotAnImageError(describe(data))
     module, name = _PLUGINS[format]
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
@@ -281,7 +299,8 @@ def refuse_want_of_memory(error: Exception, pixels: int) -> None:
         raise MemoryError(f"an image of {pixels:,} pixels could not be decoded") from error
 
 
-def _describe(data: bytes) -> str:
+def describe(data: bytes) -> str:
+    """Bytes of no known format, in words."""
     if not data:
         return "an empty file (0 bytes)"
     text = data[:24]

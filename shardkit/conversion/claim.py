@@ -160,7 +160,8 @@ def _watch(path: RemotePath, data: bytes, tag: Tag) -> None:
     about = _parsed(data)
     warnings.warn(
         f"{path.parent} was claimed by a run on {about.get('host')} (process {about.get('pid')})"
-        f" that has not said that it ended: waiting {seconds:.0f} s to see whether it is at work",
+        f" that has not said that it ended: waiting up to {seconds:.0f} s to see whether it is at"
+        " work",
         ShardkitWarning,
         stacklevel=2,
     )

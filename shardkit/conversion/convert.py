@@ -29,12 +29,14 @@ def convert(
 ) -> ConvertResult:
     """Convert images, text, a dataset of any format, or a Python sequence of samples.
 
-    Images are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    `source` is a path, a pattern (`shards-{000..099}.tar`, `data/*.parquet`), a list of such and of
+    datasets, which are united, or a sequence of samples: dicts. Images are a folder; text is a
+    folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
 
     `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, here or
     at a URL in a bucket, or a file such as `train.beton` for one shard without a folder; without it
-    the output goes beside the source, as `<name>-<format>`. The `options` are the fields of
-    `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
+    the output of a single path goes beside that, as `<name>-<format>`. The `options` are the fields
+    of `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
     `storage_options` are as in `shardkit.open`; nothing that is written has them.
 
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
@@ -58,7 +60,7 @@ def convert(
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run
 
-        with storage.using(storage_options, source, out):
+        with storage.using(storage_options, source, out, checked.metadata):
             plan = prepare(source, to, out, checked, schema=schema)
         result = run(plan, checked, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

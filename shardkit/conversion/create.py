@@ -145,7 +145,7 @@ class DatasetWriter:
 
 
 def _begin(target: Target, overwrite: bool) -> Partial:
-    target.check(None)
+    target.check([])
     if not overwrite and not target.is_empty():
         raise OutputError(
             "the output exists", path=target.path, fix="give another folder, or pass overwrite=True"

@@ -18,10 +18,10 @@ import json
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES, checked, parse
@@ -38,6 +38,13 @@ JOB = "job.json"
 TASKS = "tasks"
 _PRIVATE = 0o700  # of the whole folder: what is in it has the usual permissions
 _OURS = {JOB, JOB + UNFINISHED, LOCK, TASKS, DATASET, REPLACED, COPY}
+
+
+Copied: TypeAlias = "Callable[[int, int], object]"
+
+
+def unseen(more: int, total: int) -> None:
+    """Nobody wants to know how much is copied."""
 
 
 class Partial(ABC):
@@ -93,8 +100,8 @@ class Partial(ABC):
         storage.remove(self.task_folder(number))
 
     @abstractmethod
-    def publish(self) -> None:
-        """`dataset` becomes the output."""
+    def publish(self, copied: Copied = unseen) -> None:
+        """`dataset` becomes the output; in a store, `copied` is told of bytes, and of how many."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -202,7 +209,7 @@ class FolderPartial(Partial):
         handle, self._lock = self._lock, None
         unlock(handle)
 
-    def publish(self) -> None:
+    def publish(self, copied: Copied = unseen) -> None:
         self._commit.publish()
         self.discard()
 

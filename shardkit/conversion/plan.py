@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ from shardkit.formats.base import Format, ShardSpec
 from shardkit.preprocess.items import Steps
 from shardkit.preprocess.text import text_field, text_steps
 from shardkit.recipe import Recipe, TokenizerEntry, TransformEntry
-from shardkit.schema import Schema, is_unicode
+from shardkit.schema import Array, FieldType, Image, Schema, is_unicode
 from shardkit.sources.base import Source, Stream, some_of
 from shardkit.version import __version__
 
@@ -42,6 +43,7 @@ class Part:
     content: Content  # of its shards: samples after the steps, with their new names
     problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
     ignored: Mapping[str, int] = field(default_factory=dict)  # found so, of the source
+    filtered: Sequence[Mapping[str, str]] = ()  # left out so: lines of filtered.jsonl
 
     @property
     def schema(self) -> Schema:
@@ -94,7 +96,16 @@ class Plan:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        return _versions(self.parts)
+        """Of what decides the bytes: us, and the libraries that do the steps."""
+        found = {"shardkit": __version__, "tasks": TASKS}
+        for part in self.parts:
+            found |= part.steps.versions()
+        encodes = any(part.source.encodes_images for part in self.parts)
+        if encodes or self.recipe.stats or self.recipe.dedup == "near":
+            from shardkit.preprocess.single_image import codec_versions
+
+            found |= codec_versions()
+        return found
 
     @property
     def job(self) -> dict[str, Any]:
@@ -152,6 +163,8 @@ class Plan:
         notes = [note for part in self.parts for note in part.source.notes]
         for part in self.parts:
             notes += self.format.notes(part.schema) + part.steps.notes()
+            if part.name and part.samples == 0:
+                notes.append(f"the split {part.name!r} has no samples")
         return list(dict.fromkeys(notes))
 
     def describe(self) -> dict[str, Any]:
@@ -172,6 +185,9 @@ class Plan:
                 for part in self.parts
             ],
             "ignored": self.ignored(),
+            "filtered": dict(
+                Counter(line["reason"] for part in self.parts for line in part.filtered)
+            ),
             "notes": self.notes(),
             "one_shard": self.recipe.one_shard,
             "problems": [str(problem) for problem in self.problems],
@@ -205,10 +221,11 @@ def make_plan(
         content = _content(format, source, schema, recipe)
         # Before memory is taken for each sample: shards are as large as their manifest says.
         fingerprints[name] = source.fingerprint() or {}
-        problems, ignored = tuple(source.problems), source.ignored
+        problems, ignored, filtered = tuple(source.problems), source.ignored, source.filtered
         for split, chosen in slices(name, source, recipe):
-            parts.append(Part(split, source, chosen, steps, content, problems, ignored))
-            problems, ignored = (), {}  # listed once
+            part = Part(split, source, chosen, steps, content, problems, ignored, filtered)
+            parts.append(part)
+            problems, ignored, filtered = (), {}, ()  # listed once
     tasks: list[Task] = []
     for part in parts:
         sizes = part.source.sizes()[part.slice.order]
@@ -238,6 +255,8 @@ class _Tools:
     def named(self, sources: dict[str, str | None]) -> Recipe:
         """The recipe, which says what was read and what tokenizer and transform do: not where."""
         recipe = replace(self.recipe, sources=sources)
+        if recipe.metadata is not None:
+            recipe = replace(recipe, metadata=posixpath.basename(recipe.metadata))
         if self.tokenizer is not None:
             entry = cast("TokenizerEntry", self.tokenizer.identity())
             text = replace(recipe.text, tokenizer=entry["file"])
@@ -260,15 +279,24 @@ class _Tools:
             schema = schema_after(images, source)
         text = fields = None
         documents = self.recipe.documents
+        label = label_of_text(source, self.recipe)
         if self.tokenizer is not None:
-            text = text_steps(self.tokenizer, documents, schema)
+            text = text_steps(self.tokenizer, documents, schema, label)
             schema = text.schema_after(schema)
         elif documents.field is not None and not documents.keep_fields:
             name = text_field(documents, schema)
-            others = source.schema.keys() - {name}
+            others = source.schema.keys() - {name, label}
             if others:  # a dataset: sources of text have left them out
-                fields, schema = (name,), Schema({n: schema[n] for n in schema if n not in others})
+                schema = Schema({n: schema[n] for n in schema if n not in others})
+                fields = tuple(n for n in source.schema if n in (name, label))
         return Steps(images, text, fields), schema.renamed(self.recipe.rename)
+
+
+def label_of_text(source: Source | Stream, recipe: Recipe) -> str | None:
+    """The label that documents keep beside their text: of a folder, or of a column asked for."""
+    also = source.also if isinstance(source, Stream) else ()
+    made = source.reads_text or recipe.label_column is not None
+    return "label" if made and "label" in source.schema and "label" not in also else None
 
 
 def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> Tokenizer:
@@ -293,7 +321,32 @@ def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Re
     names = source.names_in(schema, rename)
     label = rename.get(source.label, source.label)
     guessed = [rename.get(name, name) for name in source.guessed]
-    return Content(format, ShardSpec(schema, recipe.shard_size, names), label, guessed)
+    pixels = _image_fields(schema, recipe) if recipe.stats else ()
+    return Content(format, ShardSpec(schema, recipe.shard_size, names), label, guessed, pixels)
+
+
+def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:
+    """The fields of images, encoded or raw, that are no masks."""
+    from shardkit.codecs.image import is_mask_name
+
+    named = recipe.image.mask_fields
+    images = [n for n, kind in schema.items() if isinstance(kind, Image) or _are_pixels(kind)]
+    masks = named if named is not None else [name for name in images if is_mask_name(name)]
+    found = tuple(name for name in images if name not in masks)
+    if not found:
+        raise UsageError(
+            "--stats is about the pixels of images, and there are none",
+            found=", ".join(schema),
+            fix="leave it out",
+        )
+    return found
+
+
+def _are_pixels(kind: FieldType) -> bool:
+    """Whether these are raw images, uint8 (height, width, 3)."""
+    if not isinstance(kind, Array) or kind.dtype != "|u1" or kind.shape is None:
+        return False
+    return len(kind.shape) == 3 and kind.shape[2] == 3
 
 
 def _check_names(schema: Schema, source: Source | Stream) -> None:
@@ -313,11 +366,3 @@ def _check_names(schema: Schema, source: Source | Stream) -> None:
                 found=next(name for name in classes if not is_unicode(name)),
                 fix="rename its folder, or whatever names it in the source",
             )
-
-
-def _versions(parts: list[Part]) -> dict[str, str]:
-    """Of what decides the bytes: us, and the libraries that do the steps."""
-    found = {"shardkit": __version__, "tasks": TASKS}
-    for part in parts:
-        found |= part.steps.versions()
-    return found

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,11 +21,12 @@ from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content, finished_shard
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
-from shardkit.conversion.work import error_line, read_result
+from shardkit.conversion.work import error_line, json_line, read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
 from shardkit.formats import file_name
 from shardkit.formats.base import Joins
 from shardkit.manifest import (
+    CHOSEN,
     ERRORS,
     FILTERED,
     FOLDER,
@@ -37,13 +39,19 @@ from shardkit.manifest import (
     Shard,
     Splits,
 )
-from shardkit.schema import Schema, length_fields, lengths_dtype
+from shardkit.schema import Int, Schema, length_fields, lengths_dtype
+from shardkit.sources.subset import nothing_left
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
     """Fill `partial.dataset`; `earlier` are the tasks that another run has finished."""
     earlier = partial.unsynced(earlier)
     made = {part.name: _assemble_part(plan, part, partial, earlier) for part in plan.parts}
+    if plan.recipe.chooses and not any(manifest.samples for manifest in made.values()):
+        raise nothing_left(sum((Counter(one.ignored) for one in made.values()), Counter()))
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
@@ -51,6 +59,12 @@ def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
         files = described(folder, plan.format.complete_splits(folder, list(splits)))
         manifest = Splits(plan.format.name, splits, errors, plan.recipe.to_json(), files)
         manifest.write(plan.target.list_path(folder, NAME))
+
+
+def _chosen(part: Part) -> list[npt.NDArray[np.uint64]]:
+    """The list of keys that chose the samples, if there is one."""
+    lists = part.source.key_lists
+    return [lists[name] for name in (part.name, "") if name in lists][:1]
 
 
 def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection[int]) -> Manifest:
@@ -61,6 +75,7 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     results = [read_result(path) for path in folders]
     stats = Stats()
     stats.ignored.update(part.ignored)
+    stats.filtered.update(line["reason"] for line in part.filtered)
     made: list[Made] = []
     for task, path, result in zip(tasks, folders, results, strict=True):
         made += [
@@ -74,8 +89,9 @@ def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection
     tokenizer, tokenizer_files = part.tokenizer()
     lists = {
         ERRORS: [error_line(None, error) for error in part.problems] + _lines(folders, ERRORS),
-        FILTERED: _lines(folders, FILTERED),
+        FILTERED: [*map(json_line, part.filtered), *_lines(folders, FILTERED)],
         KEYS: _lines(folders, KEYS),
+        CHOSEN: [keys.astype("<u8").tobytes() for keys in _chosen(part)],
     }
     written = [
         *_write_lists(target, folder, lists),
@@ -166,15 +182,17 @@ def publish_shards(
         numbers = [made.task for made in group if made.task is not None]
         shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
-    classes = class_names.get(content.label)
+    classes = class_names.get(content.label, ())
+    counted = content.label in class_names and isinstance(content.schema[content.label], Int)
     made = Manifest(
         format=format.name,
         layout=format.layout(content.schema_of(sum(shard.samples for shard in shards), stats)),
         shards=tuple(shards),
         class_names=class_names,
         label=content.label,
-        label_counts=None if classes is None else stats.label_counts(len(classes)),
+        label_counts=stats.label_counts(len(classes)) if counted else None,
         fields={n: stats.fields[n].summary() for n in content.schema if n in stats.fields},
+        pixels={n: found for n, p in stats.pixels.items() if (found := p.summary()) is not None},
         text=stats.text.summary(),
         **cast("dict[str, Any]", stats.summary()),
         files=files,

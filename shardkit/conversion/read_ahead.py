@@ -71,8 +71,12 @@ class Reading:
             size += document.size
             if self.share is not None and not self.share.has(_key(document)):
                 continue
+            if document.left_out:
+                ignored[document.left_out] += 1
+                continue
             count_values(document.ignored, ignored)
-            yield Item(document.name, self.steps.shaped(document.sample, ignored), size)
+            read = self.steps.shaped(document.sample, ignored)
+            yield Item(document.name, read, size, document.original)
             number, size = number + 1, 0
             if number == self.limit:
                 return

@@ -14,7 +14,7 @@ from shardkit import storage
 from shardkit.checked import plain
 from shardkit.conversion import pool
 from shardkit.conversion.existing import is_done
-from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.partial import Partial, partial_of, unseen
 from shardkit.conversion.plan import Plan, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.target import Target, default_output
@@ -33,11 +33,14 @@ from shardkit.manifest import (
     manifest_path,
 )
 from shardkit.options import ConvertOptions
+from shardkit.patterns import expanded
 from shardkit.preprocess.transform import load_transform
 from shardkit.recipe import Recipe
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import LARGEST
 from shardkit.sources import open_sources
+from shardkit.sources.given import paths_of
+from shardkit.sources.key_lists import key_lists
 
 _OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
 
@@ -50,6 +53,9 @@ class Monitor(Protocol):
 
     def advance(self, progress: Progress) -> None:
         """Samples were written or dropped. Negative after a worker died: its task begins again."""
+
+    def copied(self, more: int, total: int) -> None:
+        """So many bytes more of `total` are at their names in a store; 0 of them at first."""
 
 
 @dataclass(frozen=True)
@@ -126,21 +132,23 @@ def prepare(
     get_format(to)  # an unknown one is an error before all others
     options = options or ConvertOptions()
     recipe = Recipe.of(to, options)
-    sources = open_sources(source, recipe, schema=schema)
+    lists = key_lists(options)
+    recipe = replace(recipe, keys={name: keys.entry() for name, keys in lists.items()})
+    sources = open_sources(source, recipe, schema=schema, lists=lists)
     if any(recipe.text.reads and not source.reads_text for source in sources.values()):
         raise UsageError(
             "encoding, encoding_errors and documents are for files of text",
             found="a source that has no such files",
         )
-    path = storage.source(source) if isinstance(source, str | os.PathLike) else None
-    target = Target.of(default_output(path, to) if out is None else out, to)
+    paths = paths_of(source)
+    target = Target.of(default_output(paths, to) if out is None else out, to)
     if target.one_shard(options.bounded):
         recipe = replace(recipe, shard_size=None)
     transform = None
     if options.transform is not None:
         transform = load_transform(options.transform, options.processes(source))
     plan = make_plan(recipe, sources, target, transform=transform)
-    target.check(path)
+    target.check(expanded(paths))
     _refuse_large(plan)
     return plan
 
@@ -177,7 +185,7 @@ def run(
         finished = _finished(plan, partial)
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         assemble(plan, partial, finished)
-        partial.publish()
+        partial.publish(unseen if monitor is None else monitor.copied)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # what other workers were at when one failed
@@ -255,6 +263,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
                 recipe=recipe,
                 spec=task.part.content.spec,
                 label=task.part.content.label,
+                pixels=task.part.content.pixels,
                 durable=not task.joined,
                 upload=partial.upload(folder),
             )

@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
@@ -20,6 +22,10 @@ from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Schema, check_label, length_fields
+from shardkit.statistics import Pixels, pixels_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 KEYS_REPEAT = "give every sample a key of its own"
 # Files beside the shards, for publishing them.
@@ -35,6 +41,7 @@ class Content:
     spec: ShardSpec
     label: str = "label"  # the field with the class
     guessed: Collection[str] = ()  # optional fields that all samples may have
+    pixels: Collection[str] = ()  # fields of images whose pixels are counted
 
     @property
     def schema(self) -> Schema:
@@ -86,6 +93,7 @@ class ShardSequence:
         if self._samples == self._max_samples:
             self._close_shard()
         self._check(sample)
+        pixels = self._pixels(sample)
         if not self._open_shard().write(sample):
             self._close_shard()
             self._open_shard().write(sample)
@@ -95,6 +103,8 @@ class ShardSequence:
         self._key_hashes.append(key_hash(sample["__key__"]))
         self._lengths.extend(len(sample.get(name, ())) for name in self._length_fields)
         self.stats.add(sample)
+        for name, values in pixels.items():
+            self.stats.pixels.setdefault(name, Pixels()).add(values)
 
     def close(self) -> None:
         """Complete the last shard. All files are on the disk when this returns."""
@@ -113,6 +123,19 @@ class ShardSequence:
             raise SampleError("two samples have the same key", key=key, fix=KEYS_REPEAT)
         for field, names in self._content.spec.classes.items():
             check_label(sample, field, names)
+
+    def _pixels(self, sample: Sample) -> dict[str, npt.NDArray[np.uint8]]:
+        """The pixels that are to be counted."""
+        found = {}
+        for name in self._content.pixels:
+            if name in sample:
+                try:
+                    pixels = pixels_of(sample[name], self._content.schema[name])
+                except NotAnImageError as error:
+                    raise unusable(error, sample["__key__"], name) from error
+                if pixels is not None:
+                    found[name] = pixels
+        return found
 
     def abandon(self) -> None:
         """Let go of the open shard; whoever owns the folder removes what is in it."""

@@ -10,10 +10,12 @@ import numpy as np
 import xxhash
 
 from shardkit.conversion.read_ahead import Reading
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import parse_split
+from shardkit.conversion.strata import divided
+from shardkit.errors import UsageError
 from shardkit.order import permutation
 from shardkit.preprocess.items import Steps
+from shardkit.recipe import LISTS
+from shardkit.sample import key_hash
 from shardkit.sources.base import Source, Stream
 
 if TYPE_CHECKING:
@@ -48,37 +50,39 @@ class Slice:
 
 def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
     """The splits that a source becomes, and what each has of it."""
-    shares = parse_split(recipe.split)
     if isinstance(source, Stream):
         if recipe.shuffle is not None:
             raise UsageError(
                 "documents of a long file come in their order: they cannot be shuffled",
                 fix="convert them without --shuffle first, and then that dataset with it",
             )
-        yield from _stream_slices(name, source, shares, recipe.limit)
+        yield from _stream_slices(name, source, recipe.shares, recipe.limit)
         return
-    members_of = by_hash(source, shares) if shares else {name: np.arange(len(source))}
-    for split, members in members_of.items():
-        order = members
+    members_of = members(source, recipe) if recipe.splits else {name: np.arange(len(source))}
+    for split, chosen in members_of.items():
+        order = chosen
         if recipe.shuffle is not None:
-            order = members[permutation(len(members), recipe.shuffle)]
+            order = chosen[permutation(len(chosen), recipe.shuffle)]
         yield split, Slice(order[: recipe.limit])
 
 
-def by_hash(source: Source, shares: dict[str, float]) -> dict[str, Indices]:
-    """Samples by the hash of their keys: a sample stays in its split whatever is added later."""
-    fractions = np.empty(len(source), np.float64)
-    for index in range(len(source)):
-        key = source.key(index)
-        if key is None:
-            try:
-                key = source[index]["__key__"]
-            except SampleError:  # the conversion will meet it again, and say so
-                key = source.name(index)
-        fractions[index] = key_fraction(key)
-    ends = [share.stop for share in shares_of(shares).values()]
-    number = np.searchsorted(ends, fractions, side="right")
-    return {name: np.flatnonzero(number == n) for n, name in enumerate(shares)}
+def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
+    """The samples of each split that a source is divided into.
+
+    Shares alone go by the hash of the key: a sample stays in its split whatever is added later.
+    """
+    keys, splits = source.all_keys(), recipe.splits
+    if recipe.split == LISTS:
+        hashes = np.array([key_hash(key) for key in keys], np.uint64)
+        lists = source.key_lists  # of one split alone where that is verified
+        return {n: np.flatnonzero(np.isin(hashes, lists[n])) for n in splits if n in lists}
+    if recipe.folds or recipe.stratify or recipe.group:
+        number = divided(source, keys, recipe)
+    else:
+        fractions = np.fromiter(map(key_fraction, keys), np.float64, len(keys))
+        ends = [share.stop for share in shares_of(recipe.shares).values()]
+        number = np.searchsorted(ends, fractions, side="right")
+    return {name: np.flatnonzero(number == n) for n, name in enumerate(splits)}
 
 
 def shares_of(shares: dict[str, float]) -> dict[str, Share]:

@@ -9,8 +9,22 @@ from typing import Any
 
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Text,
+    Video,
+)
 from shardkit.sizes import FieldSizes
+from shardkit.statistics import Pixels
 
 _COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
 _MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
@@ -29,6 +43,7 @@ class Stats:
     keys: Counter[str] = field(default_factory=Counter)  # that other readers stumble over: why
     images: Counter[str] = field(default_factory=Counter)  # what became of them, and their bytes
     reasons: Counter[str] = field(default_factory=Counter)  # why images were changed
+    pixels: dict[str, Pixels] = field(default_factory=dict)  # of fields that are asked for
 
     def __post_init__(self) -> None:
         self._label = "label"
@@ -57,6 +72,8 @@ class Stats:
     def flush(self) -> None:
         for sizes in (*self.fields.values(), self.text.lengths):
             sizes.flush()
+        for pixels in self.pixels.values():
+            pixels.flush()
 
     def merge(self, other: Stats) -> None:
         for name, sizes in other.fields.items():
@@ -64,6 +81,8 @@ class Stats:
         for name in ("labels", *_COUNTS):
             getattr(self, name).update(getattr(other, name))
         self.text.merge(other.text)
+        for name, pixels in other.pixels.items():
+            self.pixels.setdefault(name, Pixels()).merge(pixels)
 
     def summary(self) -> dict[str, dict[str, int]]:
         """The counts for the manifest: of what was passed over, the most frequent."""
@@ -85,6 +104,8 @@ _SIZES: dict[type[FieldType], Callable[[Any], int]] = {
     Bool: lambda value: 1,
     Bytes: len,
     Image: len,
+    Audio: len,
+    Video: len,
     Images: lambda value: sum(map(len, value)),
     Text: lambda value: len(value.encode()),
     Json: lambda value: len(JsonText.of(value).encode()),

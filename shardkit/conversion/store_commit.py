@@ -46,10 +46,12 @@ class StoreCommit:
         self._folder: RemotePath = target.folder
         self._check = check
 
-    def publish(self, dataset: Path, placed: Mapping[Path, Placed]) -> list[RemotePath]:
+    def publish(
+        self, dataset: Path, placed: Mapping[Path, Placed], copied: Callable[[int, int], object]
+    ) -> list[RemotePath]:
         """The files in the folder `dataset`, and those that are `placed`, become the output.
 
-        Returns the marks, which are to be removed.
+        Returns the marks, which are to be removed. `copied` is told of bytes, and of how many.
         """
         new: dict[str, Path | Placed] = {
             path.relative_to(dataset).as_posix(): path
@@ -66,8 +68,14 @@ class StoreCommit:
             storage.put(text, mark)
         for names in reversed(self._by_rank(old)):
             stores.together(self._delete, names)
+        sizes = {name: _size(what) for name, what in new.items()}
+        copied(0, total := sum(sizes.values()))
         for names in self._by_rank(new):
-            stores.together(lambda name: self._put(name, new[name]), names)
+            stores.together(
+                lambda name: self._put(name, new[name]),
+                names,
+                lambda name: copied(sizes[name], total),
+            )
         return marks
 
     def marks(self) -> list[RemotePath]:
@@ -167,6 +175,10 @@ class StoreCommit:
         prefix = f"{manifests.FOLDER}/"
         named = {name for name in files if name.removeprefix(prefix).startswith(stem)}
         return {out.name, own} | named
+
+
+def _size(what: Path | Placed) -> int:
+    return what.bytes if isinstance(what, Placed) else what.stat().st_size
 
 
 _MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"

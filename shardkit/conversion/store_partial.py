@@ -27,7 +27,7 @@ from shardkit import storage
 from shardkit.checked import checked, parse
 from shardkit.conversion.claim import Claim
 from shardkit.conversion.commit import DATASET
-from shardkit.conversion.partial import JOB, TASKS, Partial, comparable
+from shardkit.conversion.partial import JOB, TASKS, Copied, Partial, comparable, unseen
 from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.store_commit import Placed, StoreCommit
 from shardkit.conversion.target import Target
@@ -151,9 +151,9 @@ class StorePartial(Partial):
         self._delete(self._job / self.task_folder(number).name / PACKED)
         super().undo(number)
 
-    def publish(self) -> None:
+    def publish(self, copied: Copied = unseen) -> None:
         commit = StoreCommit(self._target, self.check)
-        self._remove(commit.publish(self.dataset, self._placed))
+        self._remove(commit.publish(self.dataset, self._placed, copied))
 
     def discard(self) -> None:
         try:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.errors import OutputError, UsageError
-from shardkit.folders import is_pattern
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.names import FLAT, is_safe
+from shardkit.patterns import is_pattern
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import together
 
@@ -79,11 +79,10 @@ class Target:
             return True
         return self.is_unfinished and not manifests.has_manifest(self.path)
 
-    def check(self, source: Path | None) -> None:
-        """Raise OutputError for a target in the source, or where something is that is not ours."""
+    def check(self, sources: Iterable[Path]) -> None:
+        """Raise OutputError for a target in a source, or where something is that is not ours."""
         remote = isinstance(self.path, RemotePath)
-        if source is not None and isinstance(source, RemotePath) == remote:
-            self._check_apart(source)
+        self._check_apart([one for one in sources if isinstance(one, RemotePath) == remote])
         parent = self.absolute.parent
         if not remote and not parent.is_dir():
             raise OutputError("the folder that would hold the output does not exist", path=parent)
@@ -104,17 +103,18 @@ class Target:
         assert isinstance(mark, RemotePath)
         yield mark
 
-    def _check_apart(self, source: Path) -> None:
-        real_source = _real(source)
-        for path in (self.path, self.working_folder):
-            real = _real(path)
-            if real == real_source or real_source in real.parents or real in real_source.parents:
-                raise OutputError(
-                    "the output and the source must not lie inside one another",
-                    path=path,
-                    found=f"source {source}",
-                    fix="give another folder with -o",
-                )
+    def _check_apart(self, sources: Iterable[Path]) -> None:
+        own = [(path, _real(path)) for path in (self.path, self.working_folder)]
+        for source in sources:
+            real_source = _real(source)
+            for path, real in own:
+                if real_source in (real, *real.parents) or real in real_source.parents:
+                    raise OutputError(
+                        "the output and the source must not lie inside one another",
+                        path=path,
+                        found=f"source {source}",
+                        fix="give another folder with -o",
+                    )
 
     def _check_existing(self) -> None:
         out = self.path
@@ -161,10 +161,13 @@ def file_in_the_way(path: Path, fix: str) -> OutputError:
     )
 
 
-def default_output(source: Path | None, format: str) -> Path:
-    """`<name>-<format>` beside the source, or in the current folder if that is a URL."""
-    if source is None:
+def default_output(sources: Sequence[Path], format: str) -> Path:
+    """`<name>-<format>` beside the only source, or in the current folder if that is a URL."""
+    if not sources:
         raise UsageError("a sequence needs an output folder", fix="pass out=")
+    source = sources[0]
+    if len(sources) > 1:
+        raise UsageError("several sources need an output", fix="give -o OUT")
     if is_pattern(source):
         raise UsageError("a pattern of shards needs an output", path=source, fix="give -o OUT")
     if source.name in ("", "..", "."):

@@ -14,7 +14,7 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Work:
     recipe: Recipe  # without sources and classes
     spec: ShardSpec
     label: str  # the field with the class
+    pixels: Collection[str]  # fields whose pixels are counted
     durable: bool  # whether the shards are final, or to be joined
     upload: RemotePath | None = None
 
@@ -95,7 +96,7 @@ def run_task(work: Work, report: Report) -> None:
 def _write(work: Work, folder: Path, report: Report) -> None:
     shards = ShardSequence(
         folder,
-        Content(get_format(work.recipe.format), work.spec, work.label),
+        Content(get_format(work.recipe.format), work.spec, work.label, pixels=work.pixels),
         work.recipe.shard_samples,
         durable=work.durable,
         upload=work.upload,
@@ -127,7 +128,7 @@ def _write_samples(
             sample = _checked(sample_of(item.read), work)
             shards.write(sample)
         except Filtered as dropped:
-            lists[FILTERED].append(_line({"source": item.name, **dropped.to_json()}))
+            lists[FILTERED].append(json_line({"source": item.name, **dropped.to_json()}))
             shards.stats.filtered[dropped.reason] += 1
             reporter.add(item.size, 0)
             continue
@@ -139,7 +140,7 @@ def _write_samples(
             continue
         _count(item.read, shards.stats)
         if item.original is not None:
-            lists[KEYS].append(_line({"key": sample["__key__"], "path": item.original}))
+            lists[KEYS].append(json_line({"key": sample["__key__"], "path": item.original}))
         reporter.add(item.size, 0)
     reporter.flush()
 
@@ -185,10 +186,10 @@ def error_line(source: str | None, error: ShardkitError) -> bytes:
     """A line of errors.jsonl: no absolute path, so that it is the same wherever the source lies."""
     parts = error.to_dict()
     path = parts.pop("path", None)
-    return _line({"source": source or Path(str(path)).name, **parts})
+    return json_line({"source": source or Path(str(path)).name, **parts})
 
 
-def _line(entry: dict[str, Any]) -> bytes:
+def json_line(entry: Mapping[str, Any]) -> bytes:
     # A file name that is not Unicode becomes an escape that JSON reads back.
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, ShardkitWarning, UsageError
 from shardkit.extras import extra
 from shardkit.formats.foreign import kind_of_file, not_read
@@ -222,6 +223,12 @@ def unknown_format(path: Path) -> FormatError:
     pair = path.with_suffix(".bin")
     if path.suffix == ".idx" and pair.is_file():
         return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")
+    if path.name.lower().endswith(tuple(f".{suffix}" for suffix in SUFFIXES)) and path.is_file():
+        return FormatError(
+            "this is a single image, and no dataset",
+            path=path,
+            fix=f"give the folder that it is in, {path.parent}, to `shardkit convert`",
+        )
     if FOLDER in (path.name, path.parent.name):
         folder = path if path.name == FOLDER else path.parent
         return FormatError(

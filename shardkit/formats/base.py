@@ -161,6 +161,10 @@ class ShardReader(ABC):
         """The keys of the samples at these positions."""
         return [self.sample(position, ())[KEY] for position in positions.tolist()]
 
+    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
+        """The field's value in each of the samples at these positions; None where it is absent."""
+        return [self.sample(position, (field,)).get(field) for position in positions.tolist()]
+
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
@@ -269,6 +273,7 @@ class Format:
     encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
     join_pads: bool = False  # a joined shard may be larger than its parts together
+    grouped: bool = False  # to read a sample is to read those around it: row groups
     any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:

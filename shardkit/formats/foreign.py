@@ -15,7 +15,8 @@ class Kind(NamedTuple):
     """A format that is not read."""
 
     words: str  # "a dataset of LitData"
-    fix: str
+    fix: str = ""
+    source: bool = False  # it is a source of conversions (`sources.arrays`), and no dataset
     files: bool = False  # a folder of such files may hold others that are its samples
 
 
@@ -25,27 +26,42 @@ def _by(reader: str) -> str:
 
 LITDATA = Kind("a dataset of LitData", _by("litdata.StreamingDataset"))
 MDS = Kind("an MDS dataset (MosaicML Streaming)", _by("streaming.LocalDataset"))
-CIFAR = Kind("CIFAR in its own files", _by("torchvision.datasets.CIFAR10 or CIFAR100"))
-MNIST = Kind("MNIST in its own files (idx)", _by("torchvision.datasets.MNIST"))
+CIFAR = Kind("CIFAR in its own files", source=True)
+CIFAR_PICKLED = Kind(
+    "CIFAR for Python, which is pickled, and nothing is ever unpickled",
+    "get its binary version, cifar-10-binary.tar.gz or cifar-100-binary.tar.gz, and unpack it",
+)
+MNIST = Kind("MNIST in its own files (idx)", source=True)
+NPZ = Kind("arrays in .npz files", source=True)
+ARCHIVE = Kind("CIFAR in an archive", "unpack it (the binary version), and give its folder")
+MATLAB = Kind(
+    "SVHN in Matlab's files",
+    "load it with scipy.io.loadmat, and save it, samples first, with numpy.savez: that is a source",
+)
+IMAGENET = Kind(
+    "ImageNet as it is downloaded, archives of images",
+    "unpack them: each n*.tar into a folder of its name in train/, the others into val/ and test/",
+)
 TFRECORD = Kind("a dataset of TFRecord files", _by("tfds.data_source, or the package tfrecord"))
-HDF5 = Kind("data in HDF5 files", _by("h5py"))
+HDF5 = Kind("data in HDF5 files", source=True)
 RECORDIO = Kind("a dataset of MXNet's RecordIO files", _by("mxnet.recordio"))
 AUDIO = Kind(
-    "a folder of audio files",
-    "write them with shardkit.create and a field Bytes()",
+    "audio of another format than WAV, FLAC, MP3, Ogg, M4A and AIFF",
+    "make one of these of it, with ffmpeg or sox",
     files=True,
 )
 VIDEO = Kind(
-    "a folder of video files",
-    "write them with shardkit.create and a field Bytes(), or take frames out of them first",
+    "video of another format than MP4, MOV, WebM, MKV and AVI",
+    "make one of these of it, with ffmpeg, which with -c copy keeps what is encoded",
     files=True,
 )
 
-_AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "wma", "sph")
-_VIDEO = ("mp4", "avi", "mkv", "mov", "webm", "m4v", "mpg", "mpeg", "wmv", "flv")
+_AUDIO = ("aac", "wma", "sph", "amr", "ape")
+_VIDEO = ("mpg", "mpeg", "wmv", "flv", "3gp")
 _SUFFIXES = {
     **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), TFRECORD),
     **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
+    "npz": NPZ,
     "mds": MDS,
     "rec": RECORDIO,
     **dict.fromkeys(_AUDIO, AUDIO),
@@ -54,9 +70,12 @@ _SUFFIXES = {
 _NAMES = (
     (LITDATA, re.compile(r"chunk-\d+-\d+(\.\w+)*\.bin")),
     (MDS, re.compile(r".+\.mds\.\w+")),
-    (CIFAR, re.compile(r"(data_batch_\d+|test_batch)(\.bin)?|batches\.meta(\.txt)?")),
-    (CIFAR, re.compile(r"cifar-100?-(python|binary|matlab)(\.tar\.gz)?|fine_label_names\.txt")),
-    (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-u?byte(\.gz)?")),
+    (CIFAR, re.compile(r"(data_batch_\d+|test_batch)\.bin|(fine|coarse)_label_names\.txt")),
+    (CIFAR_PICKLED, re.compile(r"data_batch_\d+|test_batch|batches\.meta")),
+    (MATLAB, re.compile(r"(train|test|extra)_32x32\.mat")),
+    (ARCHIVE, re.compile(r"cifar-100?-(python|binary|matlab)\.tar\.gz")),
+    (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-(u?byte|int)(\.gz)?")),
+    (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
     (TFRECORD, re.compile(r".+\.tfrecords?(\.gz)?(-\d+-of-\d+)?(\.gz)?|[^.]+-\d{5}-of-\d{5}")),
 )
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -73,7 +92,7 @@ def kind_by_name(name: str) -> Kind | None:
 def kind_of_folder(names: Collection[str]) -> Kind | None:
     """The format whose files have these names only together."""
     if {"meta", "train", "test"} <= set(names):
-        return CIFAR  # CIFAR-100 for Python
+        return CIFAR_PICKLED  # CIFAR-100
     if "index.json" in names and any(map(_MOSAIC.fullmatch, names)):
         return MDS  # whose shards may be JSON, CSV or TSV too
     return None
@@ -96,8 +115,15 @@ def kind_of_file(path: Path) -> Kind | None:
 
 def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") -> FormatError:
     """The error for data of such a format; `fix` is what to do with what lies beside them."""
+    if kind.source:
+        return FormatError(
+            f"this is {kind.words}: a source of conversions, and no dataset",
+            path=path,
+            found=found,
+            fix=fix or f"convert it first: shardkit convert {path} --to wds",
+        )
     return FormatError(
-        f"this is {kind.words}; shardkit cannot read it yet",
+        f"this is {kind.words}; shardkit cannot read it",
         path=path,
         found=found,
         fix="; ".join(filter(None, (kind.fix, fix))),

@@ -17,6 +17,7 @@ from shardkit import storage
 from shardkit.dataset import Dataset
 from shardkit.errors import OutputError, UsageError
 from shardkit.options import check_names, check_numbers
+from shardkit.page_cache import cache_from
 from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
@@ -208,6 +209,9 @@ def _ours(
         "file_system": None if isinstance(path, RemotePath) else file_system(path),
     }
     start, mean = command(path, asked.limit), stored / len(dataset)
+    if isinstance(path, RemotePath):
+        about["downloads"] = round(mean * min(asked.limit, len(dataset)))
+        about["cache_limit"] = cache_from().limit
     return Contender(name, dataset.format, start, path, about, settings=settings, sample_bytes=mean)
 
 

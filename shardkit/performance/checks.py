@@ -25,7 +25,7 @@ from shardkit.schema import Array, row_fields
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
 from shardkit.stream.collate import PadCollate
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
-from shardkit.stream.reading import Samples, sizes
+from shardkit.stream.reading import Samples, extents
 from shardkit.stream.schedule import START, Planned, Schedule, Step
 from shardkit.stream.stream import Stream
 from shardkit.stream.world import World
@@ -59,7 +59,7 @@ _NEAR = 0.01  # of the tokens: more buckets that save less are not worth it
 def convert_command(stream: Stream, *flags: str) -> str:
     """The command that converts each of the datasets, in its own format if that is fast."""
     commands = []
-    for dataset in stream.datasets:
+    for dataset in (part for one in stream.datasets for part in one.parts):
         path = shlex.quote(str(_source(dataset)))
         to = "wds" if dataset.format in _SLOW else dataset.format
         commands.append(" ".join(["shardkit convert", path, "--to", to, *flags]))
@@ -147,7 +147,7 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
     ]
     if not datasets:
         return None
-    counted = np.concatenate([sizes(dataset) for dataset in datasets])
+    counted = np.concatenate([extents(dataset) for dataset in datasets])
     stored = np.array([d.extent(n)[1] for d in datasets for n in range(d.shards)])[counted > 0]
     readers = world_size * max(workers, 1)
     if len(stored) > _MANY and stored.mean() < _TINY:

@@ -30,8 +30,11 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
 from shardkit.json_process import JsonProcess
+from shardkit.page_cache import cache_from
+from shardkit.pages import Pages
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.runs import first_numbers
+from shardkit.remote.path import RemotePath
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
@@ -125,7 +128,10 @@ class Runner:
     @cached_property
     def dataset(self) -> Dataset:
         with storage.using(self.storage_options):
-            return open_any(self._path)
+            path = storage.source(self._path)
+            if isinstance(path, RemotePath):  # first runs download, and are not counted
+                path = path.through(Pages(cache_from()))
+            return open_any(path)
 
     @cached_property
     def _numbers(self) -> list[int]:

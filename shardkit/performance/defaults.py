@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.image import is_mask_name
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
 from shardkit.opening import open_dataset
-from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.preprocess.transform import load_transform
 from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, FieldType, Image

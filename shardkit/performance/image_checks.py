@@ -236,10 +236,13 @@ def _decoding(stream: Stream) -> Decoding:
 def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -> bool:
     """Whether all images of samples are decoded, and `convert` knows all masks on them."""
     fields = [(given if isinstance(given, tuple) else (given,)) for given in decoding]
-    masks = {mask: image for image, *others in fields for mask in others}
-    return {image for image, *_ in fields} == set(steps.images) and all(
-        steps.masks.get(mask) == image for mask, image in masks.items()
-    )
+    on_image = {other: image for image, *others in fields for other in others}
+    moved = dict(steps.masks)
+    for name, on in steps.boxes.items():
+        moved |= dict.fromkeys((name, *on.others), on.image)
+    return {image for image, *_ in fields} == set(
+        steps.images
+    ) and on_image.items() <= moved.items()
 
 
 def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:

@@ -135,7 +135,7 @@ def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
     repeated = list(islice(cycle(samples), length))
     path = stream.datasets[0].place
     dataset = Dataset.from_sequence(repeated, stream.samples.schema, path=path)
-    changed = {**vars(options), "weights": None, "fields": None}
+    changed = {**vars(options), "weights": None, "sampling": None, "fields": None}
     return type(loader)(dataset, **loader.settings, **changed)
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.codecs.boxes import boxes_in, turned_boxes
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
 from shardkit.preprocess import masks
+from shardkit.preprocess.box_fields import OnImage
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform
@@ -37,6 +39,7 @@ class Shaped:
     sample: Sample
     images: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class ImageSteps:
     transform: Transform | None = None
     raw: str = "array"  # how raw pixels are stored: "array"; or "ppm", then masks too
     arrays: tuple[str, ...] = ()  # arrays that are named as masks are: unchanged
+    boxes: dict[str, OnImage] = field(default_factory=dict)
+    json: tuple[str, ...] = ()  # fields of JSON that are named as boxes are: unchanged
 
     @functools.cached_property
     def _steps(self) -> ImageProcessor:
@@ -62,6 +67,7 @@ class ImageSteps:
         if self.transform is not None:
             return self._transformed(sample, found, drawn)
         shaped = Shaped(dict(sample))
+        self._move_boxes(shaped, found)
         for name, image in found.items():
             shaped.sample[name] = self._stored(shaped, name, image)
         for name in drawn:
@@ -83,6 +89,9 @@ class ImageSteps:
         ]
         if self.options.resize is not None:
             notes += [f"{name!r} is an array, and is not resized" for name in self.arrays]
+        if self._steps.pixels:
+            notes += [on.note(name) for name, on in self.boxes.items()]
+            notes += [f"{name!r} is JSON: boxes in it are not moved" for name in self.json]
         return notes
 
     def versions(self) -> dict[str, str]:
@@ -110,6 +119,29 @@ class ImageSteps:
                 shaped.reasons[reason] = shaped.reasons.get(reason, 0) + 1
         return value
 
+    def _move_boxes(self, shaped: Shaped, found: dict[str, Image]) -> None:
+        """Put boxes where their images go. Those of which nothing is left are counted."""
+        for name, on in self.boxes.items():
+            image = found.get(on.image)
+            if image is None or name not in shaped.sample:
+                continue
+            on.check(shaped.sample, name)
+            upright = self.raw == "ppm"  # a format that makes JPEGs turns what has an orientation
+            if not (image.moves or (upright and image.header.orientation != 1)):
+                continue
+            header = image.header
+            size = (header.width, header.height)
+            boxes = turned_boxes(shaped.sample[name], header.orientation, size)
+            if not image.is_whole:
+                boxes, kept = boxes_in(boxes, image.window)
+                gone = len(kept) - len(boxes)
+                for other in on.others if gone else ():
+                    if other in shaped.sample:
+                        shaped.sample[other] = shaped.sample[other][kept]
+                if gone:
+                    shaped.ignored["boxes of which a crop left nothing"] = gone
+            shaped.sample[name] = boxes
+
     def _mask(self, sample: Sample, name: str, image: Image) -> Any:
         """The mask of an image after the same resizing and crop, as a Pillow image."""
         return masks.mask_of(sample[name], image.header, image.window)
@@ -126,7 +158,9 @@ class ImageSteps:
     def _transformed(self, sample: Sample, found: dict[str, Image], drawn: list[str]) -> Shaped:
         """Call the user's function with pixels, and store what it returns."""
         assert self.transform is not None
-        given = dict(sample)
+        moved = Shaped(dict(sample))
+        self._move_boxes(moved, found)
+        given = moved.sample
         for name, image in found.items():
             with _errors_of(sample, name):
                 given[name] = _read_only(self._steps.made(image))
@@ -140,7 +174,7 @@ class ImageSteps:
             made = self.transform(dict(given))
         if made is None:
             raise Filtered("dropped by the transform", self.transform.name, sample["__key__"])
-        shaped = Shaped(made)
+        shaped = Shaped(made, ignored=moved.ignored)
         for name, image in found.items():
             pixels = made.get(name)
             if isinstance(pixels, np.ndarray):

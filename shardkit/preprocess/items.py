@@ -63,9 +63,13 @@ class Steps:
         if self.images is None:
             return sample
         try:
-            return self.images(sample)
+            shaped = self.images(sample)
         except (SampleError, Filtered) as error:
             return error
+        ignored.update(shaped.ignored)
+        if self.images.transform is not None:
+            count_values(sample.keys() - shaped.sample.keys(), ignored)
+        return shaped
 
     def in_order(
         self,

@@ -14,31 +14,15 @@ from itertools import takewhile
 import numpy as np
 
 from shardkit.codecs.header import read_header
-from shardkit.codecs.image import SUFFIXES, NotAnImageError
+from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.pixels import loaded
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import MAX_PIXELS
 from shardkit.sources.base import Source, Stream, some_of
 
-# For names such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
-_MASKS = {
-    *("mask", "masks", "trimap", "parsing", "panoptic", "semantic", "instances", "instanceids"),
-    *("seg", "segs", "segm", "segmap", "segmask", "segmentation", "segmentations", "semseg"),
-    *("label", "labels", "labelmap", "labelids", "annot", "annotation", "annotations"),
-    *("depth", "depthmap", "disparity"),
-}
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 # The share of pixels that equal their neighbour: in masks of ADE20K, Cityscapes and COCO 0.9 and
 # more; in photos that never were a JPEG less than 0.2, in those on white up to 0.7.
 _FLAT = 0.8
-
-
-def is_mask_name(field: str) -> bool:
-    """Whether a field has a name that masks usually have."""
-    stem, dot, suffix = field.rpartition(".")
-    name = stem if dot and suffix.lower() in SUFFIXES else field
-    words = {name.lower(), *(word.lower() for word in _WORDS.findall(name))}
-    return not words.isdisjoint(_MASKS)
 
 
 def mask_fields(
@@ -59,7 +43,7 @@ def mask_fields(
     if said and not images:
         raise UsageError("masks lie on images, and all images are masks", found=", ".join(masks))
     # Where all have names of masks, they are images.
-    return {name: _image_of(name, images) for name in masks if images}
+    return {name: image_of(name, images) for name in masks if images}
 
 
 def _ask_about(maps: Sequence[str], images: Sequence[str]) -> None:
@@ -79,7 +63,7 @@ def _ask_about(maps: Sequence[str], images: Sequence[str]) -> None:
         )
 
 
-def _image_of(mask: str, images: Sequence[str]) -> str:
+def image_of(mask: str, images: Sequence[str]) -> str:
     """The image whose name shares the most leading words; of equal ones "image", or the first."""
 
     def likeness(name: str) -> tuple[int, bool]:

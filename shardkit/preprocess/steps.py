@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from shardkit.codecs.guess import guessed_schema
+from shardkit.codecs.image import is_mask_name
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
+from shardkit.preprocess.box_fields import box_fields, json_boxes
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
-from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
+from shardkit.preprocess.mask_fields import mask_fields
 from shardkit.preprocess.transform import Transform, same
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Images, Schema
@@ -43,14 +45,17 @@ def steps_for(
         raise UsageError("there are options for images, and no images", found=fields or None)
     changes = options.pixels or transform is not None or raw == "ppm"
     masks = mask_fields(image_fields, options.mask_fields, source if changes else None)
-    # Masks must not become JPEGs, even where there are no other steps.
-    if not options.active and transform is None and not (masks and raw == "ppm"):
+    images = tuple(name for name in image_fields if name not in masks)
+    boxes = box_fields(schema, images, options.box_fields, source, ask=options.pixels)
+    # Masks must not become JPEGs, nor images upright without their boxes, even where there are no
+    # other steps.
+    if not options.active and transform is None and not ((masks or boxes) and raw == "ppm"):
         return None
     if raw == "ppm" and options.format in ("png", "webp"):
         raise UsageError(f"this format cannot hold {options.format}", expected="keep, jpeg or raw")
-    images = tuple(name for name in image_fields if name not in masks)
     arrays = tuple(n for n, k in schema.items() if isinstance(k, Array) and is_mask_name(n))
-    return ImageSteps(options, images, masks, transform, raw, arrays)
+    json = tuple(json_boxes(schema))
+    return ImageSteps(options, images, masks, transform, raw, arrays, boxes, json)
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:

@@ -78,11 +78,19 @@ class TextSteps:
     tokenizer: Tokenizer
     options: TextOptions
     field: str
+    label: str | None = None  # a field that is kept beside tokens, unless they are packed
+
+    @property
+    def _kept(self) -> set[str]:
+        """The fields that are kept, if not all are."""
+        keeps = self.label is not None and self.options.seq_len is None
+        return {"__key__", self.field, *([str(self.label)] if keeps else [])}
 
     def schema_after(self, schema: Schema) -> Schema:
         """The schema after the steps. Raises UsageError for fields that cannot be kept."""
+        every = self.options.keep_fields
         others = {n: kind for n, kind in schema.items() if n != self.field}
-        kept = others if self.options.keep_fields else {}
+        kept = {n: kind for n, kind in others.items() if every or n in self._kept}
         if TOKENS in kept:
             raise UsageError(
                 f"there is a field {TOKENS!r} already", fix="rename it first, or leave out fields"
@@ -123,10 +131,9 @@ class TextSteps:
 
     def _only_text(self, items: Iterable[Item], ignored: Counter[str]) -> Iterator[Item]:
         """The documents; their other fields are counted, as they are left out."""
-        kept = {"__key__", self.field}
         for item in items:
             if not isinstance(item.read, SampleError | Filtered):
-                count_values(sample_of(item.read).keys() - kept, ignored)
+                count_values(sample_of(item.read).keys() - self._kept, ignored)
             yield item
 
     def _document(self, item: Item, tokens: Tokens | None) -> Item:
@@ -138,8 +145,8 @@ class TextSteps:
         made: Sample = {"__key__": sample["__key__"]}
         if tokens is not None:
             made[TOKENS] = tokens
-        if self.options.keep_fields:
-            made |= {n: value for n, value in sample.items() if n != self.field}
+        kept = sample.keys() if self.options.keep_fields else self._kept
+        made |= {n: value for n, value in sample.items() if n in kept and n != self.field}
         return item._replace(read=made if isinstance(read, dict) else replace(read, sample=made))
 
     def _blocks(
@@ -246,7 +253,9 @@ class TextSteps:
 _Encoded = list["tuple[Tokens | SampleError, int] | None"]
 
 
-def text_steps(tokenizer: Tokenizer, options: TextOptions, schema: Schema) -> TextSteps:
+def text_steps(
+    tokenizer: Tokenizer, options: TextOptions, schema: Schema, label: str | None = None
+) -> TextSteps:
     """The steps for samples with these fields; raises UsageError for options that do not fit."""
     name = text_field(options, schema)
     for asked, token, id in (
@@ -259,7 +268,7 @@ def text_steps(tokenizer: Tokenizer, options: TextOptions, schema: Schema) -> Te
                 found=str(tokenizer.identity()["file"]),
                 fix="name it with --eos-token" if token == "end" else "leave out --bos",
             )
-    return TextSteps(tokenizer, options, name)
+    return TextSteps(tokenizer, options, name, label)
 
 
 def text_field(options: TextOptions, schema: Schema) -> str:

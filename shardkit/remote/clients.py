@@ -11,7 +11,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import NotFoundError, ShardkitError, StorageError, UsageError
+from shardkit.errors import (
+    NotFoundError,
+    ShardkitError,
+    StorageError,
+    UnreachableError,
+    UsageError,
+)
 from shardkit.extras import extra, missing
 from shardkit.remote.store import (
     MANIFEST,
@@ -93,6 +99,7 @@ class _Obstore:
             )
 
         self._opened = opened
+        self._answered = False  # whether any request was
         self._patient: dict[float, Any] = {}  # stores with more time for a request
         failure = None  # raised without obstore's own error, whose text may have secrets
         try:
@@ -114,9 +121,16 @@ class _Obstore:
             raise UsageError(what, found=f"{self._site}/{key}") from error
         except (self._exceptions.BaseError, OSError) as error:
             ours = isinstance(error, ShardkitError)
-            failure = error if ours else _explain(error, f"{self._site}/{key}", writing=writing)
-        if failure is not None:  # without obstore's own error, as above
-            raise failure
+            url = f"{self._site}/{key}"
+            failure = error if ours else _explain(error, url, writing=writing)
+            if not isinstance(failure, PassingError) or failure.error.what != _NO_ANSWER:
+                self._answered = True
+            elif not self._answered:
+                failure = _passing(_NO_ANSWER, url, failure.error.found, UnreachableError)
+        else:
+            self._answered = True
+        if failure is not None:  # without obstore's own error, as above; in a traceback as well
+            raise failure from failure.__cause__
 
     def find(self, key: str) -> Info | None:
         try:
@@ -313,10 +327,11 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
             return StorageError(what, path=url, found=said or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # of a folder on a web server
         return NotFoundError("there is no such object", path=url)
-    what = "the store does not answer as it should" if said else "the store cannot be reached"
+    what = "the store does not answer as it should" if said else _NO_ANSWER
     return _passing(what, url, said or _reason(text))
 
 
+_NO_ANSWER = "the store cannot be reached"
 _NO_BUCKET = "there is no such bucket"
 _NO_ACCESS = "the store refuses access"
 _NO_WRITING = "the store does not allow to write here"
@@ -369,9 +384,11 @@ _FAILURES: list[tuple[str, str, str | None]] = [
 ]
 
 
-def _passing(what: str, url: str, found: str) -> PassingError:
+def _passing(
+    what: str, url: str, found: str | None, kind: type[StorageError] = StorageError
+) -> PassingError:
     fix = "check the address and the network, then run the same command again"
-    return PassingError(StorageError(what, path=url, found=found, fix=fix))
+    return PassingError(kind(what, path=url, found=found, fix=fix))
 
 
 def _bad_options(site: str, options: Mapping[str, Any], found: str) -> UsageError:
@@ -433,8 +450,7 @@ class _Fsspec:
         except PermissionError as error:
             raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
         except OSError as error:
-            what, url = "the store cannot be reached", f"{self._site}/{key}"
-            raise _passing(what, url, type(error).__name__) from error
+            raise _passing(_NO_ANSWER, f"{self._site}/{key}", type(error).__name__) from error
 
     def _entry(self, about: Mapping[str, Any]) -> Info:
         tag = _first(about, "ETag", "etag", "blob_id", "mtime")

@@ -30,7 +30,7 @@ def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None) -> RemotePath:
     """The path of a URL. Raises UsageError for one that does not name an object or a folder."""
     host, _, key = rest.partition("/")
-    if "?" in rest or "#" in rest:
+    if "?" in rest or ("#" in rest and scheme in ("http", "https")):
         raise UsageError(
             "a URL with a query or a fragment is not supported",
             found=f"{scheme}://{rest.partition('?')[0].partition('#')[0]}?...",

@@ -11,17 +11,25 @@ import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import xxhash
 
-from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError
+from shardkit.errors import (
+    DamagedError,
+    NotFoundError,
+    ShardkitError,
+    ShardkitWarning,
+    StorageError,
+)
 from shardkit.pieces import PIECE
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
     from shardkit.remote.path import RemotePath
@@ -32,6 +40,8 @@ ATTEMPTS = 6  # to make a request
 LARGEST = 5000 << 20  # bytes of an object that one request can make, in all stores
 _PARALLEL = 16  # requests of one call at a time
 _PATIENCE = 60.0  # seconds after which a request is not repeated
+_GOODBYE = 10.0  # seconds that requests may take after Ctrl-C
+_SOON = 0.5  # seconds of these without a word
 _LOOKS = 50  # at an object that is being copied
 _PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
 
@@ -520,30 +530,64 @@ class _Batch(threading.local):
 _batch = _Batch()
 
 
-def together(work: Callable[[Item], object], items: Iterable[Item]) -> None:
-    """Do work for each item, several at a time.
+def together(
+    work: Callable[[Item], object],
+    items: Iterable[Item],
+    report: Callable[[Item], object] = lambda item: None,
+) -> None:
+    """Do work for each item, several at a time; each that is done is reported in this thread.
 
-    Nothing of it goes on after this, also where one of them raises, or at Ctrl-C: requests that
-    were made are waited for, and not repeated.
+    Nothing of it goes on after this, also where one of them raises: requests that were made are
+    waited for, and not repeated. After Ctrl-C they are waited for a few seconds: a program that
+    ends then cuts them off, and what they were to make is not made.
     """
-    started: list[Future[object]] = []
-    over = threading.Event()
+    every = list(items)
+    left, over = iter(every), threading.Event()
+    ended: SimpleQueue[tuple[Item, BaseException | None]] = SimpleQueue()
 
-    def do(item: Item) -> None:
+    def do() -> None:
         _batch.over = over
-        try:
-            work(item)
-        finally:
-            _batch.over = None
+        for item in left:
+            if over.is_set():
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                ended.put((item, error))
+            else:
+                ended.put((item, None))
 
+    threads = [  # daemons: the interpreter does not wait for them when it ends
+        threading.Thread(target=do, name="shardkit-request", daemon=True)
+        for _ in range(min(_PARALLEL, len(every)))
+    ]
+    patience = threading.TIMEOUT_MAX
     try:
-        started += (pool().submit(do, item) for item in items)
-        for one in started:
-            one.result()
+        for thread in threads:
+            thread.start()
+        for _ in every:
+            item, error = ended.get()
+            if error is not None:
+                raise error
+            report(item)
+    except KeyboardInterrupt:
+        patience = _GOODBYE
+        raise
     finally:
         over.set()
-        for one in started:
-            one.cancel()
-        for one in started:
-            if not one.cancelled():
-                one.exception()
+        _join([thread for thread in threads if thread.ident], patience)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait for threads to end, so many seconds at most."""
+    began = time.monotonic()
+
+    def join(most: float) -> bool:
+        for thread in threads:
+            thread.join(max(began + most - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in threads)
+
+    if seconds == _GOODBYE and not join(_SOON):
+        what = f"waiting up to {seconds:.0f} s for requests that were made"
+        warnings.warn(what, ShardkitWarning, stacklevel=3)
+    join(seconds)

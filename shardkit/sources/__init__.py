@@ -6,11 +6,22 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from shardkit import storage
-from shardkit.errors import UsageError
-from shardkit.folders import Contents, is_pattern, look_into, refuse_foreign
+from shardkit.card import check_images, named_subset
+from shardkit.codecs.media import IMAGES
+from shardkit.dataset import Dataset
+from shardkit.errors import SourceError, UsageError
+from shardkit.folders import (
+    Contents,
+    common_folder,
+    look_into,
+    media_of,
+    refuse_empty_splits,
+    refuse_foreign,
+)
 from shardkit.formats import format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.incomplete import without_manifest
@@ -18,13 +29,19 @@ from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.recipe import Recipe
 from shardkit.remote.path import RemotePath
-from shardkit.schema import ClassNames, Schema
+from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
-from shardkit.splits import check_card
-from shardkit.walk import is_folder, scandir
+from shardkit.sources.beside import beside
+from shardkit.sources.given import TABLES, TEXTS, Given, gathered, listed
+from shardkit.walk import is_folder, relative_to, scandir
+from shardkit.where import names_in
+
+if TYPE_CHECKING:
+    from shardkit.sources.key_lists import KeyList
 
 # The name of the only dataset of a conversion without splits.
 WHOLE = ""
+_NAMED = 20  # fields that are left out
 
 
 def open_sources(
@@ -33,34 +50,146 @@ def open_sources(
     *,
     schema: Mapping[str, Any] | None = None,
     strict: bool = True,
+    lists: Mapping[str, KeyList] = MappingProxyType({}),
 ) -> dict[str, Source | Stream]:
-    """The sources behind a path or a sequence, one per split; `{"": source}` without splits.
+    """The sources behind paths or a sequence, one per split; `{"": source}` without splits.
 
-    The recipe says which splits, classes and fields they have, and how text is read. Unless
+    `source` is a path, a pattern, or a list of such and of datasets, which are united; or a
+    sequence of samples.
+
+    The recipe says which splits, samples, classes and fields they have, and how text is read;
+    `lists` are the lists of keys that it tells of. Unless
     `strict`, it may be that of a dataset that another source was converted to: fields that this one
     does not have are passed over, and classes that are not named come after those that are.
     Raises UsageError where no field would be left.
     """
     recipe = recipe or Recipe("")
-    if isinstance(source, str | os.PathLike):
-        if schema is not None:
-            raise UsageError("a schema is for Python sequences: a path has its own")
-        sources = _of_path(storage.source(source), recipe, strict)
+    several = listed(source)
+    sources: dict[str, Source | Stream]
+    if several is None:
+        assert not isinstance(source, str | os.PathLike)
+        _refuse_metadata(None, recipe)
+        sources = {**_with_labels({WHOLE: _sequence(source, schema, recipe, strict)}, recipe)}
+    elif schema is not None:
+        raise UsageError("a schema is for Python sequences: a path has its own")
     else:
-        sources = {WHOLE: _sequence(source, schema, recipe.classes if strict else None)}
+        sources = _of_all(gathered(several), recipe, strict)
+    if recipe.chooses or lists:
+        from shardkit.sources.subset import choose
+
+        sources = choose(sources, recipe, lists, strict)
     _narrow(sources, recipe.selection, strict)
     return sources
 
 
-def _sequence(
-    source: Sequence[Any], schema: Mapping[str, Any] | None, classes: ClassNames | None
-) -> Source:
-    from shardkit.dataset import Dataset
+def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+    """What was given, united if that is several sources."""
+    if isinstance(recipe.classes, Mapping) and strict:
+        raise UsageError(
+            "class names by field are for Python sequences",
+            fix="give a list of names for a folder; a dataset has names of its own",
+        )
+    shares = bool(recipe.splits)
+    how = replace(recipe, split="auto") if shares else recipe
+    if len(given) > 1 and recipe.metadata is not None:
+        raise UsageError(
+            "metadata are for one folder, and there are several sources",
+            found=", ".join(one.name for one in given[:5]),
+            fix="convert one at a time, then these datasets together",
+        )
+    opened = {one.name: _opened(one, how, strict) for one in given}
+    if len(given) == 1:
+        found = opened[given[0].name]
+    else:
+        from shardkit.sources.united import unite
+
+        found = unite(opened, recipe)
+        if note := _of_siblings(given, opened):
+            for source in found.values():
+                source.notes = (*source.notes, note)
+    if shares and len(found) > 1:
+        raise UsageError(
+            "the source has splits of its own, which shares would mix",
+            path=given[0].path,
+            found=", ".join(found),
+            fix="leave --split away to keep them, or split one of them",
+        )
+    return {WHOLE: next(iter(found.values()))} if shares else found
+
+
+def _of_siblings(
+    given: Sequence[Given], opened: Mapping[str, Mapping[str, Source | Stream]]
+) -> str:
+    """What to say of unlabelled folders of one folder: they may be meant for classes."""
+    from shardkit.sources.image_folder import ImageFolder
+
+    every = [source for splits in opened.values() for source in splits.values()]
+    parents = {one.path.parent for one in given}
+    if len(parents) > 1 or any(one.dataset is not None or one.kind is not None for one in given):
+        return ""
+    if not all(isinstance(source, ImageFolder) and not source.class_names for source in every):
+        return ""
+    return f"there are no labels: if the folders are classes, convert {parents.pop()} instead"
+
+
+def _opened(given: Given, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+    if given.kind in (TEXTS, TABLES):
+        return _text(common_folder(given.files), recipe, strict, given.files)
+    if given.dataset is None and given.kind is None:
+        return _found_at(given.path, recipe, strict)
+    from shardkit.opening import open_files
     from shardkit.sources.dataset import DatasetSource
+
+    _refuse_classes(recipe, strict)
+    if given.dataset is not None:
+        return {**_with_labels({WHOLE: _dataset(given.dataset, recipe)}, recipe)}
+    found = open_files(given.files, together=recipe.split == "none")
+    return {**_with_labels({n: DatasetSource(dataset) for n, dataset in found.items()}, recipe)}
+
+
+def _with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Mapping[str, Source]:
+    """The sources with a label that is made of a field, where that is asked for."""
+    if recipe.label_column is None:
+        return sources
+    from shardkit.sources.labelled import labelled
+    from shardkit.sources.labels import Asked
+
+    asked = Asked.of(recipe)
+    return sources if asked is None else labelled(sources, asked)
+
+
+def _dataset(dataset: Dataset, recipe: Recipe) -> Source:
+    """An open dataset, or a view of one."""
+    from shardkit.concatenated import Concatenated
+    from shardkit.sources.dataset import DatasetSource
+
+    if dataset.transform is not None:
+        raise UsageError(
+            "transforms of an open dataset are for its own samples",
+            path=dataset.place,
+            fix="open it without them; transform= of a conversion takes a function",
+        )
+    if dataset.indices is not None and not len(dataset):
+        raise SourceError("the view has no samples", path=dataset.place)
+    if isinstance(dataset, Concatenated):
+        from shardkit.sources.united import unite, view_of
+
+        named = zip(gathered(dataset.parts), dataset.parts, strict=True)
+        parts = {one.name: {WHOLE: _dataset(part, recipe)} for one, part in named}
+        united = unite(parts, recipe)[WHOLE]
+        assert isinstance(united, Source)
+        return united if dataset.indices is None else view_of(united, dataset.indices)
+    return DatasetSource(dataset)
+
+
+def _sequence(
+    source: Sequence[Any], schema: Mapping[str, Any] | None, recipe: Recipe, strict: bool
+) -> Source:
     from shardkit.sources.sequence import SequenceSource
 
+    classes = recipe.classes if strict and recipe.label_column is None else None
     if isinstance(source, Dataset) and schema is None and classes is None:
-        return DatasetSource(source)
+        return _dataset(source, recipe)
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
@@ -70,35 +199,15 @@ def _sequence(
     return SequenceSource(source, None if schema is None else Schema(schema), classes)
 
 
-def _of_path(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
-    if isinstance(recipe.classes, Mapping) and strict:
-        raise UsageError(
-            "class names by field are for Python sequences",
-            fix="give a list of names for a folder; a dataset has names of its own",
-        )
-    if recipe.split in ("auto", "none"):
-        return _found_at(path, recipe, strict)
-    found = _found_at(path, replace(recipe, split="auto"), strict)
-    if len(found) > 1:
-        raise UsageError(
-            "the source has splits of its own, which shares would mix",
-            path=path,
-            found=", ".join(found),
-            fix="leave --split away to keep them, or split one of them",
-        )
-    return {WHOLE: next(iter(found.values()))}
-
-
-def _found_at(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+    path, subset = named_subset(given)
     if isinstance(path, RemotePath) and path.store.lists:
-        path = path.listed()
+        given = path = path.listed()
     try:
         folder = path.is_dir()
         path.stat()
     except OSError as error:
-        if not is_pattern(path):
-            raise storage.explain(error, "read the source", path) from error
-        return _datasets(path, recipe, strict)
+        raise storage.explain(error, "read the source", path) from error
     if not folder:
         if format_of(path) is None or kind_of_file(path) is not None:
             return _loose(path, None, recipe, strict)
@@ -109,48 +218,133 @@ def _found_at(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
         return _datasets(path, recipe, strict)
     from shardkit.sources.text.names import parse_name
 
-    found = look_into(path, lambda name: parse_name(name) is not None)
+    table = None if recipe.metadata is None else storage.source(recipe.metadata)
+    own = None if table is None else relative_to(table, path)
+    found = look_into(path, lambda name: parse_name(name) is not None, own)
+    arrays = _arrays(path, found, recipe, strict)
+    if arrays is not None:
+        return arrays
     if found.shards:
         _refuse_beside(found)
     refuse_foreign(found)
-    if found.shards:
-        return _datasets(path, recipe, strict)
-    sources = _loose(path, found, recipe, strict)
     if recipe.split == "auto":
-        check_card(path, [name for name in sources if name != WHOLE])
-    return sources
+        refuse_empty_splits(found)
+    if found.shards:
+        return _datasets(given, recipe, strict)
+    return _loose(path, found, recipe, strict, subset)
+
+
+def _refuse_metadata(path: Path | None, recipe: Recipe) -> None:
+    """Raise UsageError for a table that names files, where there are none."""
+    if recipe.metadata is not None:
+        raise UsageError(
+            "metadata are for folders of images, audio or video, or of texts that are a document"
+            " each",
+            path=path,
+            fix="leave --metadata away; a column of the source itself is named by --label-column",
+        )
 
 
 def _loose(
-    path: Path, found: Contents | None, recipe: Recipe, strict: bool
+    path: Path, found: Contents | None, recipe: Recipe, strict: bool, subset: str = ""
 ) -> dict[str, Source | Stream]:
-    """Files of images or of text; text beside images belongs to them.
+    """Files of images, audio, video or text; text beside the others belongs to them.
 
-    `found` is what is in a folder, None for a file.
+    `found` is what is in a folder, None for a file; `subset` one that its README.md tells of.
     """
+    from shardkit.sources.annotated import find_annotated, open_annotated
     from shardkit.sources.folder_scan import no_images, scan_folder
+    from shardkit.sources.img2dataset import of_files
+    from shardkit.sources.labels import Asked
+    from shardkit.sources.metadata import GivenTable
     from shardkit.sources.text.names import parse_name
 
-    if found is not None and found.image_files:
+    media = None if found is None else media_of(found)
+    if media is not None:
         classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
-        return {**scan_folder(path, split=recipe.split, classes=classes, strict=strict)}
+        layout = find_annotated(path, recipe.split == "none") if media is IMAGES else None
+        if layout is not None:
+            _refuse_metadata(path, recipe)
+            if recipe.label_column is not None:
+                raise UsageError(
+                    "the labels of these images are the categories of their boxes",
+                    path=path,
+                    fix="leave --label-column away",
+                )
+            return {**open_annotated(layout, classes=classes, strict=strict)}
+        files = scan_folder(
+            path,
+            media,
+            split=recipe.split,
+            classes=classes,
+            strict=strict,
+            given=GivenTable.of(recipe),
+            labels=Asked.of(recipe),
+            by_folder=recipe.selection.has("label"),
+        )
+        if recipe.split == "auto" or subset:
+            check_images(path, [name for name in files if name != WHOLE], subset)
+        return {name: of_files(path, source) for name, source in files.items()}
     if found.text_files if found is not None else parse_name(path.name):
-        if recipe.classes is not None and strict:
-            raise UsageError("--classes is for folders of images", path=path, found="text")
-        from shardkit.sources.text.scan import open_text  # much, and nothing that images need
-
-        return open_text(path, recipe.documents, split=recipe.split, selection=recipe.selection)
+        return _text(path, recipe, strict, subset=subset)
     if found is None:
+        arrays = _arrays(path, None, recipe, strict)
+        if arrays is not None:
+            return arrays
         raise unknown_format(path)
     raise no_images(path, found.ignored)
+
+
+def _arrays(
+    path: Path, found: Contents | None, recipe: Recipe, strict: bool
+) -> dict[str, Source | Stream] | None:
+    """Files of arrays, if that is what they are."""
+    from shardkit.sources.arrays.finding import array_sources
+
+    classes = None if isinstance(recipe.classes, Mapping) or not strict else recipe.classes
+    if recipe.label_column is not None:
+        classes = None
+    sources = array_sources(path, found, split=recipe.split, classes=classes)
+    if sources is None:
+        return None
+    _refuse_metadata(path, recipe)
+    return {**_with_labels(sources, recipe)}
+
+
+def _text(
+    path: Path, recipe: Recipe, strict: bool, files: Sequence[Path] = (), subset: str = ""
+) -> dict[str, Source | Stream]:
+    """A folder or a file of text; or these files of a folder, or a subset that it has."""
+    from shardkit.sources.metadata import Labelling
+    from shardkit.sources.text.scan import open_text  # much, and nothing that images need
+
+    return open_text(
+        path,
+        recipe.documents,
+        split=recipe.split,
+        selection=recipe.selection,
+        listed=files,
+        subset=subset,
+        also=names_in(recipe.where) if recipe.where else (),
+        labels=Labelling.of(recipe, strict),
+    )
+
+
+def _refuse_classes(recipe: Recipe, strict: bool) -> None:
+    if recipe.classes is not None and strict and recipe.label_column is None:
+        raise UsageError(
+            "class names come from the dataset; --classes is for folders",
+            fix="say which field --classes is about: --label-column NAME",
+        )
 
 
 def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
     from shardkit.opening import open_splits
     from shardkit.sources.dataset import DatasetSource
+    from shardkit.sources.img2dataset import of_shards
 
-    if recipe.classes is not None and strict:
-        raise UsageError("class names come from the dataset; --classes is for folders")
+    _refuse_metadata(path, recipe)
+    _refuse_classes(recipe, strict)
     found = open_splits(path, together=recipe.split == "none", partly=True)
     if recipe.split == "none" and list(found) != [WHOLE]:
         raise UsageError(
@@ -159,13 +353,18 @@ def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
             found=", ".join(found),
             fix="leave --split none away, or convert one of them",
         )
-    sources: dict[str, Source | Stream] = {n: DatasetSource(d) for n, d in found.items()}
+    every: dict[str, Source] = {
+        name: of_shards(path, dataset) if dataset.manifest is None else DatasetSource(dataset)
+        for name, dataset in found.items()
+    }
+    sources = _with_labels(every, recipe)
+    next(iter(sources.values())).ignored |= beside(path, found)
     lost = without_manifest(path, found.values())
     if lost is not None:
         note = f"{lost.what} ({lost.found}), so that nothing tells whether it is whole"
         for source in sources.values():
             source.notes = (*source.notes, note)
-    return sources
+    return {**sources}
 
 
 def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict: bool) -> None:
@@ -179,6 +378,10 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
             expected="some of " + ", ".join(known),
             fix="names of fields are those of the source, before --rename",
         )
+    left = [repr(name) for name in known if not selection.has(name)]
+    if left:  # counted once, as what lies beside the splits is
+        names = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
+        next(iter(sources.values())).ignored[f"fields left out as asked: {names}"] = len(left)
     for source in sources.values():
         for name, error in source.others.items():
             if error is not None and selection.has(name):
@@ -201,7 +404,7 @@ def _is_dataset(folder: Path) -> bool:
 def _refuse_beside(found: Contents) -> None:
     """Raise UsageError for a folder of shards that holds images or other folders as well."""
     beside = list(found.images)
-    if found.at_top:
+    if found.at_top and not found.listed:
         with storage.explained("list", found.root), scandir(found.root) as entries:
             beside += [e.name for e in entries if e.name[0] != "." and is_folder(e)]
         itself = {FOLDER, *(name.partition("/")[0] for name in found.shards)}

@@ -12,7 +12,7 @@ import numpy as np
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
-from shardkit.schema import Int, Schema, label_of
+from shardkit.schema import Schema, holds_classes, label_of
 from shardkit.sources.requested import requested
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Described:
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # What was found wrong while planning that belongs to no sample: a loop of links, say.
     problems: Sequence[ShardkitError] = ()
+    # Samples that were left out while planning, each as a line of filtered.jsonl has it.
+    filtered: Sequence[Mapping[str, str]] = ()
     # What a user may not expect of how the source was understood.
     notes: Sequence[str] = ()
     # What was passed over until now and how often, in words that stand behind a number: "empty
@@ -43,11 +45,20 @@ class Described:
     # `preprocess.items.Steps`). All of it is in the summary and in the manifest.
     ignored: dict[str, int]
     reads_text: bool = False  # of files, in an encoding
+    encodes_images: bool = False  # of pixels, by the libraries that the steps have
+    # The keys of those samples that a list names, as sorted hashes: by split, or as "" of all.
+    key_lists: Mapping[str, npt.NDArray[np.uint64]] = MappingProxyType({})
     safe_keys: bool = False  # whether keys are as `sample.safe_key` makes them
     unique_keys: bool = False  # whether keys cannot repeat, so that they need no comparing
 
     def __init__(self) -> None:
         self.ignored = {}
+
+    def describe_as(self, whole: Described) -> None:
+        """Take over all that is known of another source, for one that is made of it."""
+        for name in Described.__annotations__:
+            if (value := getattr(whole, name)) is not getattr(Described, name, None):
+                setattr(self, name, value)
 
     @property
     def label(self) -> str:
@@ -62,7 +73,7 @@ class Described:
     def names_in(self, schema: Schema, renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """`class_names` as a dataset with another schema has them: by the fields that are left."""
         found = {renamed.get(field, field): names for field, names in self.class_names.items()}
-        return {field: names for field, names in found.items() if type(schema.get(field)) is Int}
+        return {field: names for field, names in found.items() if holds_classes(schema.get(field))}
 
     def narrow(self, selection: Selection) -> None:
         """Leave out what is not selected, best without reading it."""
@@ -87,6 +98,8 @@ class Document(NamedTuple):
     sample: Sample | SampleError
     size: int  # bytes of the source that it took, in the measure of `sizes`
     ignored: Sequence[str] = ()  # the names of fields that it has in the source alone
+    original: str | None = None  # its path as a file, where the key does not tell it
+    left_out: str = ""  # why it is not chosen, in words that stand behind a number
 
 
 class Source(Described, ABC):
@@ -111,6 +124,25 @@ class Source(Described, ABC):
     def select(self, indices: Indices) -> Source:
         """A source of these samples alone, in this order: small, and picklable for a worker."""
 
+    def all_keys(self) -> list[str]:
+        """The keys of all samples; of one that cannot be read, its name."""
+        found = [self.key(index) for index in range(len(self))]
+        if None not in found:
+            return [str(key) for key in found]
+        part = self.select(np.arange(len(self))).skimmed()
+        part.narrow(Selection((), partial=True))
+        return [
+            d.name if isinstance(d.sample, SampleError) else d.sample["__key__"]
+            for d in part.documents()
+        ]
+
+    def skimmed(self) -> Source:
+        """The same source, to look at a few fields of many samples.
+
+        Images may be no more than their first bytes (`where.Head`).
+        """
+        return self
+
     def check_unchanged(self) -> None:
         """Raise SourceError where files changed since planning, and no sample of them told so."""
 
@@ -118,10 +150,14 @@ class Source(Described, ABC):
         """All samples, in order."""
         with requested(self) as samples:
             for index, size in enumerate(self.sizes().tolist()):
+                name = self.name(index)
                 try:
-                    yield Document(self.name(index), samples[index], size)
+                    sample = samples[index]
                 except SampleError as error:
-                    yield Document(self.name(index), error, size)
+                    yield Document(name, error, size)
+                    continue
+                original = self.original(index, sample["__key__"])
+                yield Document(name, sample, size, original=original)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
@@ -150,6 +186,8 @@ class Stream(Described, ABC):
     How many samples a range has is known when it was read. Ranges are small where the source allows
     it: a long file of lines has many, a compressed one is a single range of any size.
     """
+
+    also: Collection[str] = ()  # fields that are read only to choose samples by them
 
     @abstractmethod
     def __len__(self) -> int: ...

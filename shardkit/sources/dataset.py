@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from shardkit import storage
+from shardkit import byte_source, storage
 from shardkit.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
-from shardkit.formats import FORMATS
+from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
+from shardkit.indices import array, digest
 from shardkit.options import ALL_FIELDS
+from shardkit.pages import Ranges
+from shardkit.pieces import PIECE
+from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash
-from shardkit.sources.base import Source
+from shardkit.schema import Bool, Float, Int
+from shardkit.sources.base import Document, Source
 from shardkit.sources.files import Planned, refuse_changed
 
 if TYPE_CHECKING:
@@ -27,8 +35,15 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Indices
 
 
+_REQUESTS = 64  # at a time, where each sample is one
+_LARGE = 1 << 15  # bytes of a sample; a request takes as long as reading a megabyte does
+_CHUNK = 1 << 14  # samples whose numbers are read at a time, field by field
+
+
 class DatasetSource(Source):
     """The samples of a dataset, or those at `indices` of it."""
+
+    _by_columns = False  # whether `documents` may read numbers field by field
 
     def __init__(
         self,
@@ -46,7 +61,10 @@ class DatasetSource(Source):
         """
         super().__init__()
         self._planned = planned
-        self._dataset = dataset
+        self._view = ""  # what tells a view from others of its dataset
+        if dataset.indices is not None and indices is None:
+            indices, self._view = array(dataset.indices), digest(dataset.indices)
+        self._dataset = dataset = dataset.whole
         self._indices = indices
         self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
         self.safe_keys = bool(dataset.manifest and dataset.manifest.recipe.get("safe_keys"))
@@ -62,7 +80,7 @@ class DatasetSource(Source):
 
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
-        reader = self._dataset.reader(shard)
+        reader = self._reader(shard)
         try:
             sample = self._read(reader, position)
         except SampleError:  # the engine names the sample
@@ -90,20 +108,118 @@ class DatasetSource(Source):
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:
             indices = self._indices[indices]
-        extents = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
-        ends = np.cumsum(extents)
+        counts = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
+        extents = np.array(counts, np.int64)  # also of no shards
+        ends = extents.cumsum()
         shard_of = np.searchsorted(ends, indices, side="right")
         used, number = np.unique(shard_of, return_inverse=True)
         part = self._dataset.part(used.tolist())
         starts = ends - extents
-        part_starts = np.concatenate([[0], np.cumsum(np.array(extents, np.int64)[used])])
+        part_starts = np.concatenate([[0], extents[used].cumsum()])
         moved = indices - starts[shard_of] + part_starts[number]
         prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
         planned = [self._planned[shard] for shard in used.tolist()] if self._planned else ()
         source = DatasetSource(part, moved, self._key_table, prefixes, planned)
+        source.requests = _REQUESTS if source._is_scattered() else 0
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
+
+    def _is_scattered(self) -> bool:
+        """Whether the samples, in their order, lie far apart in a store.
+
+        To read the pieces of 1 MiB around each of them would then be to read most again and again.
+        """
+        remote = isinstance(self._dataset.path, RemotePath)
+        if self._indices is None or not remote or get_format(self._dataset.format).grouped:
+            return False
+        every = np.array([self._dataset.extent(n) for n in range(self._dataset.shards)], np.int64)
+        means = every[:, 1] // np.maximum(every[:, 0], 1)
+        ends = np.repeat(means, every[:, 0]).cumsum()[self._indices]  # about
+        read = PIECE * np.count_nonzero(np.diff(ends // PIECE))
+        return bool(
+            every[:, 1].sum() > byte_source.LATEST * PIECE and read > 2 * self.sizes().sum()
+        )
+
+    def _reader(self, shard: int) -> ShardReader:
+        if not self.requests:
+            return self._dataset.reader(shard)
+        dataset, locks = self._apart
+        with locks[shard]:  # of very many threads one opens it
+            return dataset.reader(shard)
+
+    @cached_property
+    def _apart(self) -> tuple[Dataset, list[threading.Lock]]:
+        """The dataset whose samples are read by themselves, and a lock for each shard."""
+        found = copy.copy(self._dataset)
+        assert isinstance(found.path, RemotePath)
+        found.path = found.path.through(Ranges())
+        return found, [threading.Lock() for _ in range(found.shards)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_apart"}
+
+    def skimmed(self) -> DatasetSource:
+        found = copy.copy(self)
+        if self._is_large():
+            found.requests = _REQUESTS
+        else:
+            found._by_columns = not self.guessed
+        return found
+
+    def _is_large(self) -> bool:
+        """Whether samples are in a store, and values take less to read than what is around them."""
+        remote = isinstance(self._dataset.path, RemotePath)
+        grouped = remote and get_format(self._dataset.format).grouped
+        return remote and not grouped and int(self.sizes().sum()) > _LARGE * len(self)
+
+    def documents(self) -> Iterator[Document]:
+        kinds = (Int, Float, Bool)
+        if not self._by_columns or not all(isinstance(k, kinds) for k in self.schema.values()):
+            yield from super().documents()
+            return
+        extents = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
+        ends = np.cumsum(extents)
+        every = np.arange(len(self)) if self._indices is None else self._indices
+        for first in range(0, len(every), _CHUNK):
+            chunk = every[first : first + _CHUNK]
+            shard_of = np.searchsorted(ends, chunk, side="right")
+            for run in np.split(np.arange(len(chunk)), np.flatnonzero(np.diff(shard_of)) + 1):
+                shard = int(shard_of[run[0]])
+                positions = chunk[run] - (ends[shard] - extents[shard])
+                yield from self._columns(shard, positions) or (
+                    Source.documents(self.select(first + run))
+                )
+
+    def _columns(self, shard: int, positions: Indices) -> list[Document]:
+        """These samples of a shard, read field by field; nothing where that fails."""
+        prefix = self._prefixes[shard] if self._prefixes else ""
+        try:
+            keys = self._dataset.read_keys(shard, positions)
+            columns = [self._dataset.read_values(shard, name, positions) for name in self.schema]
+        except ShardkitError:  # read one by one they say which is damaged
+            return []
+        shard_name = self._dataset.shard_name(shard)
+        found = []
+        for position, key, *values in zip(positions.tolist(), keys, *columns, strict=True):
+            sample: Sample = {"__key__": prefix + key}
+            pairs = zip(self.schema, values, strict=True)
+            sample.update({name: value for name, value in pairs if value is not None})
+            found.append(Document(f"{shard_name}:{position}", sample, 0))
+        return found
+
+    def all_keys(self) -> list[str]:
+        keys: list[str] = []
+        if self._is_large():
+            return super().all_keys()
+        try:
+            for shard in range(self._dataset.shards):
+                prefix = self._prefixes[shard] if self._prefixes else ""
+                with self._dataset.explained(shard):
+                    keys += [prefix + key for key in self._dataset.reader(shard).keys()]  # noqa: SIM118
+        except ShardkitError:  # the conversion will meet it again, and say so
+            return super().all_keys()
+        return keys if self._indices is None else [keys[n] for n in self._indices.tolist()]
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
@@ -118,6 +234,7 @@ class DatasetSource(Source):
             times.update(f"{about.st_mtime_ns}\0".encode())
             planned.append(Planned(about.st_mtime_ns, about.st_ino, began))
         self._planned = planned
+        files.update(self._view.encode())
         return {"files": files.hexdigest(), "times": times.hexdigest()}
 
     def check_unchanged(self) -> None:

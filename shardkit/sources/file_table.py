@@ -17,7 +17,9 @@ from shardkit.sources.files import FilePath, Planned
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from shardkit.sources.annotations import Annotations
     from shardkit.sources.base import Indices
+    from shardkit.sources.metadata import Metadata
 
 _Table = TypeVar("_Table", bound="FileTable")
 _NAMES = 4096  # that are hashed together
@@ -29,7 +31,7 @@ class FileTable:
     """Files below a root, in order. Folders are relative to it, "" being the root itself."""
 
     columns: ClassVar[tuple[str, ...]] = ("sizes", "times", "inodes")  # arrays by file
-    by_folder: ClassVar[tuple[str, ...]] = ("folders",)  # lists by folder
+    by_folder: ClassVar[tuple[str, ...]] = ("folders", "labels")  # lists by folder
 
     folders: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -39,6 +41,8 @@ class FileTable:
     inodes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     began: int = 0  # when the first was looked at, in nanoseconds
     odd_keys: dict[int, str] = field(default_factory=dict)  # those that are not path minus suffix
+    labels: list[int | None] = field(default_factory=list)  # by folder, if it is a class
+    metadata: Metadata | Annotations | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,6 +50,9 @@ class FileTable:
     def stem(self, index: int) -> str:
         """The path without its suffix, which is the key but for `odd_keys`."""
         return self.relative(index).rpartition(".")[0]
+
+    def key(self, index: int) -> str:
+        return self.odd_keys.get(index) or self.stem(index)
 
     def relative(self, index: int) -> str:
         folder = self.folders[self.folder_of[index]]
@@ -60,13 +67,14 @@ class FileTable:
         chosen, odd = indices.tolist(), self.odd_keys
         changed: dict[str, Any] = {
             **{name: getattr(self, name)[indices] for name in self.columns},
-            **{name: [getattr(self, name)[f] for f in used] for name in self.by_folder},
+            **{n: [old[f] for f in used] for n in self.by_folder if (old := getattr(self, n))},
         }
         return replace(
             self,
             names=[self.names[i] for i in chosen],
             folder_of=folder_of.astype(np.uint32),
             odd_keys={n: odd[i] for n, i in enumerate(chosen) if i in odd} if odd else {},
+            metadata=self.metadata.select(indices) if self.metadata is not None else None,
             **changed,
         )
 
@@ -89,7 +97,7 @@ class FileSource(Source, Generic[_Table]):
         return len(self._files)
 
     def key(self, index: int) -> str:
-        return self._files.odd_keys.get(index) or self._files.stem(index)
+        return self._files.key(index)
 
     def name(self, index: int) -> str:
         return self._files.relative(index)

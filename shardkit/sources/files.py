@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from shardkit import storage
+from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.errors import NotFoundError, SampleError, ShardkitError
 from shardkit.remote.path import RemotePath, status
-from shardkit.remote.store import UNKNOWN
+from shardkit.remote.store import UNKNOWN, Info
+from shardkit.where import Head
 
 FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder: no Path, which takes longer
+
+
+_HEAD = 1 << 14  # bytes with the headers of nearly all images
 
 
 class Planned(NamedTuple):
@@ -42,6 +47,30 @@ def read_file(path: FilePath, size: int | None = None, planned: Planned | None =
     if planned is not None:
         refuse_changed(path, about, planned)
     return data
+
+
+def read_head(path: FilePath, size: int) -> Head:
+    """As much of an image file of `size` bytes as tells its format, width and height."""
+    if isinstance(path, RemotePath):
+        path.store.expect(path.key, Info(size))
+    try:
+        data = _first(path, min(_HEAD, max(size, 0)))
+        try:
+            probe(data)
+        except NotAnImageError:  # or its header is longer
+            data = _first(path, size) if size > _HEAD else data
+        head = Head(data)
+    except OSError as error:
+        raise unreadable(error, path) from error
+    head.size = size
+    return head
+
+
+def _first(path: FilePath, stop: int) -> bytes:
+    if isinstance(path, RemotePath):
+        return path.store.read(path.key, 0, stop) if stop else b""
+    with open(path, "rb", buffering=0, opener=storage.regular) as file:
+        return file.read(stop)
 
 
 def read_with_status(

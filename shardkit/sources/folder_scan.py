@@ -2,132 +2,197 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.image import SUFFIXES
+from shardkit.codecs.media import AUDIO, Kind
 from shardkit.errors import SourceError, UsageError
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import file_path
-from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder, mixed_time
+from shardkit.sources.image_folder import (
+    SIDECARS,
+    Files,
+    ImageFolder,
+    Sidecar,
+    mixed_time,
+    sidecars_of,
+)
+from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
+from shardkit.sources.labels import Asked
 from shardkit.sources.layouts import (
+    IMAGES,
     Tree,
     check_classes,
     check_splits,
     refuse_annotations,
-    split_folders,
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
-from shardkit.sources.metadata import Metadata, read_metadata
-from shardkit.walk import DirEntry, Walk, is_folder, kind_of_file, look, scandir
+from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
+from shardkit.sources.speech import (
+    NOISE,
+    TRANSCRIPTS,
+    has_lists,
+    listed_splits,
+    read_transcripts,
+)
+from shardkit.sources.split_folders import SplitFolders, find_split_folders
+from shardkit.sources.tables import Table
+from shardkit.splits import KINDS
+from shardkit.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 
 def scan_folder(
-    root: Path, *, split: str = "auto", classes: Sequence[str] | None = None, strict: bool = True
+    root: Path,
+    media: Kind,
+    *,
+    split: str = "auto",
+    classes: Sequence[str] | None = None,
+    strict: bool = True,
+    given: GivenTable | None = None,
+    labels: Asked | None = None,
+    by_folder: bool = True,
 ) -> dict[str, Source]:
     """The source of a folder, or one per split folder with one class table over all.
 
-    Unless `strict`, classes that are not among `classes` come after those.
-    Raises SourceError for a folder without images, UsageError for folders that `classes` lacks, and
-    for those that are neither classes nor splits.
+    Where labels `by_folder` are not asked for, an image beside class folders is no mistake. Unless
+    `strict`, classes that are not among `classes` come after those. The table that is `given` takes
+    the place of those beside images; `labels` are in a column of either. Raises SourceError for a
+    folder without images, UsageError for folders that `classes` lacks, and for those that are
+    neither classes nor splits.
     """
-    splits = _split_folders(root) if split == "auto" else {}
-    folders = {name: root / folder for name, folder in splits.items()} or {"": root}
-    scans = {name: _Scan(folder) for name, folder in folders.items()}
-    if splits:  # what lies beside their folders is named once
-        next(iter(scans.values())).ignored.update(_files_in(root))
+    own = None if given is None else relative_to(given.path, root)
+    found = find_split_folders(root, media, own) if split == "auto" else SplitFolders(root)
+    folders = found.paths or {"": root}
+    scans = {name: FolderScan(folder, media, given) for name, folder in folders.items()}
+    next(iter(scans.values())).ignored.update(found.ignored)  # named once
     if not any(scan.files.names for scan in scans.values()):
         for scan in scans.values():
             if scan.problems:
                 raise scan.problems[0]
         raise no_images(root, sum((scan.ignored for scan in scans.values()), Counter()))
-    labelled = all(scan.labelled for scan in scans.values())
-    filled = sorted({name for scan in scans.values() for name in scan.tree.filled()})
+    _add_metadata(root, [*scans.values()], given, labels)
+    if labels is None:
+        _find_labels(found.root, scans)
+    else:
+        classes = None
+    labelled = any(scan.labelled for scan in scans.values())
+    filled = sorted({n for scan in scans.values() if scan.labelled for n in scan.classes()})
     if not strict and classes is not None:
         classes = [*classes, *(name for name in filled if name not in set(classes))]
     elif classes is None:
         for scan in scans.values():
             scan.check_folders(splits=split == "auto")
-        _refuse_empty(root, scans.values(), filled, labelled)
+            if by_folder and labels is None and given is None:
+                scan.refuse_stray()
+        _refuse_empty(root, scans.values(), filled, labelled, media.many)
     else:
         _check_classes(root, classes, filled, labelled)
     table = tuple(filled if classes is None else classes) if labelled else None
-    return {name: scan.source(table) for name, scan in scans.items()}
+    made = {name: scan.source(table if scan.labelled else None) for name, scan in scans.items()}
+    if split == "auto" and not found.paths and scans[""].lists:
+        made = listed_splits(root, made[""])
+    sources: dict[str, Source] = {**made}
+    first = next(iter(sources.values()))
+    first.notes = (*found.notes, *first.notes)
+    if strict and labels is None and first.classes is not None and len(first.classes) == 1:
+        way = next(iter(folders.values())) / first.classes[0]
+        note = f"all are of one class, {first.classes[0]!r}: for none, give {way}"
+        first.notes = (*first.notes, note)
+    return sources
+
+
+def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
+    """Find out which splits have no labels where others have them: test, as a rule.
+
+    Its images lie in no folders, or in one that is no class. Those of ImageNet's validation have
+    labels in a file. Raises UsageError for others.
+    """
+    of_train = _classes_of(scans, "train")
+    for kind, others in (("validation", ["train"]), ("test", ["train", "validation", "holdout"])):
+        known = _classes_of(scans, *others)
+        for scan in [s for name, s in scans.items() if s.labelled and KINDS.get(name) == kind]:
+            only = set(scan.tree.filled())
+            if len(known) > 1 and len(only) == 1 and not only & known:
+                scan.labelled = kind != "test" and not only & IMAGES
+    if not any(scan.labelled for scan in scans.values()):
+        for scan in scans.values():
+            if scan.files.metadata is None and is_validation(scan.files.names):
+                scan.notes.append(
+                    "no labels: of ImageNet's val the folder above has them, as train"
+                )
+        return
+    for name, scan in scans.items():
+        found = scan.tree.filled()
+        if scan.labelled:
+            extra = sorted(set(found) - of_train)
+            words = f"classes of {name} that train does not have: {', '.join(extra[:5])}"
+            scan.notes += [words] if extra and of_train else []
+        elif KINDS.get(name) == "validation" and (truth := scan.find_truth(root, of_train)):
+            scan.label_by(truth, of_train)
+            about = scan if truth.path.parent == scan.root else next(iter(scans.values()))
+            if truth.path.parent in (scan.root, root):
+                about.ignored.subtract([kind_of_file(truth.path.name)])
+        elif scan.files.metadata is not None or KINDS.get(name) == "test":
+            where = f"{found[0]}/, which is no class of the others" if found else "no folders"
+            scan.notes.append(f"no labels in {name}: its images lie in {where}")
+        else:
+            raise UsageError(
+                f"the images of {name} have no labels, while those of other splits have them",
+                path=scan.root,
+                expected="a folder for each class: " + ", ".join(sorted(of_train)[:3]),
+                found=f"{found[0]}/, which is no class of the others" if found else "images alone",
+                fix="put them into class folders, or convert one split at a time; of ImageNet put"
+                f" {EXPECTED}",
+            )
+
+
+def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
+    """The class folders of all splits of these kinds that have labels."""
+    found = (scan for name, scan in scans.items() if scan.labelled and KINDS.get(name) in kinds)
+    return {folder for scan in found for folder in scan.classes()}
 
 
 def _refuse_empty(
-    root: Path, scans: Iterable[_Scan], filled: Sequence[str], labelled: bool
+    root: Path, scans: Iterable[FolderScan], filled: Sequence[str], labelled: bool, what: str
 ) -> None:
-    """Raise UsageError for a folder without images beside those of classes."""
-    every = {name for scan in scans for name in scan.class_folders}
+    """Raise UsageError for a folder without images, or others, beside those of classes."""
+    every = {name for scan in scans if scan.labelled for name in scan.class_folders}
     empty = sorted(every - set(filled))
     if labelled and empty:
         raise UsageError(
-            "there are folders without images beside those of the classes",
+            f"there are folders without {what} beside those of the classes",
             path=root,
             found=", ".join(f"{name}/" for name in empty[:5]),
-            expected="images in each folder, as it would be a class",
+            expected=f"{what} in each folder, as it would be a class",
             fix="move them away, or name the classes with --classes FILE: one that is listed may be"
             " empty, and an empty folder that is not listed is passed over",
         )
 
 
-def _files_in(folder: Path) -> list[str]:
-    """What to call the files in a folder itself, and what is hidden there."""
-    with storage.explained("list", folder), scandir(folder) as entries:
-        return [
-            "hidden" if entry.name[0] == "." else kind_of_file(entry.name)
-            for entry in entries
-            if entry.name[0] == "." or not is_folder(entry)
-        ]
-
-
-def _split_folders(root: Path) -> dict[str, str]:
-    """The split folders of a root, if that is what its folders are: train/, val/, test/."""
-    with storage.explained("list", root), scandir(root) as entries:
-        visible = [e for e in entries if not e.name.startswith(".")]
-    folders = [e.name for e in visible if is_folder(e)]
-    files = [e.name for e in visible if e.name in METADATA_FILES or _is_image(e.name)]
-    named = split_folders(folders)
-    splits = {name: folder for name, folder in named.items() if _holds_classes(root / folder)}
-    if not splits and len(named) == len(folders) and not set(files) - set(folders):
-        return named  # all are, and hold nothing but images
-    others = sorted(set(folders) - set(splits.values()))
-    beside = [f"{name}/" for name in others] + [n for n in files if n not in folders]
-    if splits and beside:
-        raise UsageError(
-            f"the folder holds splits ({', '.join(splits)}) and something else as well",
-            path=root,
-            found=", ".join(beside[:5]),
-            expected="nothing but split folders, each with a folder per class",
-            fix="move the others away, convert one split at a time, or take all folders as classes"
-            " with --split none",
-        )
-    return splits
-
-
-def _holds_classes(folder: Path) -> bool:
-    with storage.explained("list", folder), scandir(folder) as entries:
-        return any(
-            e.name in METADATA_FILES or (is_folder(e) and not e.name.startswith("."))
-            for e in entries
-        )
-
-
-def _is_image(name: str) -> bool:
-    stem, _, suffix = name.rpartition(".")
-    return bool(stem) and suffix.lower() in SUFFIXES
+def _add_metadata(
+    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: Asked | None
+) -> None:
+    """Join the table that is given, or those beside images, with these."""
+    if given is None:
+        for scan in scans:
+            scan.read_metadata(labels)
+        return
+    parts = [(relative_to(scan.root, root) or "", scan.files) for scan in scans]
+    joined = join(given.read(), parts, given.labels, every=True)
+    for scan, found in zip(scans, joined, strict=True):
+        scan.take(found)
 
 
 def _check_classes(
@@ -155,36 +220,41 @@ def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
         path=root,
         expected="files that end in "
         + ", ".join("." + suffix for suffix in SUFFIXES)
-        + ", .txt, .jsonl, .csv, ...",
+        + ", .wav, .mp4, .npy, .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
         fix="give the folder that holds the class folders, or the images themselves",
     )
 
 
-class _Scan:
+class FolderScan:
     """One walk through a folder tree: files in order, class folders, what was passed over."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, media: Kind, given: GivenTable | None = None) -> None:
         self.root = root
-        self._walk = Walk(root)
+        self.media = media
+        self._given = given is not None
+        self._walk = Walk(root, None if given is None else relative_to(given.path, root))
         self.ignored = self._walk.ignored
         self.problems = self._walk.problems
         self._below: dict[str, list[str]] = {}  # folder -> names of those in it
-        self._metadata: list[str] = []
+        self.metadata_files: list[str] = []
         self._at_root: set[str] = set()  # files
+        self.lists = False  # of splits, as Speech Commands has them
+        self._transcripts: list[str] = []
         began = time_ns()
         self.files = Files.joined(self._images())
         self.files.began = began
-        self.tree = Tree(root, self._below, self.files.folders)
+        self.tree = Tree(root, self._below, self.files.folders, media.many)
         self.class_folders = self.tree.folders()
         images_at_root = "" in self.files.folders
         # A metadata file above one folder of images is the Hugging Face layout: no classes.
-        one_folder = len(self.tree.filled()) < 2 and bool(self._metadata)
+        one_folder = len(self.tree.filled()) < 2 and bool(self.metadata_files)
         self.numbered = self._is_numbered()
         self.labelled = bool(self.class_folders) and not (
             images_at_root or one_folder or self.numbered
         )
-        self.files.metadata = self._read_metadata()
+        self.notes: list[str] = []
+        self.given: list[str] = []  # the class of each image, where no folders tell it
 
     def _is_numbered(self) -> bool:
         """Whether folders are but parts of a list: `00000/` beside `00000_stats.json`.
@@ -196,60 +266,94 @@ class _Scan:
             for name in self.tree.filled()
         )
 
+    def classes(self) -> list[str]:
+        """The class folders that hold images."""
+        return [] if self.given else self.tree.filled()
+
+    def find_truth(self, root: Path, classes: Collection[str]) -> Truth | None:
+        """What labels images that are all in one folder, if there is such a file."""
+        if self.files.metadata is not None or len(self.files.folders) != 1:
+            return None
+        return find_truth(root, self.root, sorted(classes))
+
+    def label_by(self, truth: Truth, known: Collection[str]) -> None:
+        """Take the labels from a file."""
+        self.given = truth.classes(self.files.names, known)
+        self.labelled, self.class_folders = True, []
+        self.notes.append(f"the labels of {self.root.name} are those in {truth.path}")
+
     def check_folders(self, *, splits: bool) -> None:
         """Raise UsageError for folders that would be taken for what they are not."""
         refuse_annotations(self.tree)
-        if self.labelled:
+        if self.labelled and not self.given:
             check_classes(self.tree)
         if splits:
             check_splits(self.tree)
 
+    def refuse_stray(self) -> None:
+        """Raise UsageError for a few images beside class folders: all would be without labels."""
+        files = self.files
+        at_root = files.folders.index("") if "" in files.folders else None
+        if at_root is None or self.given or files.metadata is not None or self.numbered:
+            return
+        stray = np.flatnonzero(files.folder_of == at_root).tolist()
+        if 1 < len(self.tree.filled()) > len(stray):
+            raise UsageError(
+                f"{self.media.many} lie beside the folders of classes, and are of none",
+                path=self.root,
+                found=", ".join(files.names[n] for n in stray[:5]),
+                expected=", ".join(f"{name}/" for name in self.tree.filled()[:5]),
+                fix="move them away, or into the folders of their classes; without labels all are"
+                f" converted with --fields {self.media.field}",
+            )
+
     def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
         """The source, labelled by its folders' numbers in `classes`."""
         files = self.files
-        fields: dict[str, FieldType] = {"image": Image()}
+        fields: dict[str, FieldType] = {self.media.field: self.media.type()}
         own_label = files.metadata is not None and "label" in files.metadata.schema
+        class_names: Mapping[str, tuple[str, ...]] = {}
         if classes is not None and not own_label:
             number = {name: label for label, name in enumerate(classes)}
-            files.labels = [number[folder.partition("/")[0]] for folder in files.folders]
+            if self.given:  # a folder for each class, which are all the same
+                files.folders *= len(classes)
+                files.folder_of = np.array([number[name] for name in self.given], np.uint32)
+                files.labels = [*number.values()]
+            else:
+                files.labels = [number[folder.partition("/")[0]] for folder in files.folders]
             fields["label"] = Int()
+            class_names = {"label": classes}
         else:
             files.labels = [None] * len(files.folders)
             classes = None
+            if files.metadata is not None:
+                class_names = files.metadata.class_names
         for bit, sidecar in enumerate(SIDECARS):
             count = int(np.count_nonzero(files.sidecars >> bit & 1))
             if count:
                 fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
         if files.metadata is not None:
-            self._add_columns(fields, files.metadata.schema)
-        source = ImageFolder(file_path(self.root), files, Schema(fields), classes)
-        if "" in files.folders and len(files.folders) > 1:
+            add_columns(fields, files.metadata)
+        root = file_path(self.root)
+        source = ImageFolder(root, files, Schema(fields), class_names, self.media)
+        if "" in files.folders and len(files.folders) > 1 and not self.given:
             first = files.names[files.folder_of.tolist().index(files.folders.index(""))]
             source.notes = (f"no labels from folders: {first!r} lies beside them",)
         elif self.numbered:
             folder = self.tree.filled()[0]
             source.notes = (f"no labels from folders: {folder}/ is a part that img2dataset made",)
-        source.notes = (*source.notes, *self._walk.notes)
+        source.notes = (*source.notes, *self.notes, *self._walk.notes)
         source.problems = self.problems
-        source.ignored = dict(self.ignored)
+        source.ignored = dict(+self.ignored)
         if files.metadata is not None:
             source.others = files.metadata.unusable
             if files.metadata.lacking:
-                source.ignored["images without a row of metadata"] = files.metadata.lacking
-        if classes is not None and (unlisted := set(self.class_folders) - set(classes)):
-            source.ignored["folder without images"] = len(unlisted)
-        return source
-
-    def _add_columns(self, fields: dict[str, FieldType], columns: Schema) -> None:
-        for name, kind in columns.items():
-            if name in fields:
-                raise SourceError(
-                    f"the metadata have a column {name!r}, which is the name of another field",
-                    path=self.root / self._metadata[0],
-                    found=", ".join(fields),
-                    fix="rename the column",
+                source.ignored[f"{self.media.many} without a row of metadata"] = (
+                    files.metadata.lacking
                 )
-            fields[name] = kind
+        if classes is not None and (unlisted := set(self.class_folders) - set(classes)):
+            source.ignored[f"folder without {self.media.many}"] = len(unlisted)
+        return source
 
     def _images(self) -> list[Files]:
         """The images of every folder, in torchvision's order: by class, then by path as text."""
@@ -257,12 +361,18 @@ class _Scan:
         for folder, entries, subfolders in self._walk:
             if not folder.relative:
                 self._at_root = {entry.name for entry in entries}
+                self.lists = self.media is AUDIO and has_lists(self._at_root)
+            if self.lists and folder.relative.partition("/")[0] == NOISE:
+                clips = sum(self.media.has(entry.name) for entry in entries)
+                self.ignored[f"file in {NOISE}"] += clips
+                continue
             files = self._take(folder.relative, entries)
             if files.names:
                 found.append(files)
             if subfolders:
                 names = [below.relative.rpartition("/")[2] for below in subfolders]
-                self._below[folder.relative] = names
+                no_class = NOISE if self.lists and not folder.relative else None
+                self._below[folder.relative] = [name for name in names if name != no_class]
         found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
         return found
 
@@ -272,21 +382,24 @@ class _Scan:
         others: dict[str, DirEntry] = {}
         for entry in entries:
             name = entry.name
-            if _is_image(name):
+            if self.media.has(name):
                 images[name] = entry
-            elif name in METADATA_FILES and entry.is_file():
-                self._metadata.append(f"{folder}/{name}" if folder else name)
+            elif name in METADATA_FILES and entry.is_file() and not self._given:
+                self.metadata_files.append(f"{folder}/{name}" if folder else name)
+            elif name.endswith(TRANSCRIPTS) and self.media is AUDIO and not self._given:
+                self._transcripts.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
         stems = {name[: name.rfind(".")] for name in images}
-        for ending in (s.ending for s in SIDECARS if isinstance(s.type, Image)):
+        sidecars = sidecars_of(self.media)
+        for ending in (s.ending for s in sidecars if isinstance(s.type, Image)):
             for name in [n for n in images if n.endswith(ending)]:
                 if name.removesuffix(ending) in stems:
                     others[name] = images.pop(name)
         self._ignore(others, stems)
         names = sorted(images)
         about = [look(images[name]) for name in names]
-        bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others)
+        bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others, sidecars)
         return Files(
             folders=[folder],
             names=names,
@@ -302,16 +415,41 @@ class _Scan:
 
     def _ignore(self, others: dict[str, DirEntry], stems: set[str]) -> None:
         for name in others:
-            ending = next((s.ending for s in SIDECARS if name.endswith(s.ending)), None)
+            ending = next(
+                (s.ending for s in sidecars_of(self.media) if name.endswith(s.ending)), None
+            )
             if ending is None or name.removesuffix(ending) not in stems:
                 self.ignored[kind_of_file(name)] += 1
 
-    def _read_metadata(self) -> Metadata | None:
-        if not self._metadata:
-            return None
-        files = self.files
-        index = {files.relative(i): i for i in range(len(files.names))}
-        return read_metadata(self.root, self._metadata, index, self.problems)
+    def read_metadata(self, labels: Asked | None) -> None:
+        """Read the metadata files beside images, of which a column may have the labels."""
+        if not self.metadata_files:
+            if labels is not None:
+                raise UsageError(
+                    f"there is no table with the column {labels.column!r}",
+                    path=self.root,
+                    expected=" or ".join(METADATA_FILES) + " beside the images",
+                    fix="name the table with --metadata FILE",
+                )
+            if self._transcripts:
+                found = read_transcripts(self.root, self._transcripts, self.files, self.problems)
+                self.files.metadata = found
+            return
+        self.ignored.update(map(kind_of_file, self._transcripts))
+        table = Table()
+        for file in sorted(self.metadata_files):
+            table.read(self.root / file, "file_name", posixpath.dirname(file))
+        (joined,) = join(table, [("", self.files)], labels, every=labels is not None)
+        self.take(joined)
+
+    def take(self, joined: Joined) -> None:
+        """Keep the files that have the metadata which they need."""
+        if len(joined.files) < len(self.files):
+            self.files = self.files.select(joined.files)
+        self.files.metadata = joined.metadata
+        self.problems += joined.problems
+        if joined.labelled:
+            self.labelled = False  # by folders
 
 
 def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
@@ -327,7 +465,7 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 
 
 def _sidecars_of(
-    names: list[str], others: dict[str, DirEntry]
+    names: list[str], others: dict[str, DirEntry], sidecars: Sequence[Sidecar]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Per image its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
 
@@ -339,7 +477,7 @@ def _sidecars_of(
     if others:
         for number, name in enumerate(names):
             stem = name[: name.rfind(".")]
-            for bit, sidecar in enumerate(SIDECARS):
+            for bit, sidecar in enumerate(sidecars):
                 entry = others.get(stem + sidecar.ending)
                 if entry is not None:
                     size, time, _ = look(entry)

@@ -9,8 +9,10 @@ Next to an image `cat.jpg`, its sidecars become fields: `cat.txt` -> text, `cat.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +20,12 @@ import numpy as np
 import xxhash
 
 from shardkit.codecs.array import load_array
+from shardkit.codecs.media import IMAGES, Kind
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
+from shardkit.sources.annotations import BOXES, Annotations
 from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import (
     FilePath,
@@ -29,9 +33,9 @@ from shardkit.sources.files import (
     below,
     changed,
     read_file,
+    read_head,
     read_with_status,
 )
-from shardkit.sources.metadata import Metadata
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,16 +61,28 @@ SIDECARS = (
 )
 
 
+def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
+    """The sidecars of a kind of files: masks, which are last, are for images."""
+    return tuple(s for s in SIDECARS if media is IMAGES or not isinstance(s.type, Image))
+
+
 class ImageFolder(FileSource["Files"]):
     """Images under `root`. About 130 bytes of memory per file: names, sizes and times."""
 
     def __init__(
-        self, root: FilePath, files: Files, schema: Schema, classes: tuple[str, ...] | None
-    ):
+        self,
+        root: FilePath,
+        files: Files,
+        schema: Schema,
+        class_names: Mapping[str, tuple[str, ...]],
+        media: Kind = IMAGES,
+    ) -> None:
         super().__init__(root, files)
         self.schema = schema
-        self.class_names = {} if classes is None else {"label": classes}
-        self._labelled = classes is not None
+        self.class_names = class_names
+        self._labelled = "label" in schema and None not in files.labels
+        self._media = media
+        self._heads = False  # whether images are read as `Head`
         self._rows: list[tuple[int, ...]] | None = None
 
     def __getitem__(self, index: int) -> Sample:
@@ -79,9 +95,15 @@ class ImageFolder(FileSource["Files"]):
         key = self.key(index)
         try:
             sample: Sample = {"__key__": key}
-            if "image" in self.schema:
+            if self._media.field in self.schema:
                 planned = Planned(time, inode, files.began)
-                sample["image"] = read_file(below(self._root, name), size, planned)
+                path = below(self._root, name)
+                if self._heads and self._media.type is Image:
+                    data: bytes = read_head(path, size)
+                else:
+                    data = read_file(path, size, planned)
+                array = self._media.type is Array
+                sample[self._media.field] = _array(data, path) if array else data
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
@@ -89,7 +111,10 @@ class ImageFolder(FileSource["Files"]):
         except ShardkitError as error:
             raise error.located(key=key) from error.__cause__
         if files.metadata is not None:
-            row = files.metadata.row(index)
+            if isinstance(files.metadata, Annotations) and {"image", BOXES} <= self.schema.keys():
+                row = files.metadata.stored_row(index, sample["image"], key)
+            else:
+                row = files.metadata.row(index)
             sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
 
@@ -110,13 +135,19 @@ class ImageFolder(FileSource["Files"]):
 
     def narrow(self, selection: Selection) -> None:
         super().narrow(selection)
-        self._labelled = self.classes is not None
+        self._labelled &= "label" in self.schema
+
+    def skimmed(self) -> ImageFolder:
+        found = copy.copy(self)
+        found._heads = True
+        return found
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.maximum(self._files.sizes, 0) + self._files.sidecar_sizes
 
     def select(self, indices: Indices) -> ImageFolder:
-        return ImageFolder(self._root, self._files.select(indices), self.schema, self.classes)
+        files = self._files.select(indices)
+        return ImageFolder(self._root, files, self.schema, self.class_names, self._media)
 
     def fingerprint(self) -> dict[str, str]:
         files = self._files
@@ -138,13 +169,10 @@ class Files(FileTable):
     """The images, with what lies beside them."""
 
     columns = (*FileTable.columns, "sidecars", "sidecar_sizes", "sidecar_times")
-    by_folder = (*FileTable.by_folder, "labels")
 
-    labels: list[int | None] = field(default_factory=list)  # per folder
     sidecars: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     sidecar_sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     sidecar_times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    metadata: Metadata | None = None
 
     @classmethod
     def joined(cls, parts: list[Files]) -> Files:
@@ -160,11 +188,6 @@ class Files(FileTable):
                 setattr(files, name, np.concatenate([getattr(part, name) for part in parts]))
         return files
 
-    def select(self, indices: Indices) -> Files:
-        files = super().select(indices)
-        files.metadata = self.metadata.select(indices) if self.metadata else None
-        return files
-
 
 def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
     """As bytes where they fit, as they once were: finished datasets are recognised by them."""
@@ -177,6 +200,19 @@ def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 def mixed_time(time: int, sidecar: int) -> int:
     """The time of a sidecar, shifted by its number, so that one number stands for those of all."""
     return time << sidecar & 2**63 - 1
+
+
+def _array(data: bytes, path: FilePath) -> Any:
+    try:
+        return load_array(data)
+    except ValueError as error:
+        raise SampleError(
+            "the file is no array, or is damaged",
+            path=path,
+            expected="a whole .npy file of numbers; nothing is ever unpickled",
+            found=str(error),
+            fix="repair or remove it, or drop such samples with --on-error skip",
+        ) from error
 
 
 def _value(data: bytes, path: FilePath, sidecar: Sidecar) -> Any:

@@ -6,17 +6,19 @@ labels without any sign of it, so each is refused with the folder to give instea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardkit.errors import UsageError
-from shardkit.splits import KINDS, kind_of_split, mixed_splits
+from shardkit.splits import kind_of_split, mixed_splits, several_subsets
 
 # What the folders of such datasets are called, in lower case: where images are, and what describes
 # them (boxes, masks, lists).
 IMAGES = {
     *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),
     *("leftimg8bit", "input", "inputs"),
+    *("audio", "audios", "wav", "wavs", "flac", "mp3", "clips", "recordings", "sounds", "video"),
+    "videos",
 }
 ANNOTATIONS = {
     *(
@@ -38,9 +40,19 @@ ANNOTATIONS = {
 class Tree:
     """The folders of a root: which lie in which, and which hold images themselves or below."""
 
-    def __init__(self, root: Path, below: Mapping[str, Sequence[str]], images: Sequence[str]):
-        """`below` has the names of the folders in each; `images` are those that hold any."""
+    def __init__(
+        self,
+        root: Path,
+        below: Mapping[str, Sequence[str]],
+        images: Sequence[str],
+        what: str = "images",
+    ) -> None:
+        """`below` has the names of the folders in each; `images` are those that hold any.
+
+        `what` these are, which may be audio files or videos.
+        """
         self.root = root
+        self.what = what
         self._below = below
         self.images = sorted(images)
         parts = [folder.split("/") for folder in images]
@@ -76,14 +88,17 @@ def check_classes(tree: Tree) -> None:
         raise _too_high(tree, classes[0])
     if len(classes) == 1 and (classes[0].lower() in IMAGES or kind_of_split(classes[0])):
         raise UsageError(
-            f"the only folder with images is called {classes[0]!r}, which is not a class",
+            f"the only folder with {tree.what} is called {classes[0]!r}, which is not a class",
             path=tree.root,
-            fix=f"give that folder, for images without labels: {tree.path(classes[0])}",
+            fix=f"give that folder, for {tree.what} without labels: {tree.path(classes[0])}",
         )
 
 
 def check_splits(tree: Tree) -> None:
     """Raise UsageError where folders seem to be splits, or each of them holds some."""
+    subsets = [folder for folder in tree.filled() if len(_kinds(tree.filled(folder))) > 1]
+    if len(subsets) > 1 and subsets == tree.filled():
+        raise several_subsets(tree.root, subsets)
     for folder in ("", *tree.filled()):
         names = tree.filled(folder)
         told = [(kind, name) for name in names if (kind := kind_of_split(name))]
@@ -91,6 +106,10 @@ def check_splits(tree: Tree) -> None:
         if len(kinds) > 1 and 2 * len(told) >= len(names):  # else classes: bullet_train, test_tube
             prefix = f"{folder}/" if folder else ""
             raise mixed_splits(tree.root, [f"{prefix}{name}/" for name in sorted(kinds.values())])
+
+
+def _kinds(names: Iterable[str]) -> set[str]:
+    return {kind for name in names if (kind := kind_of_split(name))}
 
 
 def _refuse_annotations(tree: Tree, folder: str) -> None:
@@ -142,8 +161,3 @@ def _too_high(tree: Tree, folder: str) -> UsageError:
         fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or name"
         " the classes with --classes FILE",
     )
-
-
-def split_folders(folders: Sequence[str]) -> dict[str, str]:
-    """The folders that are named after splits, in any case, in the order of an output."""
-    return {split: name for split in KINDS for name in sorted(folders) if name.lower() == split}

@@ -1,250 +1,378 @@
-"""`metadata.csv` and `metadata.jsonl` beside images: the Hugging Face ImageFolder convention.
+"""Tables that describe files: `metadata.csv` beside images, or the one of `--metadata`.
 
-Each row names an image in its column `file_name`, relative to the metadata file; the other columns
-become fields. A column is whole numbers, numbers or text, whichever is the narrowest that fits all.
+Each row names a file in one of its columns, relative to the table or to the source; the other
+columns become fields. A column is whole numbers, numbers or text, whichever is the narrowest that
+fits all; JSON and Parquet say themselves what their values are.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
-import json
 import posixpath
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError, SourceError, drop_option
-from shardkit.sample import JsonText
-from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.schema import FieldType, Schema
+from shardkit.sources.columns import Column
+from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
+from shardkit.sources.tables import Table, place
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-FILES = ("metadata.csv", "metadata.jsonl")
+    from shardkit.recipe import Recipe
+    from shardkit.sources.annotations import Annotations
+    from shardkit.sources.file_table import FileTable
+
+FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAME = "file_name"
-_DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
-_MISSING = None  # a cell that is empty, null, or not there
+_MOST_PROBLEMS = 100_000  # that are listed one by one
 
 
 class Metadata:
-    """Columns of values, and for each image the number of its row (-1 for none)."""
+    """Columns of values, and for each file the number of its row (-1 for none)."""
 
     def __init__(
         self,
         schema: Schema,
-        columns: dict[str, list[Any]],
+        columns: dict[str, Column],
         rows: npt.NDArray[np.int64],
         unusable: Mapping[str, SourceError] = MappingProxyType({}),
+        class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        path: Path | None = None,
     ) -> None:
         self.schema = schema
+        self.path = path
         self.unusable = unusable  # columns that cannot be fields
+        self.class_names = class_names  # by field
         self._columns = columns
         self._rows = rows
 
     @property
     def lacking(self) -> int:
-        """How many images have no row."""
+        """How many files have no row."""
         return int(np.count_nonzero(self._rows < 0))
 
-    def row(self, image: int) -> dict[str, Any]:
-        """The fields of one image; those without a value are left out."""
-        row = int(self._rows[image])
+    def row(self, file: int) -> dict[str, Any]:
+        """The fields of one file; those without a value are left out."""
+        row = int(self._rows[file])
         if row < 0:
             return {}
-        return {
-            name: column[row]
-            for name, column in self._columns.items()
-            if column[row] is not _MISSING
-        }
+        values = ((name, column[row]) for name, column in self._columns.items())
+        return {name: value for name, value in values if value is not None}
 
-    def select(self, images: npt.NDArray[np.int64]) -> Metadata:
-        rows = self._rows[images]
+    def select(self, files: npt.NDArray[np.int64]) -> Metadata:
+        rows = self._rows[files]
         used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
         renumbered = np.full(len(rows), -1, np.int64)
         renumbered[rows >= 0] = inverse
-        columns = {name: [column[r] for r in used] for name, column in self._columns.items()}
-        return Metadata(self.schema, columns, renumbered)
+        columns = {name: column.take(used) for name, column in self._columns.items()}
+        return Metadata(self.schema, columns, renumbered, {}, dict(self.class_names))
 
     def fingerprint(self) -> bytes:
-        digest = xxhash.xxh3_128(self._rows.data)
+        digest = xxhash.xxh3_128(np.ascontiguousarray(self._rows).data)
         for name, column in self._columns.items():
-            digest.update((name + "\0" + json.dumps(column)).encode())
+            digest.update((name + "\0").encode("utf-8", "surrogatepass"))
+            column.update(digest)
         return digest.digest()
 
 
-def read_metadata(
-    root: Path, files: list[str], index: dict[str, int], problems: list[ShardkitError]
-) -> Metadata:
-    """Join the metadata files under `root` with the images; `index` has the images' numbers.
+def add_columns(fields: dict[str, FieldType], metadata: Metadata | Annotations) -> None:
+    """Add the columns to the fields of a source. Raises SourceError for one that is there."""
+    for name, kind in metadata.schema.items():
+        if name in fields:
+            raise SourceError(
+                f"the metadata have a column {name!r}, which is the name of another field",
+                path=metadata.path,
+                found=", ".join(fields),
+                fix="rename the column",
+            )
+        fields[name] = kind
 
-    Rows that name no image are added to `problems`. Raises SourceError for a damaged file.
+
+@dataclass(frozen=True)
+class GivenTable:
+    """The table of `--metadata`, and how it names files."""
+
+    path: Path
+    column: str = _NAME
+    suffix: str = ""  # of the files, which the table leaves away
+    labels: Asked | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> GivenTable | None:
+        if recipe.metadata is None:
+            return None
+        path = storage.source(recipe.metadata)
+        if not path.is_file():
+            raise UsageError("there is no such file for --metadata", path=path)
+        labels = Asked.of(recipe)
+        return cls(path, recipe.file_column or _NAME, recipe.file_suffix or "", labels)
+
+    def read(self) -> Table:
+        table = Table()
+        table.read(self.path, self.column, "", self.suffix)
+        return table
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """Where the labels of documents come from; without any of these there are none."""
+
+    given: GivenTable | None = None
+    asked: Asked | None = None
+    classes: tuple[str, ...] | None = None  # that folders are
+    guess: bool = False  # whether folders may be classes though nothing names them
+    strict: bool = True  # whether a folder that is none of `classes` is an error
+
+    @classmethod
+    def of(cls, recipe: Recipe, strict: bool) -> Labelling:
+        given, asked = GivenTable.of(recipe), Asked.of(recipe)
+        if asked is not None:
+            return cls(given, asked)
+        classes = recipe.classes
+        if isinstance(classes, Mapping):
+            classes = None
+        guess = classes is None and (strict or recipe.chooses)  # by a label, say, as at conversion
+        return cls(given, None, classes, guess, strict)
+
+
+class _Index:
+    """The numbers of paths, by their hashes: 16 bytes for each.
+
+    Two paths of the same hash come once in 10^7 tables of a million: then one of them counts as
+    not there, which is an error.
     """
-    rows: list[dict[str, Any]] = []
+
+    def __init__(self, files: Sequence[tuple[str, FileTable]]) -> None:
+        self._files = files
+        self._ends = list(accumulate(len(table) for _, table in files))
+        count = self._ends[-1] if files else 0
+        paths = (self._path(n, f) for n, (_, table) in enumerate(files) for f in range(len(table)))
+        hashes = np.fromiter(map(_hash, paths), np.uint64, count)
+        self._order = np.argsort(hashes)
+        self._hashes = hashes[self._order]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def _path(self, split: int, file: int) -> str:
+        folder, table = self._files[split]
+        return f"{folder}/{table.relative(file)}" if folder else table.relative(file)
+
+    def find(self, names: Column) -> npt.NDArray[np.int64]:
+        """The number of each path; -1 for those that are not there."""
+        if not len(self):
+            return np.full(len(names), -1, np.int64)
+        wanted = np.fromiter(map(_hash, names), np.uint64, len(names))
+        at = np.minimum(np.searchsorted(self._hashes, wanted), len(self) - 1)
+        found = np.where(self._hashes[at] == wanted, self._order[at], -1)
+        splits = np.searchsorted(self._ends, found, side="right")
+        starts = np.array([0, *self._ends])
+        files = zip(splits.tolist(), (found - starts[splits]).tolist(), strict=True)
+        for row, (name, (split, file)) in enumerate(zip(names, files, strict=True)):
+            if found[row] >= 0 and self._path(split, file) != name:
+                found[row] = -1
+        return found
+
+
+def _hash(path: str) -> int:
+    return xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogatepass"))
+
+
+# --- joining -------------------------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """The metadata of the files that are left, and why others are not."""
+
+    labelled: bool  # whether a column was asked to be the label
+    metadata: Metadata
+    files: npt.NDArray[np.int64]
+    problems: list[ShardkitError]
+
+
+def join(
+    table: Table,
+    files: Sequence[tuple[str, FileTable]],
+    labels: Asked | None = None,
+    *,
+    every: bool = False,
+) -> list[Joined]:
+    """Find the rows of files, which lie in folders of the source, one for each split.
+
+    Rows that name no file are problems, and where `every` file needs a row, files without one; so
+    are files whose label is none. Raises SourceError for two rows of a file.
+    """
+    index = _Index(files)
+    numbers = index.find(table.names())
+    used = np.flatnonzero(numbers >= 0)
+    _refuse_twice(table, numbers, used)
+    if every and not len(used) and len(table) and len(index):
+        raise _no_match(table, files)
     row_of = np.full(len(index), -1, np.int64)
-    for file in sorted(files):
-        path = root / file
-        folder = posixpath.dirname(file)
-        parse = _csv_rows if file.endswith(".csv") else _json_rows
-        for line, row in parse(path):
-            name = row.pop(_NAME, None)
-            if not isinstance(name, str):
-                raise _bad_line(line, f"there is no {_NAME!r}", path)
-            image = index.get(posixpath.normpath(posixpath.join(folder, name)))
-            if image is None:
-                problems.append(_no_such_image(path, line, name))
-            elif row_of[image] >= 0:
-                raise _bad_line(line, "it names an image a second time", path, found=name)
-            else:
-                row_of[image] = len(rows)
-                rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns, kinds = {}, {}
-    unusable = {}
-    complete = len(rows) == len(index)
-    for name in names:
-        kind, values = typed_column([row.get(name, _MISSING) for row in rows])
-        error = _why_unusable(name, kind, values, root / files[0])
-        if error is None:
-            columns[name] = values
-            kinds[name] = type(kind)(optional=not complete or _MISSING in values)
-        else:
-            unusable[name] = error
-    return Metadata(Schema(kinds), columns, row_of, unusable)
+    row_of[numbers[used]] = np.arange(len(used))
+    columns, unusable = table.columns()
+    if len(used) < len(table):
+        columns = {name: column.take(used) for name, column in columns.items()}
+    class_names: dict[str, tuple[str, ...]] = {}
+    wrong: dict[int, SampleError] = {}
+    if labels is not None:
+        labels.refuse_unknown((*columns, *unusable))
+        if labels.column in unusable:
+            raise unusable[labels.column]
+        named = find_labels(labels, columns[labels.column].kind, lambda: columns[labels.column])
+        class_names = named.class_names
+        made, wrong = _labelled(columns[labels.column], named)
+        if len(wrong) > _MOST_PROBLEMS:
+            first = next(iter(wrong.values()))
+            raise _too_many(
+                table, f"rows have no label: {first.what}, such as {first.found}", wrong
+            )
+        columns = {LABEL if n == labels.column else n: c for n, c in columns.items()}
+        columns[LABEL] = made
+    problems = _without_file(table, numbers)
+    found = []
+    start = 0
+    for _, part in files:
+        rows = row_of[start : start + len(part)]
+        start += len(part)
+        kept = np.ones(len(rows), np.bool_)
+        if every:
+            kept = rows >= 0
+            problems += _without_row(table, part, np.flatnonzero(~kept), len(index))
+        if wrong:
+            bad = np.flatnonzero(np.isin(rows, list(wrong)))
+            kept[bad] = False
+            for file in bad.tolist():
+                path, line = table.where(int(used[rows[file]]))
+                problems.append(_of_line(wrong[int(rows[file])], path, line, part.key(file)))
+        rows = rows[kept]
+        schema = Schema({n: replace(c.kind, optional=_gaps(c, rows)) for n, c in columns.items()})
+        metadata = Metadata(schema, columns, rows, unusable, class_names, table.path)
+        found.append(Joined(labels is not None, metadata, np.flatnonzero(kept), problems))
+        problems = []
+    return found
 
 
-def _why_unusable(name: str, kind: FieldType, values: list[Any], path: Path) -> SourceError | None:
-    """The error of a column that cannot be a field."""
-    without = f"convert without it: {drop_option(name)}"
-    if name in RESERVED or not name:
-        return SourceError(
-            f"the metadata have a column {name!r}, which cannot be the name of a field",
-            path=path,
-            fix=f"{without}, or rename the column",
-        )
-    try:
-        if isinstance(kind, Json):
-            JsonText.of(values)
-    except ValueError:
-        return SourceError(
-            f"the column {name!r} of the metadata has numbers that JSON does not have",
-            path=path,
-            expected="no NaN or Infinity inside of lists and objects",
-            fix=f"{without}, or write null for them",
-        )
-    return None
+def _gaps(column: Column, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether some of the rows, of which -1 is none, have no value."""
+    return bool((rows < 0).any() or not column.present[rows].all())
 
 
-def _no_such_image(path: Path, line: int, name: str) -> SampleError:
-    return SampleError(
-        f"line {line} of the metadata names an image that is not there",
-        path=path,
-        found=name,
-        expected="a path relative to the metadata file",
-        fix="restore the image or remove the line, or use --on-error skip",
-    )
+def _labelled(column: Column, labels: Labels) -> tuple[Column, dict[int, SampleError]]:
+    """The column as labels, and what is wrong with those of some rows."""
+    wrong: dict[int, SampleError] = {}
+    parts, row = [Column.of(labels.kind, [])], 0
+    for values in column.chunks():
+        made: list[Any] = labels.of_words(values) or []
+        for value in () if made else values:
+            try:
+                made.append(labels(value))
+            except SampleError as error:
+                made.append(None)
+                wrong[row + len(made) - 1] = error
+        row += len(made)
+        parts.append(Column.of(labels.kind, made))
+    return Column.joined(parts), wrong
 
 
-def _bad_line(line: int, what: str, path: Path, found: str | None = None) -> SourceError:
-    return SourceError(
-        f"line {line} of the metadata is damaged: {what}",
-        path=path,
-        found=found,
-        fix="repair it, or convert without metadata: give the file another name",
-    )
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
-    try:
-        head = next(reader, [])
-        if len(set(head)) != len(head):
-            raise _bad_line(1, "two columns have one name", path)
-        for cells in reader:
-            if not cells:
-                continue
-            if len(cells) != len(head):
-                words = f"it has {len(cells):,} cells, and the first line {len(head):,}"
-                raise _bad_line(reader.line_num, words, path)
-            yield reader.line_num, dict(zip(head, (c or _MISSING for c in cells), strict=True))
-    except csv.Error as error:
-        raise _bad_line(reader.line_num, f"it is not CSV: {error}", path) from error
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in enumerate(_decoded(path).split("\n"), 1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _bad_line(line, f"it is not JSON: {error}", path) from error
-        if not isinstance(row, dict):
-            raise _bad_line(line, "it is not a JSON object", path, found=text[:60])
-        yield line, row
-
-
-def _decoded(path: Path) -> str:
-    try:
-        return storage.read(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+def _refuse_twice(
+    table: Table, numbers: npt.NDArray[np.int64], used: npt.NDArray[np.int64]
+) -> None:
+    _, first = np.unique(numbers[used], return_index=True)
+    again = np.setdiff1d(used, used[first])
+    if len(again):
+        row = int(again[0])
+        before = int(np.flatnonzero(numbers == numbers[row])[0])
+        (path, line), (other, at) = table.where(row), table.where(before)
         raise SourceError(
-            "the metadata are not UTF-8",
+            f"{place(path, line)} names a file a second time",
             path=path,
-            offset=error.start,
-            found=error.reason,
-            fix="save the file as UTF-8, or convert without metadata: give it another name",
-        ) from error
+            found=f"{table.names()[row]} in {place(other, at)} too; {len(again):,} such rows",
+            fix="leave one row for each file; several labels of a file are a list in its row",
+        )
 
 
-def typed_column(column: list[Any]) -> tuple[FieldType, list[Any]]:
-    """The type of a column and its values of that type.
-
-    JSON values have their types. Of CSV's text, whole numbers are only what prints the same again,
-    so that `007` stays text.
-    """
-    present = [value for value in column if value is not _MISSING]
-    if all(isinstance(value, str) for value in present):
-        for kind, parse in ((Int(), whole_number), (Float(), number)):
-            values = _parsed(column, parse)
-            if present and values is not None:
-                return kind, values
-        return Text(), column
-    if all(isinstance(value, bool) for value in present):
-        return Bool(), column
-    if all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63 for v in present):
-        return Int(), column
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        with contextlib.suppress(OverflowError):  # a whole number beyond all floats
-            return Float(), [value if value is _MISSING else float(value) for value in column]
-    return Json(), column
+def _no_match(table: Table, files: Sequence[tuple[str, FileTable]]) -> SourceError:
+    such = next(posixpath.join(f, part.relative(0)) for f, part in files if len(part))
+    return SourceError(
+        "no row of the metadata names a file of the source",
+        path=table.path,
+        expected=f"paths relative to the source, such as {such}",
+        found=table.names()[0],
+        fix="name the column with --file-column, what names lack with --file-suffix .jpg, or give"
+        " the folder that the names are relative to",
+    )
 
 
-def _parsed(column: list[Any], parse: Callable[[str], Any]) -> list[Any] | None:
-    try:
-        return [value if value is _MISSING else parse(value) for value in column]
-    except ValueError:
-        return None
+def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[ShardkitError]:
+    rows = np.flatnonzero(numbers < 0).tolist()
+    names = table.names()
+    if len(rows) > _MOST_PROBLEMS:
+        raise _too_many(
+            table, f"rows name files that are not there, such as {names[rows[0]]}", rows
+        )
+    found: list[ShardkitError] = []
+    count = (
+        f"; {int((numbers < 0).sum()):,} of {len(table):,} rows are such" if len(rows) > 1 else ""
+    )
+    for row in rows:
+        path, line = table.where(row)
+        found.append(
+            SampleError(
+                f"{place(path, line)} names a file that is not there",
+                path=path,
+                found=names[row] + count,
+                expected="a path relative to the metadata file, or with --metadata to the source",
+                fix="restore the file or remove the row, or use --on-error skip",
+            )
+        )
+    return found
 
 
-def whole_number(text: str) -> int:
-    number = int(text)
-    if str(number) != text or abs(number) >= 2**63:
-        raise ValueError
-    return number
+def _without_row(
+    table: Table, files: FileTable, lacking: npt.NDArray[np.int64], total: int
+) -> list[ShardkitError]:
+    if len(lacking) > _MOST_PROBLEMS:
+        such = files.relative(int(lacking[0]))
+        raise _too_many(table, f"files have no row in the metadata, such as {such}", lacking)
+    return [
+        SampleError(
+            "a file has no row in the metadata",
+            path=table.path,
+            key=files.key(file),
+            found=f"{files.relative(file)}; {len(lacking):,} of {total:,} files have none",
+            fix="add rows, give a folder of the files that have some, or use --on-error skip",
+        )
+        for file in lacking.tolist()
+    ]
 
 
-def number(text: str) -> float:
-    digits = text.removeprefix("-")
-    # Beyond 2^53 a float loses digits.
-    whole = digits.isdigit() and float(text) == whole_number(text)
-    if not whole and (not _DECIMAL.fullmatch(digits)):
-        raise ValueError
-    return float(text)
+def _too_many(table: Table, what: str, found: Sized) -> SourceError:
+    return SourceError(
+        f"{len(found):,} {what}",
+        path=table.path,
+        expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
+        fix="check --file-column and --file-suffix, or give the folder that the table is about",
+    )
+
+
+def _of_line(error: SampleError, path: Path, line: int, key: str) -> SampleError:
+    return SampleError(
+        f"{place(path, line)}: {error.what}",
+        path=path,
+        key=key,
+        expected=error.expected,
+        found=error.found,
+        fix=error.fix,
+        **error.where,
+    )

@@ -97,6 +97,7 @@ class BatchMaker:
         # One array and nothing else, such as tokens: its rows are read in one call, so that a batch
         # takes less time than handing it to another thread.
         self.light = [type(kind) for kind in schema.values()] == [Array] and len(self._stored) == 1
+        self._stacked = fields - self._transforms.lists
         self.slow = bool(fields)  # so that several threads should share a batch
 
     def begin(self, step: Step) -> Making:
@@ -198,7 +199,7 @@ class BatchMaker:
                 made[name] = batch.arrays[name]
             else:
                 values = [sample.get(name) for sample in samples]
-                made[name] = _stacked(values) if name in self._transforms.fields else values
+                made[name] = _stacked(values) if name in self._stacked else values
         return made
 
     def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:

@@ -33,7 +33,8 @@ class PadCollate:
     All padded fields get one length: that of the longest array in the batch, rounded up to
     `multiple_of`; or `length`, which no array may exceed. `value` is the padding, one for all or by
     field (0 for the others), and `side` the side it is on. For `field` ("tokens", or else the first
-    that is padded) the batch has `lengths`, and `attention_mask`, False for padding.
+    that is padded) the batch has `lengths`, and `attention_mask`, False for padding. An array of
+    more dimensions that `field` names, such as "boxes", is padded along its first.
 
     Numbers become arrays of int64, float64 or bool, text, bytes and JSON values lists, and arrays
     of more dimensions are stacked. A field that no sample has is left out. It can be pickled, and
@@ -70,9 +71,11 @@ class PadCollate:
         """The batch of these samples."""
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns = {name: _column(samples, name) for name in names}
-        rows = {n: v for n, v in columns.items() if _is_row(v[0])}
+        rows = {n: v for n, v in columns.items() if _is_row(v[0]) or self._is_padded(n, v[0])}
         self._check_names(list(columns), list(rows))
-        dtypes = {name: _row_type(samples, name, arrays) for name, arrays in rows.items()}
+        dtypes = {
+            n: _row_type(samples, n, arrays, arrays[0].shape[1:]) for n, arrays in rows.items()
+        }
         counts = {n: np.fromiter(map(len, arrays), np.int64) for n, arrays in rows.items()}
         length = self._length(samples, counts) if rows else 0
         batch: dict[str, Any] = {}
@@ -89,13 +92,16 @@ class PadCollate:
 
     def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
         value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
-        padded = _filled((len(arrays), length), value, dtype, name)
+        padded = _filled((len(arrays), length, *arrays[0].shape[1:]), value, dtype, name)
         for row, array in zip(padded, arrays, strict=True):
             if self.side == "right":
                 row[: len(array)] = array
             else:
                 row[length - len(array) :] = array
         return padded
+
+    def _is_padded(self, name: str, value: Any) -> bool:
+        return name == self.field and isinstance(value, np.ndarray) and value.ndim > 1
 
     def _length(self, samples: Sequence[Sample], counts: Mapping[str, NDArray[np.int64]]) -> int:
         field = max(counts, key=lambda name: int(counts[name].max()))
@@ -227,17 +233,21 @@ def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
     return values
 
 
-def _is_row(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim == 1
+def _is_row(value: Any, inner: tuple[int, ...] = ()) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim > 0 and value.shape[1:] == inner
 
 
-def _row_type(samples: Sequence[Sample], name: str, arrays: Sequence[Any]) -> np.dtype[Any]:
-    """The type of arrays that all have one dimension, in native byte order."""
+def _row_type(
+    samples: Sequence[Sample], name: str, arrays: Sequence[Any], inner: tuple[int, ...] = ()
+) -> np.dtype[Any]:
+    """The type of arrays of any length that all have these other sides, in native byte order."""
     first = arrays[0]
     for sample, array in zip(samples, arrays, strict=True):
-        if not _is_row(array) or array.dtype != first.dtype:
-            kind = f" of {first.dtype}" if _is_row(first) else ""
-            raise _unlike(sample, name, array, f"an array{kind} with one dimension")
+        if not _is_row(array, inner) or array.dtype != first.dtype:
+            kind = f" of {first.dtype}" if _is_row(first, inner) else ""
+            sides = ", ".join(map(str, ("n", *inner)))
+            shape = f"of shape ({sides})" if inner else "with one dimension"
+            raise _unlike(sample, name, array, f"an array{kind} {shape}")
     native: np.dtype[Any] = first.dtype.newbyteorder("=")
     return native
 

@@ -19,7 +19,7 @@ from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, Made, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
 from shardkit.stream.profile import Profile, Times
-from shardkit.stream.quality import warn_of_sorted
+from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source
@@ -118,6 +118,7 @@ class Loader:
     def __iter__(self) -> Iteration:
         if self._next() == (0, START) and self.dataset.world().rank == 0:
             warn_of_sorted(self.dataset.stream)
+            warn_of_small_cache(self.dataset.stream)
         if self._profile is not None:
             self._profile = Profile()
         iteration = Iteration(self, self._schedule(), self._profile)

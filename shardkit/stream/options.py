@@ -13,6 +13,7 @@ from shardkit.errors import UsageError
 from shardkit.options import SEEDS, check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
+from shardkit.stream.sampling import Balanced, Sampling, Weighted
 
 _ROWS = 1 << 26  # the most of a batch: the numbers of many more do not fit into memory
 
@@ -27,6 +28,7 @@ class StreamOptions:
     window: int = WINDOW  # samples that are shuffled among themselves
     parts: int = 1  # canonical parts of an epoch: a multiple of the number of machines
     weights: Sequence[float] | None = None  # shares in which several datasets are drawn from
+    sampling: Sampling | None = None  # Balanced or Weighted: how often each sample comes
     # Samples.
     fields: Sequence[str] | None = None  # those to read; None: all
     transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
@@ -84,10 +86,33 @@ class StreamOptions:
             raise UsageError("Pack makes rows by itself", found="collate=", fix="leave it out")
         if self.weights is not None and not _are_weights(self.weights):
             raise UsageError("weights must be numbers over 0", found=f"{self.weights!r:.200}")
+        self._check_sampling()
         if isinstance(self.fields, str) or not isinstance(self.fields or [], Collection):
             raise UsageError("fields must be a list of names", found=repr(self.fields))
         if self.collate is not None and not callable(self.collate):
             raise UsageError("collate must be a function", found=repr(self.collate))
+
+    def _check_sampling(self) -> None:
+        if self.sampling is None:
+            return
+        if not isinstance(self.sampling, Balanced | Weighted):
+            raise UsageError(
+                "sampling must be shardkit.Balanced(...) or shardkit.Weighted(...)",
+                found=f"{self.sampling!r:.200}",
+            )
+        if not self.shuffle:
+            raise UsageError(
+                "sampling draws samples at random",
+                found=f"shuffle=False with sampling={type(self.sampling).__name__}",
+                fix="say shuffle=True too",
+            )
+        if self.weights is not None:
+            raise UsageError(
+                "it is said in two ways how often samples come",
+                found="weights, sampling",
+                fix="use weights= for the shares of datasets, or sampling=Weighted(...) with the"
+                " weights of all their samples",
+            )
 
     @classmethod
     def of(cls, **options: Any) -> StreamOptions:

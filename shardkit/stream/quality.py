@@ -1,4 +1,5 @@
-"""Measures how well an order shuffles, and warns where samples of a class stay together."""
+"""Measures how well an order shuffles, and warns where samples of a class stay together, or where
+a window is too large for the cache of remote data."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.page_cache import PAGE
 from shardkit.schema import Int
 from shardkit.stream.reading import Samples
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
+_PAGES = 1.02  # bytes that pages take of a cache, for each of the data
 _LOOK = 64  # samples whose labels are read: the first of an epoch, which are read anyway
 
 
@@ -59,6 +62,16 @@ def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
     return float(found / (1 - without).sum())
 
 
+def _needed(dataset: Dataset) -> int:
+    """Bytes of the pages that have the samples, about."""
+    size = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
+    if dataset.indices is None:
+        return size
+    each = size / max(len(dataset.whole), 1)
+    pages = np.unique((dataset.stored(np.arange(len(dataset))) * each) // PAGE)
+    return min(len(pages) * PAGE, size)
+
+
 class SortedByClass(NamedTuple):
     """An epoch whose samples come class by class."""
 
@@ -80,6 +93,28 @@ def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
         ShardkitWarning,
         stacklevel=3,  # of whoever begins to iterate
     )
+
+
+def warn_of_small_cache(stream: Stream) -> None:
+    """Warn where a window's pages have no room in the cache, so that samples are requested alone.
+
+    Two windows need it at a time: the one that is read, and those pages of the next one that it
+    shares.
+    """
+    limit = None if stream.pages is None else stream.pages.cache.limit
+    if limit is None or not stream.options.shuffle:
+        return
+    size = sum(map(_needed, stream.datasets))
+    share = min(2 * stream.options.window / max(len(stream.samples), 1), 1)
+    enough = -(-int(_PAGES * share * size) // 1_000_000)  # MB
+    if limit < share * size:
+        warnings.warn(
+            f"the cache has room for {limit / 1e6:,.0f} MB of remote data, and a window of"
+            f" {stream.options.window:,} samples needs {enough:,} MB: what has no room is requested"
+            f' sample by sample, in each epoch; give cache_limit="{enough}MB", or a smaller window',
+            ShardkitWarning,
+            stacklevel=3,  # of whoever begins to iterate
+        )
 
 
 def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
@@ -125,6 +160,8 @@ def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
 
 def class_shares(stream: Stream) -> Floats | None:
     """The share of each class in the samples of an epoch; None where unknown."""
+    if stream.options.sampling is not None:
+        return None  # labels may say nothing of what it goes by
     sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
     weights = sizes if stream.options.weights is None else np.array(stream.options.weights)
     counted = [_label_counts(dataset) for dataset in stream.datasets]
@@ -137,9 +174,13 @@ def class_shares(stream: Stream) -> Floats | None:
 
 
 def _label_counts(dataset: Dataset) -> tuple[int, ...]:
-    """Empty where they are unknown, or where the dataset was shuffled while converting."""
+    """Empty where they are unknown, as of a view, or where the dataset was shuffled while
+    converting.
+    """
     manifest = dataset.manifest
-    if manifest is None or manifest.recipe.get("shuffle") is not None:
+    if manifest is None or dataset.indices is not None:
+        return ()
+    if manifest.recipe.get("shuffle") is not None:
         return ()
     labelled = isinstance(dataset.schema.get(dataset.label), Int)
     return (manifest.label_counts or ()) if labelled else ()

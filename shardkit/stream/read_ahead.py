@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from itertools import accumulate
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,9 @@ from shardkit.page_cache import PAGE
 from shardkit.pages import Pages, file_id
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
-from shardkit.stream.order import Mixture, Order
-from shardkit.stream.reading import Samples, sizes
+from shardkit.stream.order import Order
+from shardkit.stream.reading import Samples
+from shardkit.stream.sampling import AnyOrder
 from shardkit.stream.schedule import Step
 
 if TYPE_CHECKING:
@@ -43,17 +45,18 @@ class NextUse:
         self._windows = order.windows
         self._now: tuple[int, int, frozenset[int] | None] | None = None
         self._when: npt.NDArray[np.float64] = np.zeros(order.blocks)  # of each block
-        every = np.concatenate([sizes(dataset) for dataset in datasets])
-        firsts = (every.cumsum() - every).tolist()
-        # By the name in the cache: the first sample, samples, and bytes of a shard.
-        self._shards: dict[str, tuple[int, int, int]] = {}
+        # By the name in the cache, where a shard is used: the number of its dataset's first sample,
+        # the dataset, the number of the shard in it, and its bytes.
+        self._shards: defaultdict[str, list[tuple[int, Dataset, int, int]]] = defaultdict(list)
         self._kept: set[str] = set()  # what is kept of shards, for those who open them next
-        shards = ((dataset, shard) for dataset in datasets for shard in range(dataset.shards))
-        for first, (dataset, shard) in zip(firsts, shards, strict=True):
+        firsts = accumulate(map(len, datasets), initial=0)
+        shards = (
+            (f, d, n) for f, d in zip(firsts, datasets, strict=False) for n in range(d.shards)
+        )
+        for first, dataset, shard in shards:
             path = dataset.shard_path(shard)
             if isinstance(path, RemotePath) and (info := path.store.find(path.key)) is not None:
-                samples, _ = dataset.extent(shard)
-                self._shards[file_id(path, info)] = first, samples, info.size
+                self._shards[file_id(path, info)].append((first, dataset, shard, info.size))
                 self._kept.add(index_id(path, info))
 
     def at(self, epoch: int, position: int, parts: frozenset[int] | None) -> None:
@@ -73,18 +76,19 @@ class NextUse:
         self._when = when + epoch * self._windows
 
     def __call__(self, file: str, number: int) -> float:
-        shard = self._shards.get(file)
-        if shard is None:  # an index, which is in memory once it is read
+        if file not in self._shards:  # an index, which is in memory once it is read
             return 0 if file in self._kept else math.inf
-        first, samples, size = shard
-        if not samples:
-            return math.inf
+        return min(self._next(number, *where) for where in self._shards[file])
+
+    def _next(self, number: int, first: int, dataset: Dataset, shard: int, size: int) -> float:
+        samples, _ = dataset.extent(shard)
         # Samples are not of one size: half a page on either side is taken as well.
         begin, end = (max(number - 0.5, 0) * PAGE / size, (number + 1.5) * PAGE / size)
-        blocks = self._order.blocks_of(
-            first + min(int(begin * samples), samples - 1),
-            first + min(int(end * samples), samples - 1),
-        )
+        within = np.minimum([int(begin * samples), int(end * samples) + 1], samples)
+        start, stop = dataset.before(dataset.start(shard) + within).tolist()
+        if start == stop:  # of a view, which has none of these samples
+            return math.inf
+        blocks = self._order.blocks_of(first + start, first + stop - 1)
         return float(self._when[blocks].min())
 
 
@@ -96,14 +100,16 @@ class ReadAhead:
     """
 
     def __init__(
-        self, samples: Samples, pages: Pages, order: Order | Mixture, datasets: list[Dataset]
+        self, samples: Samples, pages: Pages, order: AnyOrder, datasets: list[Dataset]
     ) -> None:
         self._samples = samples
-        self._next_use = NextUse(order, datasets) if isinstance(order, Order) else None
+        self._next_use = None
+        if isinstance(order, Order) and all(dataset.is_in_order for dataset in datasets):
+            self._next_use = NextUse(order, datasets)
         if self._next_use is not None:
             pages.next_use = self._next_use
-        size = sum(dataset.extent(n)[1] for dataset in datasets for n in range(dataset.shards))
-        self._most = max(_BYTES * len(samples) // max(size, 1), 1)  # samples
+        stored = np.array([d.extent(n) for d in datasets for n in range(d.shards)]).sum(axis=0)
+        self._most = max(_BYTES * int(stored[0]) // max(int(stored[1]), 1), 1)  # samples
 
     def steps(
         self, steps: Iterable[Step], epoch: int, parts: frozenset[int] | None

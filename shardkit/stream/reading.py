@@ -17,6 +17,7 @@ from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
+from shardkit.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 
@@ -46,8 +47,9 @@ class Samples:
         """`fields` are the ones to read, None is all; `cached`: samples stay in memory."""
         self._datasets = [copy.copy(dataset) for dataset in datasets]  # with their own open shards
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
-        every = np.concatenate([sizes(dataset) for dataset in datasets])
+        every = np.concatenate([extents(dataset) for dataset in datasets])
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
+        self._views = any(dataset.indices is not None for dataset in datasets)
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)
         self._fields = None if fields is None else frozenset(self.schema)
@@ -91,6 +93,8 @@ class Samples:
         """
         if self._cache is not None:
             return None
+        if self._views:
+            numbers = self._stored(numbers)
         shards = np.searchsorted(self._firsts, numbers, side="right") - 1
         positions = numbers - self._firsts[shards]
         used = np.unique(shards).tolist()
@@ -108,17 +112,24 @@ class Samples:
                 keys[row] = key
         return keys
 
+    def _stored(self, numbers: Numbers) -> Numbers:
+        """The numbers of samples among those of all shards, which views do not have all."""
+        found = np.empty_like(numbers)
+        which = np.searchsorted(self._starts, numbers, side="right") - 1
+        for each in np.unique(which).tolist():
+            first, here = self._firsts[self._first_shards[each]], which == each
+            found[here] = first + self._datasets[each].stored(numbers[here] - self._starts[each])
+        return found
+
     def _rows_of(
         self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]
     ) -> list[str] | None:
         """The same in one shard, counted through all datasets."""
         which = bisect_right(self._first_shards, shard) - 1
         dataset, number = self._datasets[which], shard - self._first_shards[which]
-        reader = dataset.reader(number)
-        with dataset.explained(number):
-            if not reader.read_rows(field, positions, out):
-                return None
-            return reader.read_keys(positions)
+        if not dataset.read_rows(number, field, positions, out):
+            return None
+        return dataset.read_keys(number, positions)
 
     def address(self, number: int) -> Address:
         """The location of a sample."""
@@ -137,21 +148,32 @@ class Samples:
         return self._datasets[which], number - self._starts[which]
 
 
-def sizes(dataset: Dataset) -> Numbers:
-    """Samples of each shard."""
+def extents(dataset: Dataset) -> Numbers:
+    """Samples of each shard, in a view or not."""
     return np.array([dataset.extent(shard)[0] for shard in range(dataset.shards)], np.int64)
 
 
+def sizes(dataset: Dataset) -> Numbers:
+    """Samples of each shard that the dataset has; of a view that is not in order all together."""
+    if not dataset.is_in_order:
+        return np.array([len(dataset)], np.int64)
+    ends = extents(dataset).cumsum()
+    return np.diff(dataset.before(ends), prepend=0)
+
+
 def fingerprint(dataset: Dataset) -> str:
-    """A digest that identifies a dataset: names, sizes and known checksums of its shards."""
-    digest = xxhash.xxh3_64()
-    sums = {}
-    if dataset.manifest is not None:
-        sums = {shard.file.name: shard.file.checksum for shard in dataset.manifest.shards}
+    """A digest that identifies a dataset: names, sizes and known checksums of its shards.
+
+    Of a view it is also one of the numbers of its samples.
+    """
+    found = xxhash.xxh3_64()
+    sums = dataset.checksums
     for shard in range(dataset.shards):
         name = dataset.shard_name(shard)
-        digest.update(f"{name} {dataset.extent(shard)} {sums.get(name)}\n".encode())
-    return digest.hexdigest()
+        found.update(f"{name} {dataset.extent(shard)} {sums.get(name)}\n".encode())
+    if dataset.indices is not None:
+        found.update(f"view {digest(dataset.indices)}\n".encode())
+    return found.hexdigest()
 
 
 def common_schema(datasets: Sequence[Dataset], fields: Collection[str] | None) -> Schema:

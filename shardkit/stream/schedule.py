@@ -15,7 +15,8 @@ import numpy as np
 from shardkit.errors import UsageError
 from shardkit.order import seed_of
 from shardkit.stream.batching import Batching, MicroBatch
-from shardkit.stream.order import Draw, Mixture, Numbers, Order
+from shardkit.stream.order import Draw, Numbers
+from shardkit.stream.sampling import AnyOrder
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -93,9 +94,7 @@ class Fixed(Schedule):
     multiple of parts per rank, always samples of its own parts.
     """
 
-    def __init__(
-        self, order: Order | Mixture, per_rank: int, rank: int, world: int, last: str
-    ) -> None:
+    def __init__(self, order: AnyOrder, per_rank: int, rank: int, world: int, last: str) -> None:
         self._order = order
         self.size = per_rank * world  # samples of a batch of all ranks together
         self._rank, self._world = rank, world
@@ -172,7 +171,7 @@ class Planned(Schedule):
 
     def __init__(
         self,
-        order: Order | Mixture,
+        order: AnyOrder,
         batching: Batching,
         lengths: Numbers,
         rank: int,

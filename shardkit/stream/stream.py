@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,18 +16,23 @@ from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.opening import open_dataset
 from shardkit.page_cache import MemoryCache, cache_from
-from shardkit.pages import Pages
+from shardkit.pages import Pages, through
 from shardkit.remote.path import RemotePath
-from shardkit.schema import Schema, row_fields
+from shardkit.schema import Bool, Float, Int, Schema, Text, row_fields
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.read_ahead import ReadAhead
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
+from shardkit.stream.sampling import AnyOrder, Balanced, Sampled, Sampling, draws_of, values_of
+from shardkit.stream.sampling import identity as sampling_identity
 from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
 from shardkit.stream.world import World
 from shardkit.transforms.transforms import Transforms
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 OneSource: TypeAlias = "str | os.PathLike[str] | Dataset"
 Source: TypeAlias = "OneSource | Sequence[OneSource]"
@@ -68,13 +72,16 @@ class Stream:
         options = self.options
         weights = None if options.weights is None else list(map(float, options.weights))
         planned = None if self.batching is None else str(self.batching)
-        return {
+        found = {
             "samples": len(self.samples),
             "datasets": [fingerprint(dataset) for dataset in self.datasets],
             **{name: getattr(options, name) for name in ("shuffle", "seed", "window", "parts")},
             "weights": weights,
             "batching": planned,
         }
+        if options.sampling is not None:  # states of earlier versions do not have it
+            found["sampling"] = sampling_identity(options.sampling)
+        return found
 
     @property
     def images(self) -> frozenset[str]:
@@ -113,20 +120,8 @@ class Stream:
         return schedule
 
 
-def _through(pages: Pages | None, dataset: Dataset) -> Dataset:
-    """The dataset, read through a cache if it is remote."""
-    if isinstance(dataset.path, RemotePath):
-        dataset = copy.copy(dataset)
-        dataset.path = _cached(pages, dataset.path)
-    return dataset
-
-
-def _cached(pages: Pages | None, path: Path) -> Path:
-    return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
-
-
-def _path(given: Path | Dataset) -> Path:
-    return given.path if isinstance(given, Dataset) else given
+def _paths(given: Path | Dataset) -> Sequence[Path]:
+    return given.paths if isinstance(given, Dataset) else (given,)
 
 
 def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
@@ -151,14 +146,19 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
                 "the source cannot be streamed",
                 expected="a path, a dataset of shardkit.open, or a list of them",
                 found=repr(each)[:200],
+                fix="dataset.select(subset.indices) is a view of the same samples"
+                if isinstance(getattr(each, "dataset", None), Dataset)
+                else None,
             )
     with storage.using(options.storage_options, *every):
         given = [each if isinstance(each, Dataset) else storage.source(each) for each in every]
     pages = None
-    if any(isinstance(_path(each), RemotePath) for each in given):
+    if any(isinstance(path, RemotePath) for each in given for path in _paths(each)):
         pages = Pages(cache_from(options.cache_folder, options.cache_limit))
     found = [
-        _through(pages, each) if isinstance(each, Dataset) else open_dataset(_cached(pages, each))
+        each.at(partial(through, pages=pages))
+        if isinstance(each, Dataset)
+        else open_dataset(through(each, pages))
         for each in given
     ]
     for dataset in found:
@@ -169,18 +169,35 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
                 fix="give transforms= here instead",
             )
     empty = next((dataset for dataset in found if not len(dataset)), None)
+    if empty is not None and empty.indices is not None:
+        raise UsageError(
+            "the view has no samples",
+            path=empty.place,
+            found=f"a selection that leaves none of {len(empty.whole):,}",
+        )
     if empty is not None or not found:
         path = None if empty is None else empty.place
         raise UsageError("the dataset has no samples", path=path, fix="convert some first")
+    # Shuffled, a view is read in blocks of its shards: in its own order each may be one sample.
+    # Not so where each sample of its order has a weight or class of its own.
+    by = None if options.sampling is None else values_of(options.sampling)
+    if options.shuffle and not isinstance(by, np.ndarray):
+        found = [dataset.in_order() for dataset in found]
     return found, pages
 
 
-def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:
+def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
     ordering: dict[str, Any] = {
         name: getattr(options, name) for name in ("shuffle", "parts", "window")
     }
+    every = np.concatenate([sizes(dataset) for dataset in datasets])
+    if options.sampling is not None:
+        values = _sampled_by(datasets, options.sampling)
+        samples = draws_of(options.sampling, len(values))
+        sampler = options.sampling.sampler(values, samples, options.seed)
+        del ordering["shuffle"]
+        return Sampled(every, sampler, seed=options.seed, **ordering)
     if options.weights is None:
-        every = np.concatenate([sizes(dataset) for dataset in datasets])
         return Order(every, seed=options.seed, **ordering)
     if len(options.weights) != len(datasets):
         raise UsageError(
@@ -193,6 +210,48 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> Order | Mixture:
         for number, dataset in enumerate(datasets)
     ]
     return Mixture(orders, options.weights, options.seed)
+
+
+def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]:
+    """The class or weight of each sample: of this field, all samples are read."""
+    given = values_of(sampling)
+    samples = sum(map(len, datasets))
+    if isinstance(given, np.ndarray):
+        if len(given) != samples:
+            raise UsageError(
+                "sampling needs one value for each sample",
+                expected=f"{samples:,} values",
+                found=f"{len(given):,}",
+            )
+        return given
+    field = given or datasets[0].label
+    kind = common_schema(datasets, [field])[field]
+    if not isinstance(kind, Int | Float | Bool | Text):
+        raise UsageError(
+            f"{type(sampling).__name__} needs a single value for each sample",
+            field=field,
+            expected="a field of numbers, booleans or text",
+            found=type(kind).__name__,
+            fix="give a list with a value for each sample",
+        )
+    names = {dataset.class_names.get(field) for dataset in datasets}
+    if isinstance(sampling, Balanced) and len(names) > 1:
+        raise UsageError(
+            f"the datasets have other class names for {field!r}, so that its numbers differ",
+            found=", ".join(str(dataset.place) for dataset in datasets[:5]),
+            fix="convert them into one dataset, or give Balanced(...) a class for each sample",
+        )
+    found = [value for dataset in datasets for value in dataset.column(field).tolist()]
+    # -1 is no class where classes have names.
+    unnamed = -1 if isinstance(sampling, Balanced) and None not in names else None
+    lacking = sum(value in (None, unnamed) for value in found)
+    if lacking:
+        raise UsageError(
+            f"samples without {field!r} have no place in this sampling",
+            found=f"{lacking:,} of {samples:,}",
+            fix="leave them out of the dataset, or give sampling= a value for each sample",
+        )
+    return np.array(found)
 
 
 def _counted(schema: Schema, batching: Batching) -> str:

@@ -7,7 +7,7 @@ then a window of that and flips, in one call for all samples.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
+from shardkit.transforms.boxes import BOXES, MASK, ROWS, OnImageError, move_boxes
 from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.images import ImageBatch, SizeError, TooLargeError
@@ -83,10 +84,13 @@ class Job:
             size = step.known(size)
         return size
 
-    def run(self, group: Group, size: Size | None, make: Make) -> dict[int, Failed]:
-        """Replace images by pixels, and masks by values.
+    def run(
+        self, group: Group, size: Size | None, make: Make, kinds: Sequence[str] = ()
+    ) -> dict[int, Failed]:
+        """Replace images by pixels, masks by values, and boxes by those in the window.
 
-        `size` is the size that all results must have, if it is known.
+        `size` is the size that all results must have, if it is known. `kinds` are those of the
+        fields after the image.
         """
         images = ImageBatch.of(group.columns[0])
         failed = {number: Failed(error) for number, error in images.errors.items()}
@@ -99,14 +103,21 @@ class Job:
                     failed[number] = Failed(error)
         out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
         failed.update((n, Failed(error)) for n, error in images.cut(windows, out).items())
-        for field, column in enumerate(group.columns[1:], 1):
-            for number, value in enumerate(column):
+        for field, kind in enumerate(kinds, 1):
+            column = group.columns[field]
+            for number, value in enumerate(column if kind == MASK else ()):
                 if number not in failed:
                     try:
                         mask = mask_values(value, images.header(number))
                         column[number] = cut_mask(mask, windows[number])
                     except NotAnImageError as error:
                         failed[number] = Failed(error, field)
+        for number, window in windows.items() if BOXES in kinds else ():
+            if number not in failed:
+                try:
+                    move_boxes(group.columns[1:], kinds, number, images.header(number), window)
+                except OnImageError as error:
+                    failed[number] = Failed(error, 1 + error.column)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
 
@@ -144,6 +155,7 @@ class Chain:
     stages: tuple[Stage, ...]
     by_name: bool  # whether callables get values by name
     size: Size | None = None  # of the images that are read, if all have the same
+    kinds: tuple[str, ...] = ()  # what lies on the image: of each field after it
 
     @functools.cached_property
     def sizes(self) -> list[Size | None]:
@@ -166,8 +178,16 @@ class Chain:
         kind: np.dtype[Any] | str = np.dtype(np.uint8)
         if isinstance(last, Normalize):
             kind = BFLOAT16 if last.is_bfloat16 else last.stored
-        masks: dict[str, Output] = dict.fromkeys(self.fields[1:], (size, np.dtype(np.int64)))
+        masks: dict[str, Output] = dict.fromkeys(self._of(MASK), (size, np.dtype(np.int64)))
         return {self.fields[0]: ((*size, 3), kind), **masks}
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The fields with as many rows as a sample has boxes: batches have them as lists."""
+        return (*self._of(BOXES), *self._of(ROWS))
+
+    def _of(self, kind: str) -> tuple[str, ...]:
+        return tuple(n for n, k in zip(self.fields[1:], self.kinds, strict=False) if k == kind)
 
     def apply(
         self,
@@ -218,7 +238,7 @@ class Chain:
                 failed = self._call(stage, group)
             elif isinstance(stage, Job):
                 make = self._maker(number, group, out, np.dtype(np.uint8))
-                failed = stage.run(group, self.sizes[number], make)
+                failed = stage.run(group, self.sizes[number], make, self.kinds)
             else:
                 failed = {}
                 _normalize(stage, group, self._maker(number, group, out, stage.stored))
@@ -268,7 +288,7 @@ class Chain:
         out: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         """Write results to the batch, unless they are there already, or to the samples."""
-        masks = self.fields[1:] if any(isinstance(stage, Job) for stage in self.stages) else ()
+        masks = self._of(MASK)
         for name, column in zip(self.fields, group.columns, strict=True):
             in_batch = name in self.outputs and name in out
             for row, value in zip(group.rows, column, strict=True):

@@ -23,6 +23,8 @@ from shardkit.options import check_choice
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from shardkit.dataset import Dataset
+
     Pixels = npt.NDArray[np.uint8]
 
 Size = tuple[int, int]  # height and width
@@ -194,6 +196,48 @@ class Normalize(Transform):
         if min(self.std) <= 0:
             raise UsageError("std must be above 0", found=repr(self.std))
         check_choice(self, "dtype", _FLOATS)
+
+    @classmethod
+    def of(cls, dataset: Dataset, field: str | None = None, dtype: str = "float32") -> Normalize:
+        """With mean and deviation of all pixels of a dataset, so that results have 0 and 1.
+
+        field: the images, where there are several. They are those of the manifest where the dataset
+        was converted with `stats`, or else `dataset.stats()` counts: all images are decoded. With
+        transforms that crop, given to `shardkit.open`, only what these show counts.
+        """
+        if not hasattr(dataset, "stats"):
+            raise UsageError(
+                "Normalize.of takes an open dataset",
+                found=f"{dataset!r:.200}",
+                fix="give it shardkit.open(PATH)",
+            )
+        manifest = dataset.manifest
+        whole = dataset.transform is None and dataset.indices is None
+        if manifest is not None and whole and manifest.samples == len(dataset):
+            found = {name: (about.mean, about.std) for name, about in manifest.pixels.items()}
+        else:
+            found = {}
+        if not found or (field is not None and field not in found):
+            fields = dataset.stats()["fields"]
+            pixels = {name: about.get("pixels") for name, about in fields.items()}
+            found = {name: (p["mean"], p["std"]) for name, p in pixels.items() if p is not None}
+        if field is None and len(found) == 1:
+            [field] = found
+        if not found:
+            raise UsageError(
+                "the dataset has no images to normalize",
+                path=dataset.place,
+                found=f"{len(dataset):,} samples with {', '.join(dataset.schema)}",
+            )
+        if field not in found:
+            raise UsageError(
+                "say which field has the images",
+                path=dataset.place,
+                expected=", ".join(found),
+                found=repr(field),
+            )
+        mean, std = found[field]
+        return cls(mean, std, dtype)
 
     def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
         """Pixels, (height, width, 3), to an array of the same shape and of type `stored`."""

@@ -11,10 +11,18 @@ import numpy as np
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Schema
+from shardkit.transforms.boxes import MASK, check_rows, kinds_of
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, Stage
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.steps import Geometric, Normalize, Size, Transform
+from shardkit.transforms.steps import (
+    CenterCrop,
+    Geometric,
+    Normalize,
+    RandomResizedCrop,
+    Size,
+    Transform,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,9 +39,9 @@ class Transforms:
 
     A field has a transform, or several in their order. Transforms of images get encoded images,
     or pixels, uint8 (height, width, 3); of several fields the first is the image and the others
-    are masks, which get the same geometry. Any other callable gets the value of the field; of
-    several fields it gets the values by name, and returns a dict of them. It is called in several
-    threads at once.
+    are masks or boxes, which get the same geometry, or have a row for each box. Any other callable
+    gets the value of the field; of several fields it gets the values by name, and returns a dict of
+    them. It is called in several threads at once.
 
     >>> from shardkit.schema import Int
     >>> from shardkit.transforms.steps import RandomResizedCrop
@@ -67,6 +75,11 @@ class Transforms:
     def fields(self) -> frozenset[str]:
         """The fields that are transformed."""
         return frozenset(name for chain in self.chains for name in chain.fields)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """The fields of boxes, and of what goes with them, of any number in each sample."""
+        return frozenset(name for chain in self.chains for name in chain.lists)
 
     @property
     def images(self) -> frozenset[str]:
@@ -151,12 +164,18 @@ def _steps(given: Any, steps: Any) -> list[Step]:
 def _chain(
     given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
 ) -> Chain:
-    size = None
+    size, kinds = None, tuple[str, ...]()
+    if any(isinstance(step, Transform) for step in steps):
+        kinds = kinds_of(fields[1:], schema)
     if isinstance(steps[0], Transform):
         size = _size(steps[0], fields[0], schema[fields[0]])
-        for name in fields[1:]:
-            _check_mask(name, schema[name])
-    return Chain(fields, _stages(given, steps, number * _STREAMS), isinstance(given, tuple), size)
+        for name, kind in zip(fields[1:], kinds, strict=True):
+            if kind == MASK:
+                _check_mask(name, schema[name])
+    stages = _stages(given, steps, number * _STREAMS)
+    if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
+        check_rows(fields, kinds, schema)
+    return Chain(fields, stages, isinstance(given, tuple), size, kinds)
 
 
 def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
@@ -200,10 +219,15 @@ def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
 
 
 def _check_mask(name: str, kind: FieldType) -> None:
-    whole = isinstance(kind, Array) and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
+    whole = (
+        isinstance(kind, Array)
+        and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
+        and (kind.shape is None or len(kind.shape) in (2, 3))
+    )
     if not whole and not isinstance(kind, Image):
         raise UsageError(
-            f"field {name!r} cannot be the mask of an image",
-            expected="a field of encoded images, or of whole numbers, (height, width)",
+            f"field {name!r} cannot be the mask of an image, or boxes on it",
+            expected="a field of encoded images, or of whole numbers, (height, width); or boxes,"
+            " floats (n, 4), and with them arrays (n,)",
             found=repr(kind),
         )

@@ -79,11 +79,13 @@ def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
             name = job["members"].get(extension, extension)
             kind = job["fields"].get(name, {"type": "Bytes"})["type"]
             if extension not in _OWN:
-                raw = kind in ("Image", "Bytes") or extension.split(".")[-1] not in _DECODED
+                known = extension.split(".")[-1] in _DECODED
+                raw = kind in (*_ENCODED, "Bytes") or not known
                 fields[name] = data if raw else basichandlers(extension, data)
         yield sample["__key__"], fields
 
 
+_ENCODED = ("Image", "Audio", "Video")
 _OWN = ("__key__", "__url__", "__local_path__")
 _DECODED = frozenset(  # extensions
     ("cls", "cls2", "index", "inx", "id", "txt", "text", "transcript", "json", "jsn", "npy")
@@ -174,7 +176,7 @@ def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
     value = scalar.as_py()
     if name == "Images":
         return [image["bytes"] for image in value]
-    if name == "Image":
+    if name in _ENCODED:
         return value["bytes"]
     return _STORED_AS[name](value) if name in _STORED_AS else value
 

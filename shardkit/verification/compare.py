@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardkit.conversion.plan import label_of_text
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.manifest import ERRORS, FILTERED
@@ -85,7 +86,9 @@ class _Comparison:
         self._names = {old: new for old, new in self._recipe.rename.items() if old in source.schema}
         text = self._recipe.text
         only = "" if text.keep_fields else text.field or ""
-        names = [only] if only in source.schema else list(source.schema)
+        names = list(source.schema)
+        if only in names:
+            names = [n for n in names if n in (only, label_of_text(source, self._recipe))]
         theirs = [self._names.get(name, name) for name in names]
         self._common = self._schema.keys() & set(theirs)
         if self._recipe.transform is not None:
@@ -266,6 +269,7 @@ class _Comparison:
             for source in self._group.sources
         )
         limit, dropped = self._recipe.limit, self._dropped.count + self._filtered.count
+        dropped -= sum(len(source.filtered) for source in self._group.sources)  # before the limit
         reached = any(
             limit is not None and len(part.dataset) + dropped >= min(limit, available)
             for part in self._group.parts

@@ -6,12 +6,12 @@ is read.
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -104,15 +104,17 @@ class FileCheck:
     def read(self, first: int, stop: int) -> None:
         """Read the pieces from `first` to before `stop`."""
         left = min(stop * PIECE, self._file.bytes) - first * PIECE
-        hasher: Any = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
+        digests, whole = bytearray(), xxhash.xxh3_128()
         try:
             self._look_at()
             for number in range(first, stop):
-                piece = self._piece(number)
-                hasher.update(piece)
+                piece, digest = self._piece(number)
+                digests += digest
+                if self._kind == WHOLE:
+                    whole.update(piece)
                 left -= len(piece)
                 self._meter.add(len(piece))
-            self._found[first] = hasher.digests() if self._kind == CHECKSUM else hasher.digest()
+            self._found[first] = whole.digest() if self._kind == WHOLE else bytes(digests)
         except ShardkitError as error:
             self._errors[first] = error
         finally:
@@ -130,7 +132,7 @@ class FileCheck:
             return self._errors[min(self._errors)]
         digests = b"".join(found for _, found in sorted(self._found.items()))
         found = checksum_of(digests) if self._kind == CHECKSUM else digests.hex()
-        if found == self._file.checksum:
+        if self._file.checksum == found or self._file.checksum == self._found_again():
             return None
         offset = None
         if self._known and self._pieces > 1:
@@ -170,18 +172,34 @@ class FileCheck:
         if self._unfit is not None:
             raise self._unfit
 
-    def _piece(self, number: int) -> bytes:
+    def _piece(self, number: int) -> tuple[bytes, bytes]:
+        """A piece, and its digest if such are compared."""
         path, start = self._path, number * PIECE
         length = min(PIECE, self._file.bytes - start)
+        digest = xxhash.xxh3_128_digest if self._kind == CHECKSUM else lambda piece: b""
         if not isinstance(path, RemotePath):
-            return self._source.read(start, length)
+            piece = self._source.read(start, length)
+            return piece, digest(piece)
         piece = path.store.read(path.key, start, start + length)
-        known = self._known[number * DIGEST : (number + 1) * DIGEST]
-        if known and xxhash.xxh3_128_digest(piece) != known:  # changed on the way, perhaps
-            return path.store.read(path.key, start, start + length, past_caches=True)
+        found, known = digest(piece), self._known[number * DIGEST : (number + 1) * DIGEST]
+        if known and found != known:  # changed on the way, perhaps
+            piece = path.store.read(path.key, start, start + length, past_caches=True)
+            return piece, digest(piece)
         if path.store.pages is not None:  # so that what is read of it now is not requested again
             path.store.pages.add(path, number, piece)
-        return piece
+        return piece, found
+
+    def _found_again(self) -> str | None:
+        """The checksum of a file whose pieces were not compared, requested once more."""
+        path = self._path
+        if not isinstance(path, RemotePath) or (self._known and self._kind == CHECKSUM):
+            return None
+        whole = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
+        with contextlib.suppress(ShardkitError):  # then it stays as it was found
+            for start in range(0, self._file.bytes, PIECE):
+                stop = min(start + PIECE, self._file.bytes)
+                whole.update(path.store.read(path.key, start, stop, past_caches=True))
+        return checksum_of(whole.digests()) if isinstance(whole, Hasher) else whole.hexdigest()
 
     @cached_property
     def _source(self) -> ByteSource:

@@ -8,23 +8,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from shardkit import storage
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.plan import Task, make_plan
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shares import Share, by_hash, shares_of
+from shardkit.conversion.shares import Share, members, shares_of
 from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, UsageError
-from shardkit.manifest import has_manifest, load_any
-from shardkit.options import parse_split
+from shardkit.manifest import CHOSEN, has_manifest, load_any, read_checked
 from shardkit.preprocess.items import Steps
 from shardkit.recipe import Recipe
 from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.base import Source, Stream
+from shardkit.sources.given import paths_of
+from shardkit.sources.key_lists import KeyList
 from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Findings
 
 Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
+# Options that say the same if all of them do.
+_TOGETHER = (
+    ("rename",),
+    ("fields", "drop"),
+    ("include_class", "exclude_class"),
+    ("where",),
+    ("sample",),
+    ("keys", "split", "folds", "stratify", "group"),
+    ("metadata", "file_column", "file_suffix", "label_column", "label_separator"),
+)
 _Sources: TypeAlias = Mapping[str, Source | Stream]
 
 
@@ -60,13 +73,17 @@ class Group:
 
 
 def groups(
-    path: Path, parts: list[CheckedPart], against: Against, findings: Findings
+    path: Path,
+    parts: list[CheckedPart],
+    against: Against,
+    findings: Findings,
+    metadata: str | os.PathLike[str] | None = None,
 ) -> list[Group]:
     """The groups to compare. Splits of only one side are problems, in `findings`.
 
     Raises what `open_sources` raises for a source that cannot be opened.
     """
-    recipe = _since(_recipe_of(parts), against)
+    recipe = _with_metadata(_since(_recipe_of(parts), against), metadata)
     sources = _open(against, recipe, parts)
     splits = {part.name: part for part in parts}
     tasks = _tasks(sources, parts, recipe)
@@ -101,26 +118,56 @@ def _recipe_of(parts: list[CheckedPart]) -> Recipe:
 
 
 def _since(recipe: Recipe, against: Against) -> Recipe:
-    """The recipe without the options that the source, if a dataset, was made with as well."""
-    if not isinstance(against, str | os.PathLike) or not _is_ours(against):
+    """The recipe without the options that the sources, if datasets, were made with as well."""
+    if not _is_ours(against):
         return recipe
-    theirs, none = load_any(storage.source(against)).recipe, Recipe(recipe.format)
-    ours = recipe.to_json()
-    for names in (("rename",), ("split",), ("fields", "drop")):
-        if all((theirs.get(name) or None) == (ours[name] or None) for name in names):
+    theirs = [load_any(path).recipe for path in paths_of(against)]
+    none, ours = Recipe(recipe.format), recipe.to_json()
+    for names in _TOGETHER:
+        if all((one.get(n) or None) == (ours[n] or None) for one in theirs for n in names):
             recipe = replace(recipe, **{name: getattr(none, name) for name in names})
     return recipe
 
 
+def _with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Recipe:
+    """The recipe with the path of the table of which it has the name."""
+    if (recipe.metadata is None) != (metadata is None):
+        raise UsageError(
+            "the dataset was made with metadata" if metadata is None else "there were no metadata",
+            found=recipe.metadata,
+            fix="give the table with --metadata FILE" if metadata is None else "leave them away",
+        )
+    return recipe if metadata is None else replace(recipe, metadata=os.fspath(metadata))
+
+
 def _is_ours(against: Against) -> bool:
-    return isinstance(against, str | os.PathLike) and has_manifest(storage.source(against))
+    """Whether all sources are datasets with a manifest."""
+    paths = paths_of(against)
+    return bool(paths) and all(map(has_manifest, paths))
 
 
 def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[str, Source | Stream]:
     """The sources, with splits and labels as the conversion had them."""
-    classes = next((part.dataset.classes for part in parts), None)
+    classes: Any = next((part.dataset.classes for part in parts), None)
+    if recipe.include_class or recipe.exclude_class:  # which were numbered before they were chosen
+        classes = recipe.classes
     split = "auto" if _is_ours(against) else recipe.split
-    return open_sources(against, replace(recipe, split=split, classes=classes), strict=False)
+    recipe = replace(recipe, split=split, classes=classes)
+    return open_sources(against, recipe, strict=False, lists=_key_lists(parts, recipe))
+
+
+def _key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
+    """The lists of keys that the datasets were made with, which are stored with them."""
+    found = {}
+    for part in parts:
+        file = part.manifest.list_named(CHOSEN) if part.manifest and recipe.keys else None
+        if part.manifest is not None and file is not None:
+            data = read_checked(
+                part.dataset.path / file.name, file.checksum, part.manifest.checksum
+            )
+            name = part.name or storage.absolute(part.dataset.path).name
+            found["" if "" in recipe.keys else name] = KeyList(np.frombuffer(data, "<u8"))
+    return found
 
 
 def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | None:
@@ -129,7 +176,7 @@ def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | Non
     Raises UsageError where the dataset is one of several splits, and the name is none of them.
     """
     name = storage.absolute(part.dataset.path).name
-    splits: Collection[str] = parse_split(recipe.split)
+    splits: Collection[str] = recipe.splits
     if WHOLE not in sources:
         same = recipe.sources.keys() == sources.keys()
         splits = sources.keys() if same or name in sources else ()
@@ -149,10 +196,10 @@ def _part_of(sources: _Sources, name: str, recipe: Recipe) -> tuple[Source | Str
     """One split of the sources: its own source, or those samples of the only one."""
     if WHOLE not in sources:
         return sources[name], None
-    source, shares = sources[WHOLE], parse_split(recipe.split)
+    source = sources[WHOLE]
     if isinstance(source, Stream):
-        return source, shares_of(shares)[name]
-    return source.select(by_hash(source, shares)[name]), None
+        return source, shares_of(recipe.shares)[name]
+    return source.select(members(source, recipe)[name]), None
 
 
 def _tasks(sources: _Sources, parts: list[CheckedPart], recipe: Recipe) -> list[Task] | None:

@@ -20,10 +20,7 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
     """
     if isinstance(found, JsonText) and isinstance(expected, JsonText):
         return None if found == expected else _unequal_text(found, expected)
-    if isinstance(found, JsonText):
-        found = json.loads(found)
-    if isinstance(expected, JsonText):
-        expected = json.loads(expected)
+    found, expected = _parsed(found), _parsed(expected)
     if type(found) is not type(expected):
         return _described(expected), _described(found)
     if isinstance(found, bytes):
@@ -32,6 +29,16 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
         return _unequal_lists(found, expected)
     same = _equal_arrays if isinstance(found, np.ndarray) else _equal
     return None if same(found, expected) else (_described(expected), _described(found))
+
+
+def _parsed(value: Any) -> Any:
+    """JSON as its value; what only a damaged manifest takes for JSON, as the text that it is."""
+    if not isinstance(value, JsonText):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return str(value)
 
 
 def _unequal_lists(found: list[Any], expected: list[Any]) -> tuple[str, str] | None:

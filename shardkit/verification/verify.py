@@ -61,6 +61,7 @@ def verify(
     path: str | os.PathLike[str],
     against: Against | None = None,
     *,
+    metadata: str | os.PathLike[str] | None = None,
     decode: bool = False,
     client: bool = False,
     monitor: Monitor | None = None,
@@ -70,22 +71,23 @@ def verify(
 
     Every file is read and compared with its checksum in the manifest; shards, counts and keys are
     compared with what the manifest says. `decode` reads every value as well, and decodes every
-    image. `against` compares every sample with a source: the folder that the dataset was made of,
-    or a dataset of any format. `client` compares every sample with what the format's own library
-    reads. Shards that others made have no checksums: all their samples are read.
-    `storage_options` are as in `shardkit.open`.
+    image. `against` compares every sample with what the dataset was made of, given as to
+    `convert`, or with a dataset of any format; `metadata` is the table that the conversion was
+    given. `client` compares every sample with what the format's own library reads. Shards that
+    others made have no checksums: all their samples are read. `storage_options` are as in
+    `shardkit.open`.
 
     Raises NotFoundError, FormatError for anything but a dataset, and UsageError where no library
     for `client` is installed and can be imported. Damage is reported, not raised.
     """
     began = time.monotonic()
-    with storage.using(storage_options, path, against):
+    with storage.using(storage_options, path, against, metadata):
         found = storage.source(path)
         if isinstance(found, RemotePath):  # each byte is requested once, if a shard has room in it
             found = found.through(Pages(MemoryCache()))
         run = _Run(found, Meter(monitor))
         run.open()
-        compared = run.open_source(against) if against is not None else []
+        compared = run.open_source(against, metadata) if against is not None else []
     clients = run.find_clients() if client else []
     try:
         run.check()
@@ -191,11 +193,13 @@ class _Run:
                 )
             )
 
-    def open_source(self, against: Against) -> list[Group]:
+    def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
         """What to compare; opened before the work, as the path may be wrong."""
         from shardkit.verification.groups import groups
 
-        return groups(self._path, self._parts, against, self._last) if self._parts else []
+        if not self._parts:
+            return []
+        return groups(self._path, self._parts, against, self._last, metadata)
 
     def check(self) -> None:
         """Files, shards, counts, keys."""

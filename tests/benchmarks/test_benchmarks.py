@@ -8,19 +8,23 @@ from pathlib import Path
 
 import pytest
 import simplejpeg
+from PIL import Image
 
 from shardkit.testing import make_image
 from tests.benchmarks import (
     bench,
+    copies,
     cores,
     corpus,
     ids,
+    joined,
     loading,
     photos,
     planted,
     quality,
     remote,
     remote_clients,
+    remote_convert,
     tokens,
     versions,
 )  # fmt: skip
@@ -165,7 +169,29 @@ def test_clients_are_measured(store: str) -> None:
     assert len(report["rows"]) == 6 * len(remote_clients.CONTENDERS)
 
 
+def test_copies_are_counted(tmp_path: Path) -> None:
+    for n in range(3):
+        Image.fromarray(photo_like(n)).save(tmp_path / f"{n}.png")
+    report = copies.main(["--data", str(tmp_path)])
+    assert report["photos"] == 3
+    assert report["copies"] == report["left_out"] == 27
+
+
+def test_conversions_in_a_bucket_are_measured(data: Path, tmp_path: Path) -> None:
+    words = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
+    report = remote_convert.main(words)
+    assert report["samples"] == 40
+    assert set(report["of_local_and_transfer"]) == {"from", "there"}
+
+
 def test_versions_are_compared(data: Path, tmp_path: Path) -> None:
     words = ["--before", sys.executable, "--data", str(data), "--work", str(tmp_path / "work")]
     report = versions.main([*words, "--rounds", "1"])
     assert len(report["faster_by"]) == 7
+
+
+def test_tables_joined_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+    found = joined.main(["--files", "2500", "--runs", "1", "--json"])
+    assert json.loads(capsys.readouterr().out) == found
+    assert {numbers["files"] for numbers in found.values()} == {2500}
+    assert all(numbers["seconds"] > 0 and numbers["mb"] > 1 for numbers in found.values())

@@ -289,6 +289,7 @@ def _photo_of_a_megapixel(seed: int) -> bytes:
 
 
 @pytest.mark.xdist_group("megapixels")  # which are made once
+@pytest.mark.large
 @pytest.mark.parametrize("size", [(182, 120), (90, 60), (45, 30)])
 def test_it_is_near_the_full_image_all_the_same(size: tuple[int, int]) -> None:
     # As near as conversions come: tests/codecs/test_resize.py.

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.sample import JsonText, Sample
+from shardkit.schema import Audio, Video
 from shardkit.sources.dataset import DatasetSource
-from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, make_image
+from shardkit.testing import (
+    EVERYTHING,
+    any_samples,
+    assert_same,
+    everything,
+    make_audio,
+    make_image,
+    make_video,
+)
 from tests.conftest import IMAGE_FORMATS, examples, few
 
 NAMES = IMAGE_FORMATS
@@ -61,6 +70,26 @@ FIFTY = [everything(number) for number in range(50)]
 
 def with_image(sample: Sample, images: list[bytes], number: int) -> Sample:
     return {**sample, "image": images[number % len(images)]}
+
+
+def test_audio_and_video_through_every_format(tmp_path: Path) -> None:
+    schema = {"audio": Audio(), "video": Video(optional=True), "clip": Audio(optional=True)}
+    samples: list[Sample] = [
+        {"__key__": "a/1", "audio": make_audio(1), "video": make_video(1)},
+        {"__key__": "a/2", "audio": make_audio(2, 44100), "clip": make_audio(3)},
+    ]
+    path = tmp_path / "first"
+    with shardkit.create(path, NAMES[0], schema) as writer:
+        for sample in samples:
+            writer.write(sample)
+    for format in (*NAMES[1:], NAMES[0]):
+        path, source = tmp_path / format, path
+        shardkit.convert(source, format, path, workers=0)
+        with shardkit.open(path) as dataset:
+            assert dict(dataset.schema) == schema
+            for found, expected in zip(dataset, samples, strict=True):
+                assert_same(found, expected)
+        assert shardkit.verify(path, against=source).sound
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
@@ -147,6 +176,48 @@ def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
         (tmp_path / "c/__shardkit__/manifest.json").unlink()
         (shard,) = (tmp_path / "c").glob("*-00000*")
         assert shardkit.open(shard).class_names == renamed
+
+
+_BOXES = {
+    "boxes": shardkit.Array("float32", (None, 4)),
+    "categories": shardkit.Array("int64", (None,)),
+    "iscrowd": shardkit.Array("bool", (None,)),
+}
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_boxes_and_the_names_of_their_classes_travel(tmp_path: Path, format: str) -> None:
+    """Arrays of any length, none too: to each format, to another, and back."""
+    samples = [
+        {
+            "__key__": f"{n}",
+            "boxes": np.arange(4 * n, dtype=np.float32).reshape(n, 4) / 8,
+            "categories": np.arange(n) % 2,
+            "iscrowd": np.arange(n) % 3 == 0,
+        }
+        for n in (2, 0, 5, 1)
+    ]
+    names = {"categories": ("cat", "dog")}
+    with shardkit.create(tmp_path / "a", format, _BOXES, classes=names) as writer:
+        for sample in samples:
+            writer.write(sample)
+        with pytest.raises(shardkit.SampleError, match="of no class"):
+            writer.write({**samples[0], "__key__": "x", "categories": np.array([0, 2])})
+    shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0)
+    shardkit.convert(tmp_path / "b", format, tmp_path / "c", workers=0)
+    for folder in "abc":
+        dataset = shardkit.open(tmp_path / folder)
+        assert dataset.class_names == names
+        assert dataset.manifest is not None
+        assert dataset.manifest.label_counts is None
+        for found, expected in zip(dataset, samples, strict=True):
+            for field, kind in dataset.schema.items():
+                assert kind.check(found[field]).shape == expected[field].shape
+                assert np.array_equal(found[field], expected[field])
+    if format != "wds":
+        (tmp_path / "c/__shardkit__/manifest.json").unlink()
+        (shard,) = (tmp_path / "c").glob("*-00000*")
+        assert shardkit.open(shard).class_names == names
 
 
 @pytest.mark.parametrize("format", NAMES)

@@ -336,8 +336,8 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(many: Path, tmp_path: P
 def test_without_an_output_it_goes_beside_the_source(images: Path, tmp_path: Path) -> None:
     assert shardkit.convert(images, "wds", workers=0).out == str(tmp_path / "images-wds")
     shard = tmp_path / "images-wds/shard-000000.tar"
-    assert default_output(shard, "wds") == shard.parent / "shard-000000-wds"
-    assert default_output(Path("."), "wds").name == f"{Path.cwd().name}-wds"
+    assert default_output([shard], "wds") == shard.parent / "shard-000000-wds"
+    assert default_output([Path(".")], "wds").name == f"{Path.cwd().name}-wds"
     with pytest.raises(UsageError, match="needs an output folder"):
         shardkit.convert([{"label": 1}], "wds")
 
@@ -538,7 +538,7 @@ def test_an_unknown_format_and_a_missing_source_are_named(tmp_path: Path, images
         shardkit.convert(images, "zip", tmp_path / "out", workers=0)
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         shardkit.convert(tmp_path / "nothing", "wds", tmp_path / "out", workers=0)
-    with pytest.raises(shardkit.FormatError, match="no dataset or shard"):
+    with pytest.raises(shardkit.FormatError, match="a single image"):
         shardkit.convert(images / "class0/000.jpg", "wds", tmp_path / "out", workers=0)
     with pytest.raises(OutputError, match="would hold the output does not exist"):
         shardkit.convert(images, "wds", tmp_path / "a/b", workers=0)
@@ -570,13 +570,20 @@ def test_an_archive_beside_class_folders_is_a_question(images: Path, tmp_path: P
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
 
-def test_an_image_beside_class_folders_takes_the_labels_and_that_is_said(
+def test_an_image_beside_class_folders_is_a_mistake_unless_labels_are_not_asked_for(
     images: Path, tmp_path: Path
 ) -> None:
     (images / "preview.jpg").write_bytes(make_image())
-    result = shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    with pytest.raises(UsageError, match="images lie beside the folders of classes") as error:
+        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    assert error.value.found == "preview.jpg"
+    result = shardkit.convert(images, "wds", tmp_path / "out", workers=0, fields=["image"])
     assert result.samples == 13
-    assert result.notes == ["no labels from folders: 'preview.jpg' lies beside them"]
+    for name in ("a", "b"):  # as many as class folders: an album, and no mistake
+        (images / f"{name}.jpg").write_bytes(make_image())
+    result = shardkit.convert(images, "wds", tmp_path / "album", workers=0)
+    assert result.samples == 15
+    assert result.notes == ["no labels from folders: 'a.jpg' lies beside them"]
 
 
 def test_a_key_of_two_samples_is_a_bad_sample(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,43 +83,61 @@ def convert(source: Path, out: Path, to: str = "wds", **options: Any) -> None:
     shardkit.convert(source, to, out, **options)
 
 
+def logged(dying: Any, begin: Callable[[], None], run: Callable[[], None]) -> list[Any]:
+    """What a run does that does not die; `dying` is a class like `Dying`."""
+    begin()
+    with pytest.MonkeyPatch.context() as patch:
+        whole = dying(patch)
+        run()
+    assert len(whole.log) > 15
+    found: list[Any] = whole.log
+    return found
+
+
+def died_at(
+    moments: Iterable[tuple[int, str]],
+    dying: Any,
+    log: list[Any],
+    begin: Callable[[], None],
+    run: Callable[[], None],
+) -> Iterator[None]:
+    """Begin anew and run, dying at another of the moments each time: at which operation, and when
+    ("before" it, ...)."""
+    for at, when in moments:
+        begin()
+        with pytest.MonkeyPatch.context() as patch:
+            layer = dying(patch, at, when)
+            try:
+                run()
+            except Died:
+                pass
+        assert layer.dead
+        assert layer.log == log[: at + 1]
+        yield
+
+
 def died_everywhere(
     begin: Callable[[], None], run: Callable[[], None], large: bool
 ) -> Iterator[None]:
-    """Begin anew and run, dying at another operation each time.
-
-    That is before, in the middle of and after each one in the large run. Else it is where the disk
+    """Die before, in the middle of and after each operation in the large run. Else where the disk
     has changed: after the first and the last of each kind, and in the middle of the last. A kind is
     what is done to which kind of path.
     """
-    begin()
-    with pytest.MonkeyPatch.context() as patch:
-        whole = Dying(patch)
-        run()
-    log = whole.log
-    assert len(log) > 30
+    log = logged(Dying, begin, run)
     first = {kind: at for at, kind in reversed(list(enumerate(log)))}
     last = {kind: at for at, kind in enumerate(log)}
+    moments = []
     for at, kind in enumerate(log):
         if large:
-            moments = ["before", "middle", "after"]
+            times = ["before", "middle", "after"]
         elif kind[0] == "sync" or at not in (first[kind], last[kind]):
             continue
         else:
-            moments = ["middle", "after"] if at == last[kind] else ["after"]
+            times = ["middle", "after"] if at == last[kind] else ["after"]
         if kind[0] not in ("write", "remove"):  # the others have no middle
-            moments = [moment for moment in moments if moment != "middle"]
-        for when in moments:
-            begin()
-            with pytest.MonkeyPatch.context() as patch:
-                layer = Dying(patch, at, when)
-                try:
-                    run()
-                except Died:
-                    pass
-            assert layer.dead
-            assert layer.log == log[: at + 1]
-            yield
+            times = [when for when in times if when != "middle"]
+        moments += [(at, when) for when in times]
+    return died_at(moments, Dying, log, begin, run)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing

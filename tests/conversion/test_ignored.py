@@ -6,13 +6,19 @@ import io
 import json
 import shutil
 import tarfile
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lmdb
 import msgpack
 import numpy as np
+import PIL.Image
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import shardkit
 from shardkit import manifest as manifests
@@ -22,9 +28,10 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.schema import Array, Int, Text
-from shardkit.testing import make_image
+from shardkit.testing import make_audio, make_image
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
+from tests.sources import real
 from tests.sources.test_text import put, put_lines
 
 
@@ -253,3 +260,300 @@ def test_indexes_and_locks_of_shards_are_no_other_files(tmp_path: Path) -> None:
         folder = next((tmp_path / to).rglob(f"*.{key}")).parent if to == "lmdb" else tmp_path / to
         found = {} if to == "lmdb" else {".xyz file": 1}
         assert ignored(folder, tmp_path / f"{to}-out") == found
+
+
+# --- everything, in all places --------------------------------------------------------------------
+
+JPEG = make_image()
+
+
+def tree(root: Path, *names: str, **files: str | bytes) -> Path:
+    """A folder of files: images by their names, and others."""
+    for name in names:
+        put(root / name, JPEG if name.endswith((".jpg", ".png")) else "x")
+    for name, data in files.items():
+        put(root / name.replace("__", "."), data)
+    return root
+
+
+def packed(path: Path, *names: str) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(JPEG)
+            tar.addfile(member, io.BytesIO(JPEG))
+    return path
+
+
+def made(root: Path, to: str, **options: Any) -> Path:
+    """A dataset of ours, of two samples."""
+    samples = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}]
+    shardkit.convert(samples, to, root, workers=0, **options)
+    return root
+
+
+def saved(root: Path, **splits: list[int]) -> Path:
+    """What Hugging Face datasets saves: of several splits, a dictionary."""
+    every = {name: datasets.Dataset.from_dict({"n": values}) for name, values in splits.items()}
+    datasets.disable_progress_bars()
+    both = datasets.DatasetDict(every)
+    (both if len(every) > 1 else next(iter(every.values()))).save_to_disk(root)
+    return root
+
+
+def table_of(path: Path, **columns: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def without_label(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: sample[name] for name in ("__key__", "image")}
+
+
+def images_and_others(root: Path) -> Path:
+    return tree(
+        root, "cat/1.jpg", "dog/1.jpg", ".DS_Store", "cat/.2.jpg", "cat/2.txt", "cat/notes.pdf",
+        "cat/1.heic", "README.md", "cat/list", "cat/9.npy",
+    )  # fmt: skip
+
+
+OTHER_FILES = {
+    **dict.fromkeys((".heic file", ".md file", ".npy file", ".pdf file", ".txt file"), 1),
+    "file without suffix": 1,
+    "hidden": 2,
+}
+
+
+def rows_and_others(root: Path) -> Path:
+    rows = '{"text": "a", "n": 1, "__key__": "k"}\n\n{"text": "b", "n": null, "m": [1]}\n'
+    put(root / "a.jsonl", rows)
+    put(root / "none.jsonl", "")
+    return tree(root, "b.txt", "README.md", "LICENSE", "c.html", ".h", "d.svg")
+
+
+BESIDE_ROWS = {
+    **dict.fromkeys((".html file", ".md file", ".svg file", ".txt file", "empty file"), 1),
+    **dict.fromkeys(("file without suffix", "hidden"), 1),
+}
+
+
+def metadata(root: Path) -> Path:
+    rows = "file_name,n,m\ncat/1.jpg,1,x\n"
+    put(root / "metadata.csv", rows)
+    return tree(root, "cat/1.jpg", "cat/2.jpg")
+
+
+def repeated(root: Path) -> Path:
+    """Shards of ours whose folder got other files."""
+    return tree(made(root, "wds"), "notes.txt", ".h", "more/1.jpg", "more.tar")
+
+
+def of_splits(root: Path) -> Path:
+    source = tree(root.with_name("in"), "train/a/1.jpg", "val/a/1.jpg")
+    shardkit.convert(source, "wds", root, workers=0)
+    return tree(root, "notes.txt", "val/notes.txt", "more/1.jpg")
+
+
+def tokens_of_others(root: Path) -> Path:
+    samples = [{"tokens": np.arange(3, dtype=np.uint16)}]
+    shardkit.convert(samples, "megatron", root, workers=0)
+    shutil.rmtree(root / "__shardkit__")
+    return tree(root, "vocab.json", "merges.txt")
+
+
+def arrays(root: Path) -> Path:
+    root.mkdir()
+    names = np.array(["a", "b"])
+    np.savez(root / "a.npz", images=np.zeros((4, 3)), mean=np.zeros(3), names=names)
+    return root / "a.npz"
+
+
+def rows_of_arrays(root: Path) -> Path:
+    root.mkdir()
+    for number in range(3):
+        np.save(root / f"{number}.npy", np.zeros(3))
+    return tree(root, "notes.pdf", "notes.txt", ".h")
+
+
+def sounds(root: Path) -> Path:
+    for number in range(12):
+        put(root / f"{('yes', 'no')[number % 2]}/{number}.wav", make_audio(number))
+    return root
+
+
+def animated(root: Path) -> Path:
+    frames = [PIL.Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    root.mkdir()
+    frames[0].save(root / "a.gif", save_all=True, append_images=frames[1:])
+    return root
+
+
+KEEP = {"text": shardkit.TextOptions(keep_fields=True)}
+# What is converted, how, and what of it is named: by a case, its maker, options and `ignored`.
+CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], dict[str, int]]] = {
+    "a folder of images": (images_and_others, {}, OTHER_FILES),
+    "some fields": (
+        images_and_others,
+        {"fields": ["image"]},
+        {**OTHER_FILES, "fields left out as asked: 'label'": 1},
+    ),
+    "all fields but some": (
+        images_and_others,
+        {"drop": ["label"]},
+        {**OTHER_FILES, "fields left out as asked: 'label'": 1},
+    ),
+    "other names": (images_and_others, {"rename": {"image": "jpg"}}, OTHER_FILES),
+    "a transform": (
+        images_and_others,
+        {"transform": without_label},
+        {**OTHER_FILES, "values of 'label'": 2},
+    ),
+    "classes that are listed": (
+        lambda root: tree(root, "cat/1.jpg", "none/notes.txt"),
+        {"classes": ["cat"]},
+        {".txt file": 1, "folder without images": 1},
+    ),
+    "metadata": (metadata, {}, {"images without a row of metadata": 1}),
+    "columns of metadata": (
+        metadata,
+        {"drop": ["m"]},
+        {"images without a row of metadata": 1, "fields left out as asked: 'm'": 1},
+    ),
+    "split folders": (
+        lambda root: tree(root, "train/a/1.jpg", "val/a/1.jpg", "val/a/2.json", "x.pdf", "val/y"),
+        {},
+        {".json file": 1, ".pdf file": 1, "file without suffix": 1},
+    ),
+    "documents": (
+        lambda root: tree(root, "a.txt", "b/c.txt", "README.md", "LICENSE", "d.pdf", "b/.h"),
+        {},
+        {".md file": 1, ".pdf file": 1, "file without suffix": 1, "hidden": 1},
+    ),
+    "rows": (
+        rows_and_others,
+        {},
+        {**BESIDE_ROWS, "values of 'n'": 1, "values of 'm'": 1, "values of '__key__'": 1},
+    ),
+    "rows with all fields": (rows_and_others, KEEP, {**BESIDE_ROWS, "values of '__key__'": 1}),
+    "rows with some fields": (
+        rows_and_others,
+        {"fields": ["text", "m"]},
+        {**BESIDE_ROWS, "fields left out as asked: 'n', '__key__'": 2},
+    ),
+    "a TAR of others": (
+        lambda root: packed(root.with_name("a.tar"), "1.jpg", "1.png", "1.xyz", "README", ".x.jpg"),
+        {"drop": ["xyz"]},
+        {"TAR member without an extension": 2, "fields left out as asked: 'xyz'": 1},
+    ),
+    "a folder of Parquet": (
+        lambda root: tree(
+            table_of(root / "a.parquet", n=[1], d=[2]).parent, "_SUCCESS", "a.crc", ".h", "b.md"
+        ),
+        {"fields": ["n"]},
+        {
+            **dict.fromkeys((".crc file", ".md file", "file without suffix", "hidden"), 1),
+            "fields left out as asked: 'd'": 1,
+        },
+    ),
+    "a column of a type that no field has": (
+        lambda root: table_of(root / "a.parquet", n=[1], __url__=["x"]),
+        {"drop": ["__url__"]},
+        {"fields left out as asked: '__url__'": 1},
+    ),
+    "a dataset of datasets": (
+        lambda root: tree(saved(root, train=[1, 2]), "notes.txt", "cache-0123.arrow"),
+        {},
+        {".arrow file": 1, ".txt file": 1},
+    ),
+    "a dictionary of datasets": (
+        lambda root: tree(saved(root, train=[1], test=[2]), "notes.txt", "extra/state.json"),
+        {},
+        {".txt file": 1, "folder": 1},
+    ),
+    "a dataset of ours": (
+        repeated,
+        {},
+        {".tar file": 1, ".txt file": 1, "folder": 1, "hidden": 1},
+    ),
+    "splits of ours": (of_splits, {}, {".txt file": 2, "folder": 1}),
+    "Megatron's files": (tokens_of_others, {}, {".json file": 1, ".txt file": 1}),
+    "samples": (
+        lambda root: [{"n": 1, "x": object()}],
+        {"drop": ["x"]},
+        {"fields left out as asked: 'x'": 1},
+    ),
+    "arrays": (
+        arrays,
+        {},
+        {"array 'mean' of another length": 1, "array 'names' of another length": 1},
+    ),
+    "files of arrays": (
+        rows_of_arrays,
+        {},
+        {".pdf file": 1, ".txt file": 1, "hidden": 1},
+    ),
+    "CIFAR": (
+        lambda root: tree(real.cifar10_binary(root), "notes.dat"),
+        {},
+        {".dat file": 1, ".html file": 1},
+    ),
+    "audio": (
+        lambda root: tree(sounds(root), "yes/0.lab", "cover.jpg", "README.md"),
+        {},
+        {".jpg file": 1, ".lab file": 1, ".md file": 1},
+    ),
+    "a condition": (
+        images_and_others,
+        {"where": "label == 0"},
+        {**OTHER_FILES, "samples that --where leaves out": 1},
+    ),
+    "classes": (
+        images_and_others,
+        {"exclude_class": ["cat"]},
+        {**OTHER_FILES, "samples of other classes": 1},
+    ),
+    "several sources": (
+        lambda root: [images_and_others(root), metadata(root.with_name("two"))],
+        {"drop": ["label"]},
+        {
+            **OTHER_FILES,
+            "images without a row of metadata": 1,
+            "fields left out as asked: 'label'": 1,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_c3_all_that_is_passed_over_is_named_everywhere(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the result, in JSON, in the manifest and in the summary."""
+    make, options, expected = CASES[case]
+    source = make(tmp_path / "source")
+    result = shardkit.convert(source, "arrow", tmp_path / "out", workers=0, **options)
+    assert result.ignored == expected
+    assert json.loads(json.dumps(result.to_dict()))["ignored"] == expected
+    manifests_of = [load(Path(split.path)).ignored for split in result.splits.values()]
+    assert sum(map(Counter, manifests_of), Counter()) == expected
+    show_result(result)
+    shown = " ".join(capsys.readouterr().out.split())
+    for what, count in expected.items():
+        assert tally({what: count}) in shown
+    if case != "samples":  # of which nothing tells whether they are the same
+        again = shardkit.convert(source, "arrow", tmp_path / "out", workers=0, **options)
+        assert (again.already_complete, again.ignored) == (True, expected)
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [("wds", {"image": shardkit.ImageOptions(resize=8)}), ("beton", {})],
+    ids=["steps", "beton"],
+)
+def test_frames_that_are_lost_are_named(to: str, options: dict[str, Any], tmp_path: Path) -> None:
+    result = shardkit.convert(
+        animated(tmp_path / "in"), to, tmp_path / "out", workers=0, **options
+    ).splits[""]
+    words = [*result.reasons, *result.encoded]
+    assert words in (["animated (first frame)"], ["gif (first frame)"])

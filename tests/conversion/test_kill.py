@@ -316,12 +316,7 @@ def signalled(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in ("images resized", "tokens")
-        else pytest.param(name, marks=pytest.mark.large)
-        for name in RUNS
-    ],
+    [name if name == "tokens" else pytest.param(name, marks=pytest.mark.large) for name in RUNS],
 )
 def test_a_conversion_that_any_signal_ends_says_no_more_than_a_line_and_continues(
     sources: dict[str, Path], tmp_path: Path, name: str, large: bool

@@ -142,7 +142,11 @@ def test_replacing_a_single_file_that_dies_anywhere(
         assert files_of(folder) == new
 
 
-@pytest.mark.parametrize("part_bytes", [30_000, 10**9], ids=["two parts", "one part"])
+@pytest.mark.parametrize(
+    "part_bytes",
+    [30_000, pytest.param(10**9, marks=pytest.mark.large)],
+    ids=["two parts", "one part"],
+)
 @pytest.mark.parametrize("format", few(JOINED))
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -315,7 +319,7 @@ def test_the_default_output_stands_beside_the_source(
 
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    assert default_output(tmp_path / name, format) == tmp_path / expected
+    assert default_output([tmp_path / name], format) == tmp_path / expected
 
 
 @pytest.mark.parametrize("options", [{"shard_samples": 2}, {}])

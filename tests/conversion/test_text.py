@@ -301,7 +301,7 @@ def test_blocks_of_a_version_that_cut_tasks_otherwise_are_not_called_damaged(
     corpus: Path, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("shardkit.conversion.plan._versions", lambda parts: {"shardkit": "0.1.0"})
+        patch.setattr("shardkit.conversion.plan.Plan.versions", {"shardkit": "0.1.0"})
         make(corpus, "arrow", tmp_path / "blocks", {"tokenizer": gpt2, "seq_len": 32})
         make(corpus, "arrow", tmp_path / "documents", {"tokenizer": gpt2})
     assert shardkit.verify(tmp_path / "blocks").sound
@@ -434,7 +434,7 @@ def test_a_shuffled_dataset_comes_from_one_in_order(
 # --- datasets as sources --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", TEXT_FORMATS)
+@pytest.mark.parametrize("format", few(TEXT_FORMATS))
 def test_text_of_a_dataset_becomes_tokens(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -465,7 +465,9 @@ def by_pyarrow(path: Path, to: str, columns: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("to", ["arrow", "parquet"])
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pytest.param(pa.large_string(), marks=pytest.mark.large)]
+)
 def test_columns_that_others_wrote_become_tokens(
     to: str, kind: Any, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -818,7 +820,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     (["--shuffle"], 2, "they cannot be shuffled"),
     (["--resize", 8], 2, "options for images"),
     (["--split", "train=0.5"], 2, "invalid split"),
-    (["--classes", "corpus.jsonl"], 2, "--classes is for folders"),
+    (["--classes", "corpus.jsonl"], 2, "a list of classes needs a folder per class"),
     (["--to", "megatron"], 1, "one field, a one-dimensional array"),
     ([*T, "--to", "megatron", "--seq-len", 8], 1, "without --seq-len"),
     ([*T, "-o", "out.beton", "--to", "beton", "--shard-size", "1MB"], 2, "has no bound"),

@@ -82,6 +82,7 @@ def kill_when(process: subprocess.Popen[bytes], out: Path, tasks: int) -> None:
     finish(process)
 
 
+@pytest.mark.large
 def test_a_run_killed_over_and_over_is_continued_by_any_number_of_workers(
     source: Path, tokenizer: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:

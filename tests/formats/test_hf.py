@@ -23,8 +23,28 @@ from shardkit.formats.arrow.columns import features
 from shardkit.formats.base import ShardSpec
 from shardkit.inspection import inspect
 from shardkit.manifest import File, Manifest, Shard
-from shardkit.schema import Array, Bytes, Float, Image, Images, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, FormatContract, everything, make_image, write_shard
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bytes,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+    Video,
+)
+from shardkit.testing import (
+    EVERYTHING,
+    FormatContract,
+    everything,
+    make_audio,
+    make_image,
+    make_video,
+    write_shard,
+)
 from shardkit.transforms import Decode
 
 HF = get_format("hf")
@@ -269,6 +289,41 @@ def test_a_folder_that_datasets_saved_is_read(datasets: Any, tmp_path: Path, sha
             for name, value in expected.items():
                 np.testing.assert_equal(sample[name], value)
         assert len({found[n]["__key__"] for n in range(10)}) == 10
+
+
+def test_audio_and_video_have_their_features(datasets: Any, tmp_path: Path) -> None:
+    """From datasets to shards, and back: bytes and features are the same."""
+    kinds = {"speech": datasets.Audio(), "clip": datasets.Video()}
+    values = {"speech": make_audio(1), "clip": make_video(2)}
+    rows = {name: [{"bytes": value, "path": "x"}] for name, value in values.items()}
+    # Not by from_dict: to encode sound it wants a library that decodes it.
+    table = pa.table(rows, schema=datasets.Features(kinds).arrow_schema)
+    theirs = datasets.Dataset(datasets.table.InMemoryTable(table))
+    theirs.save_to_disk(str(tmp_path / "theirs"))
+    theirs.to_parquet(str(tmp_path / "theirs.parquet"))
+    for source in (tmp_path / "theirs", tmp_path / "theirs.parquet"):
+        assert dict(shardkit.open(source).schema) == {"speech": Audio(), "clip": Video()}
+    shardkit.convert(tmp_path / "theirs", "wds", tmp_path / "tar", workers=0)
+    shardkit.convert(tmp_path / "tar", "hf", tmp_path / "out", workers=0)
+    found = datasets.load_from_disk(str(tmp_path / "out"))
+    assert {name: found.features[name] for name in kinds} == kinds
+    row = found.cast_column("speech", datasets.Audio(decode=False))
+    row = row.cast_column("clip", datasets.Video(decode=False))[0]
+    assert {name: row[name]["bytes"] for name in kinds} == values
+
+
+def test_lists_of_class_labels_keep_their_names(datasets: Any, tmp_path: Path) -> None:
+    """As of several labels, or of boxes: from datasets to shards, and back."""
+    label = datasets.ClassLabel(names=["cat", "dog", "ant"])
+    features = datasets.Features({"categories": datasets.Sequence(label)})
+    rows = {"categories": [[0, 2], [], [1]]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(tmp_path / "theirs"))
+    shardkit.convert(tmp_path / "theirs", "wds", tmp_path / "tar", workers=0)
+    assert shardkit.open(tmp_path / "tar").class_names == {"categories": ("cat", "dog", "ant")}
+    shardkit.convert(tmp_path / "tar", "hf", tmp_path / "out", workers=0)
+    found = datasets.load_from_disk(str(tmp_path / "out"))
+    assert found.features["categories"].feature == label
+    assert found["categories"][:] == rows["categories"]
 
 
 @pytest.mark.parametrize("format", ["hf", "arrow", "parquet"])

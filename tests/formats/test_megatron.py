@@ -110,6 +110,7 @@ class TestMegatron(FormatContract):
         (
             "test_empty_values_come_back",
             "test_an_absent_value_of_any_type_is_absent",
+            "test_audio_and_video_come_back_byte_for_byte",
             "test_without_its_layout_a_shard_still_reads",
             "test_an_image_that_is_none_is_refused_and_the_rest_goes_on",
             "test_json_text_is_stored_as_it_is",

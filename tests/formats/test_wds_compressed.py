@@ -139,7 +139,7 @@ def test_a_full_temporary_folder_is_named(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shardkit.formats.wds.compressed.decompressed", full)
+    monkeypatch.setattr("shardkit.codecs.unpack.decompressed", full)
     with pytest.raises(StorageError, match="no room to unpack") as error:
         shardkit.open(source)
     assert str(temporary) in str(error.value)

@@ -491,7 +491,7 @@ def test_fields_that_cannot_be_masks_are_refused(said: str) -> None:
 
 
 def test_an_array_that_is_called_a_mask_and_stays_as_it_is_is_named() -> None:
-    schema = Schema({"image": Image(), "seg.npy": Array("|u1", (80, 120)), "box": Array()})
+    schema = Schema({"image": Image(), "seg.npy": Array("|u1", (80, 120)), "scores": Array()})
     steps = steps_for(schema, ImageOptions(resize=40), None, "array")
     assert steps is not None
     assert steps.notes() == ["'seg.npy' is an array, and is not resized"]

@@ -13,11 +13,13 @@ import pytest
 
 import shardkit
 from shardkit import storage
+from shardkit.cli.bench import _network
 from shardkit.errors import UsageError
 from shardkit.inspection import inspect
 from shardkit.performance.contender import MEASURES
 from shardkit.stream.loader import Loader
 from shardkit.testing import make_image
+from tests.remote.conftest import Through
 from tests.remote.servers import S3, Nginx
 from tests.remote.test_reading import upload
 from tests.test_cli import run as command_line
@@ -109,9 +111,25 @@ def test_bench_takes_them(s3: S3, bucket: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert report["contenders"][0]["path"] == url
+    (contender,) = report["contenders"]
+    assert contender["path"] == url
+    assert (contender["downloads"], contender["cache_limit"]) == (contender["bytes"], 1 << 30)
     assert {r["measure"]: r["error"] for r in report["runs"]} == dict.fromkeys(MEASURES)
     assert report["skipped"] == {"photos, cold": "data at a URL are not in the page cache"}
+
+
+def test_bench_measures_work_apart_from_downloads(s3: S3, bucket: str, through: Through) -> None:
+    """Each sample comes once for `read` and `decode` together, and once for `load`, of any rounds;
+    where the cache has no room for them, bench says what it measures."""
+    proxy, url = through(s3), s3.url(bucket, "photos")
+    given = [f"--storage-option={n}={v}" for n, v in s3.options(proxy.endpoint).items()]
+    command = ("bench", url, "--rounds", "3", "--threads", "1", "--batch-size", "8", *given)
+    words = " ".join(command_line(*command).stdout.split())
+    assert "first runs download about" in words
+    assert "the others read from the cache" in words
+    shards = [e.target for e in proxy.log() if e.method == "GET" and e.target.endswith(".tar")]
+    assert 4 <= len(shards) <= 2 * len(set(shards))
+    assert "of network and work together" in _network(5000, 4000)
 
 
 def test_functions_take_them(s3: S3, bucket: str, tmp_path: Path) -> None:

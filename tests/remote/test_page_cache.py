@@ -742,7 +742,7 @@ def test_the_cache_comes_from_arguments_and_environment(
         with pytest.raises(UsageError, match="no room for a page"):
             cache_from(cache_limit=limit)
     monkeypatch.setenv("SHARDKIT_CACHE_LIMIT", "much")
-    with pytest.raises(UsageError, match="is no size") as error:
+    with pytest.raises(UsageError, match="invalid size as the limit") as error:
         cache_from()
     assert error.value.found == "'much'"
     monkeypatch.setenv("SHARDKIT_CACHE", "")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,18 @@ import pytest
 import shardkit
 from shardkit import manifest as manifests
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.opening import open_dataset
-from shardkit.pieces import PIECE, checksum
+from shardkit.opening import _remote_files, open_dataset
+from shardkit.pieces import CHECKSUM, DIGEST, PIECE, WHOLE, checksum, count
 from shardkit.remote.pieces import FilePieces, PieceList
 from shardkit.remote.store import Info, Store
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.stream.loader import Loader
+from shardkit.verification.files import check_files
+from shardkit.verification.work import Meter
 from tests.remote.conftest import Through
 from tests.remote.proxy import Proxy, Rule
 from tests.remote.servers import Google
-from tests.remote.test_reading import equal, opened, upload
+from tests.remote.test_reading import equal, opened, opened_path, upload
 from tests.test_verify import as_earlier_versions_wrote_it
 
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
@@ -355,3 +360,44 @@ def test_verify_is_not_misled_by_the_way(google: Google, bucket: str, proxy: Pro
     proxy.add(Rule(flip=1000, times=1, method="GET", match="wds/shard-000001[.]tar$"))
     url = google.url(bucket, "wds")
     assert shardkit.verify(url, storage_options=google.options(proxy.endpoint)).sound
+
+
+def test_verify_requests_a_long_list_once_more(google: Google, proxy: Proxy) -> None:
+    """Of such a file, and of a shard whose list of digests came wrong, nothing tells the piece."""
+    data = bytes(range(256)) * 8000  # two pieces
+    bucket = google.bucket()
+    google.open(bucket).put("list", data)
+    folder = opened_path(google.url(bucket), google.options(proxy.endpoint))
+    for kind in (CHECKSUM, WHOLE):
+        file = manifests.File("list", len(data), checksum(data, kind))
+        proxy.clear()
+        proxy.add(Rule(flip=1000, times=1, method="GET", match="list$"))
+        assert check_files(folder, [file], kind, Meter(None)) == []
+        assert proxy.count("GET", "list$").requests == 4
+        proxy.add(Rule(flip=1000, method="GET", match="list$"))
+        (problem,) = check_files(folder, [file], kind, Meter(None))
+        assert problem.what == "a file is not as it was written"
+
+
+def test_digests_of_very_many_shards_take_little_memory() -> None:
+    """All that is known of a shard of 256 MB and its index, once it was read: 10,000 of them take
+    less than 60 MB."""
+    shard = manifests.File("shard.tar", 256_000_000, "0" * 32)
+    index = manifests.File("__shardkit__/shard.index.npy", 80_000, "1" * 32)
+    every = tuple(
+        manifests.Shard(replace(shard, name=f"{n}.tar"), 10, (index,)) for n in range(500)
+    )
+    listed: Any = SimpleNamespace(
+        shards=every, checksum=CHECKSUM, list_named=lambda name: manifests.File(name, 0, "")
+    )
+    folder: Any = opened_path("s3://bucket/folder", {"region": "x"})
+    tracemalloc.start()
+    try:
+        known = dict(_remote_files(listed, folder))
+        for files in known.values():
+            for _, info in files:
+                assert info.pieces is not None
+                info.pieces._digests = info.pieces._digests or bytes(DIGEST * count(info.size))
+        assert tracemalloc.get_traced_memory()[0] < 6000 * len(every)
+    finally:
+        tracemalloc.stop()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -23,7 +24,16 @@ import pytest
 
 import shardkit
 from shardkit import storage
-from shardkit.errors import DamagedError, NotFoundError, StorageError, UsageError
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    NotFoundError,
+    ShardkitWarning,
+    StorageError,
+    UnreachableError,
+    UsageError,
+)
+from shardkit.inspection import inspect
 from shardkit.opening import open_dataset
 from shardkit.page_cache import MemoryCache
 from shardkit.pages import Pages
@@ -33,7 +43,7 @@ from shardkit.remote.forked import ForkedClient
 from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, Schema
 from shardkit.stream.loader import Loader
-from shardkit.testing import EVERYTHING, everything
+from shardkit.testing import EVERYTHING, everything, make_image
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, Nginx, Store
@@ -168,6 +178,7 @@ def test_a_forked_process_reads_on(s3: S3, bucket: str) -> None:
     assert equal(found[20], expected)
 
 
+@pytest.mark.large
 def test_the_command_line(s3: S3, bucket: str, datasets: Path, tmp_path: Path) -> None:
     environ = {**os.environ, **s3.environ()}
     url = s3.url(bucket, "wds")
@@ -253,7 +264,12 @@ def test_what_cannot_be_opened(s3: S3, bucket: str, monkeypatch: pytest.MonkeyPa
         ("s3://no-such-bucket/x", options, NotFoundError, "there is no such bucket"),
         (s3.url(bucket, "nothing"), options, NotFoundError, "there is no such"),
         (s3.url(bucket), {**options, "endpint": "x"}, UsageError, "found: endpint"),
-        (s3.url(bucket), {**options, "endpoint": "http://127.0.0.1:9"}, StorageError, "refused"),
+        (
+            s3.url(bucket),
+            {**options, "endpoint": "http://127.0.0.1:9"},
+            UnreachableError,
+            "refused",
+        ),
         ("nonsense://x/y", {}, UsageError, "scheme of a URL is not known"),
         ("https://a:secret@example.org/x", {}, UsageError, "a URL with a password"),
         ("https://example.org/x?token=secret", {}, UsageError, "with a query"),
@@ -266,6 +282,47 @@ def test_what_cannot_be_opened(s3: S3, bucket: str, monkeypatch: pytest.MonkeyPa
         assert not {"testsecret", "a:secret"} & {*re.findall(r"[\w:]+", str(caught.value))}
 
 
+def test_a_wrong_endpoint_is_the_fault_of_the_command_line(
+    s3: S3, bucket: str, through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a wrong bucket is; a store that goes away later is not."""
+    monkeypatch.setattr(stores, "ATTEMPTS", 1)
+    proxy = through(s3)
+    found = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    proxy.add(Rule(refuse=True))
+    with pytest.raises(StorageError, match="cannot be reached") as later:
+        found[0]
+    with pytest.raises(StorageError, match="cannot be reached") as first:
+        opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    with pytest.raises(UsageError, match="no such bucket") as other:
+        opened("s3://no-such-bucket/x", s3.options())
+    assert [each.value.exit_code for each in (later, first, other)] == [1, 2, 2]
+
+
+def test_what_was_meant_is_said(s3: S3, datasets: Path, tmp_path: Path) -> None:
+    """A dataset and the folder of its unfinished work are taken for each other; and an image."""
+    shutil.copytree(datasets / "wds", tmp_path / "in/made")
+    for name in ("made.partial/job.json", "begun.partial/job.json"):
+        (tmp_path / "in" / name).parent.mkdir()
+        (tmp_path / "in" / name).write_text("{}")
+    shutil.copytree(datasets / "wds", tmp_path / "in/done")
+    (tmp_path / "in/photos").mkdir()
+    (tmp_path / "in/photos/a.JPG").write_bytes(make_image())
+    url, options = s3.url(upload(s3, tmp_path / "in")), s3.options()
+    cases = {
+        "made.partial": (FormatError, f"it was; to read the dataset, give {url}/made"),
+        "begun": (NotFoundError, "its conversion is unfinished: run the command"),
+        "done.partial": (NotFoundError, f"to read the dataset, give {url}/done"),
+        "photos/a.JPG": (FormatError, f"give the folder that it is in, {url}/photos"),
+    }
+    for name, (kind, words) in cases.items():
+        with pytest.raises(kind) as caught:
+            opened(f"{url}/{name}", options)
+        assert words in str(caught.value.fix)
+    with pytest.raises(FormatError, match="a single image"):
+        shardkit.convert(f"{url}/photos/a.JPG", "wds", tmp_path / "out", storage_options=options)
+
+
 def test_no_permission(s3: S3, bucket: str, through: Through) -> None:
     proxy = through(s3)
     body = "<Error><Code>AccessDenied</Code><Message>testsecret</Message></Error>"
@@ -274,6 +331,9 @@ def test_no_permission(s3: S3, bucket: str, through: Through) -> None:
         opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
     assert caught.value.found == "HTTP 403"  # an answer to HEAD has no body
     assert "testsecret" not in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "obstore.exceptions" not in shown  # it repeats the request and the answer
+    assert "refuses access" in shown
     proxy.clear()
     proxy.add(Rule(status=400, body=body.replace("AccessDenied", "ExpiredToken")))
     with pytest.raises(StorageError, match="have expired"):
@@ -288,6 +348,20 @@ def test_a_path_of_this_machine_is_demanded_by_functions_of_the_system() -> None
 def test_options_are_in_no_message(s3: S3, bucket: str) -> None:
     found = opened(s3.url(bucket, "wds"), s3.options())
     assert "testsecret" not in repr(found) + repr(found.path) + repr(found.path.store)  # type: ignore[attr-defined]
+
+
+def test_folders_beside_shards_are_named(s3: S3, datasets: Path, tmp_path: Path) -> None:
+    """Datasets, for all that is known: the shards alone are opened."""
+    for name in ("wds", "lmdb"):
+        shutil.copytree(datasets / name, tmp_path / name)
+    shutil.copy(datasets / "parquet/shard-000000.parquet", tmp_path / "train.parquet")
+    url = s3.url(upload(s3, tmp_path))
+    with pytest.warns(ShardkitWarning, match="no folders beside them: 'lmdb', 'wds'"):
+        found = opened(url, s3.options())
+    assert len(found) == 15
+    assert found.ignored["folder"] == 2
+    with pytest.warns(ShardkitWarning, match="no folders beside them: 'lmdb', 'wds'"):
+        assert inspect(url, storage_options=s3.options())["ignored"]["folder"] == 2
 
 
 def test_opening_reads_no_payloads(s3: S3, bucket: str, through: Through) -> None:
@@ -375,3 +449,14 @@ def test_reads_through_a_cache_have_the_same_client() -> None:
 def test_a_name_that_no_object_has(s3: S3, bucket: str) -> None:
     with pytest.raises(UsageError, match="cannot be the name of an object"):
         opened(s3.url(bucket, "a\0b"), s3.options())
+
+
+def test_statistics_of_a_bucket_download_it_once(
+    s3: S3, bucket: str, datasets: Path, through: Through
+) -> None:
+    proxy = through(s3)
+    dataset = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
+    before = proxy.count(".tar").sent
+    assert dataset.stats() == open_dataset(datasets / "wds").stats()
+    size = sum(path.stat().st_size for path in (datasets / "wds").glob("*.tar"))
+    assert proxy.count(".tar").sent - before <= 1.02 * size

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -34,7 +38,8 @@ from shardkit.errors import (
 from shardkit.inspection import inspect
 from shardkit.options import ConvertOptions, TextOptions
 from shardkit.remote import store as stores
-from shardkit.testing import make_image
+from shardkit.testing import make_audio, make_image
+from tests.boxed import coco_json, some_painted, voc_xml
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, SIGNED, Google, Nginx, Store, request
@@ -89,12 +94,63 @@ def table() -> dict[str, bytes]:
     return {"a.csv": f"id,text\n{rows}".encode(), "b.csv": b"id,text\n1,x\n"}
 
 
+def boxes() -> dict[str, bytes]:
+    """COCO, of sizes that the annotations do not say."""
+    images = some_painted(12, 3)
+    text = re.sub(r'"(width|height)": \d+, ', "", coco_json(images))
+    files = {f"train2017/{image.name}.png": image.file() for image in images}
+    return {**files, "annotations/instances_train2017.json": text.encode()}
+
+
+def xml() -> dict[str, bytes]:
+    """Pascal VOC."""
+    images = some_painted(12, 4)
+    files = {f"JPEGImages/{image.name}.png": image.file() for image in images}
+    files |= {f"Annotations/{image.name}.xml": voc_xml(image).encode() for image in images}
+    lists = {"train": images[:9], "val": images[9:]}
+    for split, some in lists.items():
+        text = "".join(f"{image.name}\n" for image in some)
+        files[f"ImageSets/Main/{split}.txt"] = text.encode()
+    return files
+
+
+def speech() -> dict[str, bytes]:
+    """As Speech Commands has it, and as LibriSpeech."""
+    files = {f"{w}/{n:02}.wav": make_audio(n) for w in ("no", "yes") for n in range(8)}
+    lists = {"validation_list.txt": b"no/01.wav\n", "testing_list.txt": b"yes/02.wav\n"}
+    texts = {"no/no.trans.txt": "".join(f"{n:02} no {n}\n" for n in range(8)).encode()}
+    return {**files, **lists, **texts}
+
+
+def digits() -> dict[str, bytes]:
+    """As MNIST's files, some compressed."""
+    values = np.random.default_rng(0).integers(0, 256, (40, 8, 8), "u1")
+    images = struct.pack(">HBBIII", 0, 8, 3, 40, 8, 8) + values.tobytes()
+    labels = struct.pack(">HBBI", 0, 8, 1, 40) + bytes(range(40))
+    names = {"train-images-idx3-ubyte.gz": gzip.compress(images, mtime=0)}
+    return {**names, "train-labels-idx1-ubyte": labels, "readme.txt": b"x"}
+
+
+def arrays() -> dict[str, bytes]:
+    """An archive of arrays, compressed, and some megabytes."""
+    dice, file = np.random.default_rng(0), io.BytesIO()
+    rows = {f"{s}_x": dice.normal(size=(n, 64, 64)) for s, n in (("train", 50), ("test", 20))}
+    labels = {f"{s}_y": np.arange(n) for s, n in (("train", 50), ("test", 20))}
+    np.savez_compressed(file, **rows, **labels)
+    return {"x.npz": file.getvalue()}
+
+
 TREES: dict[str, tuple[Callable[[], dict[str, bytes]], dict[str, Any]]] = {
     "classes": (classes, {"shard_samples": 8}),
     "metadata": (metadata, {}),
     "splits": (splits, {}),
+    "boxes": (boxes, {}),
+    "xml": (xml, {}),
     "texts": (texts, {}),
     "lines": (lines, {"shard_size": "500KB", "text": shardkit.TextOptions(keep_fields=True)}),
+    "speech": (speech, {}),
+    "digits": (digits, {"shard_samples": 15}),
+    "arrays": (arrays, {"to": "arrow"}),
     "table": (table, {"split": "train=0.8,val=0.2"}),
 }
 
@@ -128,7 +184,7 @@ def bucket(google: Google, trees: Path) -> str:
     return upload(google, trees)
 
 
-def convert(url: str, out: Path, options: dict[str, Any], **more: Any) -> Any:
+def convert(url: Any, out: Path, options: dict[str, Any], **more: Any) -> Any:
     more = {"workers": 0, **more}
     out.parent.mkdir(exist_ok=True)
     return shardkit.convert(url, more.pop("to", "wds"), out, storage_options=options, **more)
@@ -147,6 +203,74 @@ def test_the_result_is_that_of_a_folder(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert (made.samples, made.ignored, made.notes) == (here.samples, here.ignored, here.notes)
     assert made.samples >= 12
+
+
+def layouts() -> dict[str, bytes]:
+    """Folders as others lay them out, each below its own name."""
+    names = [f"ILSVRC2012_val_{n:08d}" for n in range(1, 5)]
+    imagenet = {f"train/n0{n % 2}/{n}.JPEG": make_image(n) for n in range(4)}
+    imagenet |= {f"val/{name}.JPEG": make_image(n) for n, name in enumerate(names)}
+    truth = {"ILSVRC2012_validation_ground_truth.txt": b"2\n1\n1\n2\n"}
+    truth["map_clsloc.txt"] = b"n00 2 a\nn01 1 b\n"
+    imagenet |= {f"ILSVRC2012_devkit_t12/data/{name}": data for name, data in truth.items()}
+    files = [("train", "de/a.jsonl"), ("test", "de/b.jsonl")]
+    split = "".join(f"  - split: {name}\n    path: {path}\n" for name, path in files)
+    card = f"---\nconfigs:\n- config_name: de\n  data_files:\n{split}- config_name: en\n"
+    hub = {"README.md": f"{card}  data_files: en/*\n---\n".encode()}
+    hub |= {
+        name: f'{{"text": "{name}"}}\n'.encode()
+        for name in ("de/a.jsonl", "de/b.jsonl", "en/c.jsonl")
+    }
+    numbered = {f"00000/{n:09d}.jpg": make_image(n) for n in range(3)}
+    numbered["00000_stats.json"] = b'{"count": 5, "successes": 3}'
+    every = {"imagenet": imagenet, "above/imagenet": imagenet, "hub": hub, "numbered": numbered}
+    return {f"{kind}/{name}": data for kind, tree in every.items() for name, data in tree.items()}
+
+
+@pytest.mark.parametrize("kind", ["imagenet", "above", "hub#de", "hub#en", "numbered"])
+def test_layouts_of_others_are_understood_at_urls(
+    kind: str, google: Google, tmp_path: Path
+) -> None:
+    root = write(tmp_path / "in", layouts())
+    url = google.url(upload(google, root), kind)
+    made = convert(url, tmp_path / "there", google.options())
+    here = convert(str(root / kind), tmp_path / "here", {})
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert (made.samples, made.ignored) == (here.samples, here.ignored)
+    assert [note.replace(url, "") for note in made.notes] == [
+        note.replace(str(root / kind), "") for note in here.notes
+    ]
+
+
+def test_several_urls_and_patterns(
+    google: Google, bucket: str, trees: Path, tmp_path: Path
+) -> None:
+    """Beside a folder of this machine too."""
+    tars = tmp_path / "tars"
+    shardkit.convert(trees / "classes", "wds", tars, workers=0, shard_samples=4)
+    shutil.rmtree(tars / "__shardkit__")
+    other = upload(google, tars)
+    cases: dict[str, tuple[list[Any], list[Any]]] = {
+        "folders": (
+            [google.url(bucket, "classes"), trees / "metadata"],
+            [trees / "classes", trees / "metadata"],
+        ),
+        "text": ([google.url(bucket, "lines/{x,y}/*")], [trees / "lines/{x,y}/*"]),
+        "shards": ([google.url(other, "shard-*.tar")], sorted(tars.glob("*.tar"))),
+        "listed": (
+            [google.url(other, path.name) for path in sorted(tars.glob("*.tar"))],
+            [tars / "*.tar"],
+        ),
+    }
+    for name, (there, here) in cases.items():
+        options = {"drop": ["label"]} if name == "folders" else {}
+        made = tmp_path / name
+        convert(there, made / "there", google.options(), **options)
+        convert(here, made / "here", {}, **options)
+        assert contents(made / "there") == contents(made / "here")
+        assert shardkit.verify(
+            made / "there", against=there, storage_options=google.options()
+        ).sound
 
 
 def test_every_store(store: Store, trees: Path, tmp_path: Path) -> None:
@@ -185,6 +309,36 @@ def test_one_file_of_text(
     convert(f"{web.endpoint}/corpus/x/0.jsonl", tmp_path / "web", {})
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert contents(tmp_path / "web") == contents(tmp_path / "here")
+
+
+def test_a_table_of_labels_at_a_url(
+    google: Google, bucket: str, web: Nginx, trees: Path, tmp_path: Path
+) -> None:
+    """In a bucket among the images, which it is none of; and on a web server alone."""
+    rows = "".join(f"{name:03},{['even', 'odd'][name % 2]}\n" for name in range(12))
+    folder = write(tmp_path / "in", {**metadata(), "labels.csv": f"id,label\n{rows}".encode()})
+    (folder / "metadata.csv").unlink()
+    where = google.url(upload(google, folder))
+    write(web.root / "tables", {"labels.csv": (folder / "labels.csv").read_bytes()})
+    asked = {"file_column": "id", "file_suffix": ".jpg", "label_column": "label"}
+    here = {**asked, "metadata": folder / "labels.csv"}
+    convert(str(folder), tmp_path / "here", {}, **here)
+    there = {**asked, "metadata": f"{where}/labels.csv"}
+    convert(where, tmp_path / "there", google.options(), **there)
+    convert(str(folder), tmp_path / "both", google.options(), **there)
+    (folder / "labels.csv").unlink()
+    convert(
+        str(folder),
+        tmp_path / "web",
+        {},
+        **{**asked, "metadata": f"{web.endpoint}/tables/labels.csv"},
+    )
+    assert shardkit.open(tmp_path / "here").classes == ("even", "odd")
+    for name in ("there", "web"):
+        assert contents(tmp_path / name) == contents(tmp_path / "here")
+    assert shardkit.verify(
+        tmp_path / "here", where, metadata=there["metadata"], storage_options=google.options()
+    ).sound
 
 
 def test_a_whole_bucket_and_workers_that_decode(google: Google, tmp_path: Path) -> None:
@@ -272,6 +426,49 @@ def put_all(store: Store, files: dict[str, bytes]) -> str:
     return bucket
 
 
+def test_subsets_of_objects_are_chosen_by_headers_and_by_values_alone(
+    google: Google, through: Through, tmp_path: Path
+) -> None:
+    files = {f"c{n % 2}/{n:03}.jpg": make_image(n, size=(8 + n % 5, 8)) for n in range(100)}
+    files = {name: data + bytes(100_000) for name, data in files.items()}
+    url, proxy = google.url(put_all(google, files)), through(google)
+    proxy.add(Rule(latency=0.05, match="jpg"))
+    asked = {"where": "label == 'c1' and width == 9", "sample": 0.9, "split": "a=0.5,b=0.5"}
+    with storage.using(google.options(proxy.endpoint)):
+        plan = prepare(url, "wds", tmp_path / "out", ConvertOptions.of(**asked))
+    entries = [entry for entry in proxy.log() if entry.target.endswith(".jpg")]
+    assert len(entries) == 50  # those of the class
+    assert proxy.count("GET").sent < 50 * 25_000
+    assert max(sum(e.start <= entry.start < e.end for e in entries) for entry in entries) >= 16
+    there = convert(url, tmp_path / "there", google.options(), **asked)
+    here = convert(str(write(tmp_path / "in", files)), tmp_path / "here", {}, **asked)
+    assert contents(tmp_path / "here") == contents(tmp_path / "there")
+    assert there.samples == here.samples == plan.samples
+    checked = shardkit.verify(tmp_path / "there", against=url, storage_options=google.options())
+    assert checked.problems == []
+
+
+@pytest.mark.parametrize("format", ["wds", "parquet"])
+def test_subsets_of_datasets_do_not_read_what_they_do_not_ask_for(
+    format: str, google: Google, through: Through, tmp_path: Path
+) -> None:
+    dice = random.Random(3)
+    schema = {"x": shardkit.Bytes(), "label": shardkit.Int(), "group": shardkit.Text()}
+    with shardkit.create(tmp_path / "in", format, schema, shard_size="8MB") as out:
+        for n in range(200):
+            out.write({"x": dice.randbytes(100_000), "label": n % 10, "group": f"g{n % 7}"})
+    url, proxy = google.url(upload(google, tmp_path / "in")), through(google)
+    asked = {"where": "label == 3", "group": "group", "folds": 2}
+    with storage.using(google.options(proxy.endpoint)):
+        plan = prepare(url, "wds", tmp_path / "out", ConvertOptions.of(**asked))
+    assert plan.samples == 20
+    assert proxy.count("GET").sent < 6_000_000  # of 20 MB
+    here = prepare(tmp_path / "in", "wds", tmp_path / "out", ConvertOptions.of(**asked))
+    assert [part.slice.order.tolist() for part in here.parts] == [
+        part.slice.order.tolist() for part in plan.parts
+    ]
+
+
 def test_one_listing_and_a_request_for_each_object(
     google: Google, through: Through, tmp_path: Path
 ) -> None:
@@ -314,6 +511,36 @@ def test_objects_are_read_side_by_side(google: Google, through: Through, tmp_pat
     assert len(entries) == 200
     most = max(sum(e.start <= entry.start < e.end for e in entries) for entry in entries)
     assert most >= 16
+
+
+@pytest.mark.parametrize(
+    ("format", "requests"), [("wds", 1.2), pytest.param("lmdb", 1.3, marks=pytest.mark.large)]
+)
+def test_samples_that_a_conversion_shuffles_are_read_by_themselves(
+    format: str,
+    requests: float,
+    google: Google,
+    through: Through,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With their tables once; and those in their order by pieces of 1 MiB."""
+    monkeypatch.setattr(byte_source, "LATEST", 2)  # pieces in memory: fewer than the dataset has
+    dice, samples = random.Random(3), 300
+    with shardkit.create(tmp_path / "in", format, {"x": shardkit.Bytes()}, shard_size="2MB") as out:
+        for n in range(samples):
+            out.write({"__key__": f"k{n}", "x": dice.randbytes(20_000)})
+    url, proxy = google.url(upload(google, tmp_path / "in")), through(google)
+    size = sum(len(data) for data in contents(tmp_path / "in").values())
+    for name, most in {"shuffled": requests * samples, "ordered": 30}.items():
+        proxy.clear()
+        more = {"shuffle": name == "shuffled", "shard_size": "2MB"}
+        convert(url, tmp_path / "there" / name, google.options(proxy.endpoint), **more)
+        found = proxy.count("GET")
+        assert found.sent < 1.1 * size
+        assert found.requests < most
+        convert(str(tmp_path / "in"), tmp_path / "here" / name, {}, **more)
+        assert contents(tmp_path / "there" / name) == contents(tmp_path / "here" / name)
 
 
 @pytest.mark.parametrize(
@@ -428,7 +655,7 @@ def test_a_run_goes_on_where_it_was(
     bucket, proxy = upload(google, folder), through(google)
     url, options = google.url(bucket), google.options(proxy.endpoint)
     more: dict[str, Any] = {"shard_size": "5KB", "to": "arrow"}
-    monkeypatch.setattr(byte_source, "_LATEST", 0)  # or small shards stay in memory
+    monkeypatch.setattr(byte_source, "LATEST", 0)  # or small shards stay in memory
     data = [name for name in contents(folder) if name.endswith((".jpg", ".txt", ".tar"))]
     last = max(name for name in data if not name.endswith("empty.txt"))
     reads = 2 if kind == "foreign shards" else 0  # while planning

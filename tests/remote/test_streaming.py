@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ import pytest
 
 import shardkit
 from shardkit import storage
-from shardkit.errors import StorageError
+from shardkit.errors import ShardkitWarning, StorageError
 from shardkit.opening import open_dataset
-from shardkit.page_cache import PAGE
+from shardkit.options import parse_size
+from shardkit.page_cache import PAGE, MemoryCache
 from shardkit.remote import store as stores
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.stream.loader import Loader
@@ -34,6 +37,7 @@ from tests.remote.proxy import Proxy, Rule
 from tests.remote.servers import Google
 from tests.remote.test_reading import upload
 
+pytestmark = pytest.mark.filterwarnings("ignore:the cache has room for")
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
 SAMPLES, SIZE = 600, 40_000  # 24 MB: enough pages to have more of them than a cache takes
 
@@ -134,6 +138,48 @@ def test_with_room_for_half_later_epochs_download_half(
     first, *later = downloads(counted, made, 3)
     assert first <= 1.15 * size  # the samples that came before their page was there
     assert max(later) <= 0.57 * size  # of 25 pages, one is 4 %
+
+
+def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
+    google: Google,
+    bucket: str,
+    datasets: Path,
+    counted: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that is late compares what the epoch before needed with what this one does: to it
+    all pages in the cache are needed later than its own, which then takes their room."""
+    reserve = MemoryCache.reserve
+
+    def late(*given: Any) -> bool:
+        time.sleep(0.1)
+        return reserve(*given)
+
+    size = stored(datasets / "wds")
+    made = loader(
+        google.url(bucket, "wds"), google.options(counted.endpoint), cache_limit=size // 2
+    )
+    downloads(counted, made, 1)
+    monkeypatch.setattr(MemoryCache, "reserve", late)
+    assert max(downloads(counted, made, 2)) <= 0.57 * size
+
+
+def test_a_cache_that_is_small_for_the_window_is_warned_of(
+    google: Google, bucket: str, datasets: Path, counted: Proxy
+) -> None:
+    """Once, with a size that is enough: with that size the second epoch requests nothing."""
+    url, options = google.url(bucket, "wds"), google.options(counted.endpoint)
+    size = stored(datasets / "wds")
+    with pytest.warns(ShardkitWarning, match="the cache has room for 12 MB") as told:
+        list(loader(url, options, cache_limit="12MB"))
+    assert len(told) == 1
+    enough = re.findall('cache_limit="(.*?)"', str(told[0].message))
+    assert downloads(counted, loader(url, options, cache_limit=enough[0]), 2)[1] == 0
+    assert size < parse_size(enough[0]) < 1.1 * size
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShardkitWarning)
+        list(loader(url, options, cache_limit="12MB", window=140))
+        list(loader(url, options, cache_limit=enough[0]))
 
 
 def test_two_machines_download_half_each(

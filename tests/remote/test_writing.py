@@ -37,7 +37,7 @@ from shardkit.errors import (
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from tests.conftest import IMAGE_FORMATS, files_of, write_images
-from tests.conversion.test_crash import Died
+from tests.conversion.test_crash import Died, died_at, logged
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, Store
@@ -291,39 +291,30 @@ class Dying:
         return wrapped
 
 
-def _in_turn(work: Callable[[Any], object], items: Iterable[Any]) -> None:
+def _in_turn(
+    work: Callable[[Any], object],
+    items: Iterable[Any],
+    report: Callable[[Any], object] = lambda item: None,
+) -> None:
     for item in sorted(items, key=str):
         work(item)
+        report(item)
 
 
 def died_everywhere(
     begin: Callable[[], None], run: Callable[[], None], large: bool, few: Collection[str] = ()
 ) -> Iterator[None]:
-    """Begin anew and run, dying at another change each time: before and after each one in the large
-    run, else after the first of each of a `few`, such as "put run.json"."""
-    begin()
-    with pytest.MonkeyPatch.context() as patch:
-        whole = Dying(patch)
-        run()
-    log = whole.log
-    assert len(log) > 15
+    """Die before and after each change in the large run, else after the first of each of a `few`,
+    such as "put run.json"."""
+    log = logged(Dying, begin, run)
     ends = [f"{name} {key}" for name, key in log]
     chosen = [
         next(at for at, end in enumerate(ends) if re.fullmatch(f"{what} .*{name}", end))
         for what, _, name in (kind.partition(" ") for kind in few)
     ]
-    for at in range(len(log)) if large else chosen:
-        for when in ["before", "after"] if large else ["after"]:
-            begin()
-            with pytest.MonkeyPatch.context() as patch:
-                layer = Dying(patch, at, when)
-                try:
-                    run()
-                except Died:
-                    pass
-            assert layer.dead
-            assert layer.log == log[: at + 1]
-            yield
+    moments = [(at, when) for at in range(len(log)) for when in ("before", "after")]
+    few_moments = [(at, "after") for at in chosen]
+    return died_at(moments if large else few_moments, Dying, log, begin, run)
 
 
 def whole_or_no_dataset(bucket: Bucket, *datasets: dict[str, bytes]) -> bool:
@@ -363,6 +354,7 @@ def test_a_run_that_dies_anywhere_is_continued(
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.large
 @QUICK
 def test_replacing_a_dataset_that_dies_anywhere_is_never_a_mixture(
     source: Path, tmp_path: Path, bucket: Bucket, large: bool
@@ -487,7 +479,9 @@ def test_work_that_is_done_is_not_done_again_on_another_machine_either(
     puts = Puts(monkeypatch)
     monkeypatch.setattr(claims, "_machine", lambda: "another")
     monkeypatch.setattr(claims, "BEAT", 0.05)
-    with pytest.warns(shardkit.ShardkitWarning, match="waiting 0 s to see whether it is at work"):
+    with pytest.warns(
+        shardkit.ShardkitWarning, match="waiting up to 0 s to see whether it is at work"
+    ):
         bucket.convert(source)
     made = {key for key in puts.keys if key.endswith("result.zip")}
     assert made
@@ -802,14 +796,50 @@ def test_requests_are_not_repeated_after_ctrl_c() -> None:
         assert stores._batch.over.wait(20)
         raise stores.PassingError(StorageError("the store cannot be reached"))
 
-    def items() -> Iterator[int]:
-        yield 1
+    def interrupt(item: int) -> None:
         assert began.wait(20)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stores.together(lambda item: stores._patiently(request), items())
+        stores.together(
+            lambda item: stores._patiently(request) if item else None, [0, 1], interrupt
+        )
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize(
+    "match",
+    [pytest.param(r"/out\.partial/.*shard-", marks=pytest.mark.large), "/out/shard-"],
+    ids=["upload", "copy"],
+)
+def test_ctrl_c_does_not_wait_for_a_long_request(
+    match: str, source: Path, s3: S3, through: Through
+) -> None:
+    """Neither for an upload nor for a copy: what they were to make is not made."""
+    bucket, proxy = Bucket(s3), through(s3)
+    proxy.add(Rule(method="PUT", match=match, latency=60))
+    program = (
+        "import sys; from shardkit.remote import store; store._GOODBYE = 1.0\n"
+        "from shardkit.cli import main; main()"
+    )
+    command = [
+        sys.executable, "-c", program, "convert", str(source), "--to", "wds", "-o", bucket.out,
+        "--on-error", "skip", "--shard-size", "12kB", "--workers", "0",
+    ]  # fmt: skip
+    environ = {**os.environ, **s3.environ(proxy.endpoint)}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        while not proxy.count("PUT", match).requests:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "waiting up to 1 s for requests that were made" in told
+    assert ("publishing: the store copies" in told) == ("partial" not in match)
+    made = {key for key in bucket.objects() if re.search(match, f"/{key}")}
+    assert not made
+    bucket.convert(source)  # goes on at once, as the run has said that it ended
+    assert bucket.path("out").is_dir()
 
 
 # --- what is refused

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 import shardkit
+from shardkit.cli import group
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.formats.foreign import kind_by_name
 from shardkit.inspection import inspect
+from shardkit.performance.bench import bench
 from shardkit.recipe import Recipe
 from shardkit.sources import open_sources
+from shardkit.splits import KINDS
 from shardkit.verification.verify import verify
 from tests.sources import real
 from tests.sources.real import put
@@ -42,7 +48,7 @@ def test_a_hub_repository_is_its_parquet_by_split(tmp_path: Path) -> None:
     result = shardkit.convert(root, "arrow", tmp_path / "out", workers=0)
     assert texts(tmp_path / "out/train") == ["a", "b", "c"]
     assert texts(tmp_path / "out/test") == ["d"]
-    assert result.ignored == {".md file": 1}
+    assert result.ignored == {".md file": 1, "hidden": 1}
     assert verify(tmp_path / "out", against=root).sound
     report = inspect(root / "data", samples=0)
     assert {n: split["samples"] for n, split in report["splits"].items()} == {"train": 3, "test": 1}
@@ -62,7 +68,7 @@ def test_opening_several_splits_says_how_to_open_one(tmp_path: Path) -> None:
     assert shardkit.convert(train, "wds", tmp_path / "out", workers=0).samples == 3
     assert verify(tmp_path / "out", against=train).sound
     assert splits(data, split="none") == {"": 4}
-    with pytest.raises(UsageError, match="does not name shards of one format"):
+    with pytest.raises(UsageError, match="nothing fits the pattern"):
         shardkit.open(data / "val-*.parquet")
 
 
@@ -75,7 +81,7 @@ def test_images_that_a_readme_shows_are_no_data(tmp_path: Path, image: str, show
     root = real.hub_repository(tmp_path / "hub")
     put(root, {image: None, "README.md": real.CARD + shown.format(image)})
     result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert (result.samples, result.ignored) == (4, {".md file": 1, ".png file": 1})
+    assert (result.samples, result.ignored) == (4, {".md file": 1, ".png file": 1, "hidden": 1})
     assert verify(root).samples == 4
     rows = {f"data/{split}.jsonl": '{"text": "x"}\n' for split in ("train", "test")}
     put(tmp_path / "text", {**rows, image: None, "README.md": shown.format(image)})
@@ -125,9 +131,9 @@ def test_subsets_of_a_hub_repository_are_not_mixed(tmp_path: Path) -> None:
     for subset in ("de", "en"):
         for split in ("train", "test"):
             real.parquet(tmp_path / f"{subset}/{split}-00000-of-00001.parquet", subset)
-    with pytest.raises(UsageError, match="tell of several splits") as error:
+    with pytest.raises(UsageError, match="splits of their own") as error:
         open_sources(tmp_path)
-    assert "one split at a time" in str(error.value.fix)
+    assert f"{tmp_path}/de, {tmp_path}/en" in str(error.value.fix)
     for subset in ("de", "en"):
         real.parquet(tmp_path / f"other/{subset}/0000.parquet", "a")
     with pytest.raises(FormatError, match="in several folders"):
@@ -135,27 +141,189 @@ def test_subsets_of_a_hub_repository_are_not_mixed(tmp_path: Path) -> None:
     assert splits(tmp_path / "de") == {"train": 1, "test": 1}
 
 
+def card(*configs: dict[str, Any]) -> str:
+    """A README.md whose YAML has these `configs`."""
+    return f"---\nlicense: mit\n{yaml.dump({'configs': list(configs)})}tags:\n- x\n---\n# Data\n"
+
+
+DEFAULT = {"config_name": "default"}
+
+
+def of_splits(**paths: str | list[str]) -> list[dict[str, Any]]:
+    return [{"split": split, "path": path} for split, path in paths.items()]
+
+
 @pytest.mark.parametrize(
-    ("card", "message"),
+    ("configs", "expected"),
     [
-        ("configs:\n- config_name: a\n  data_files: a.csv\n- config_name: b\n", "several subsets"),
-        (
-            "configs:\n- config_name: default\n  data_files:\n"
-            '  - split: train\n    path: "data.csv"\n  - split: test\n    path: "holdout.csv"\n',
-            "splits that the names of its files do not tell",
-        ),
+        (of_splits(train="data.csv", test="holdout.csv"), {"train": "ab", "test": "c"}),
+        (of_splits(test="h*.csv", other=["data.csv"]), {"test": "c", "other": "ab"}),
+        (of_splits(train=["**/more.csv", "data.csv"], test="x/y/[m-z]?re.csv"), None),
+        (of_splits(train="**/*.csv"), {"train": "abcd"}),
+        (of_splits(train="*.csv", extra=["x/**"]), {"train": "abc", "extra": "d"}),
+        ("*.csv", {"": "abc"}),
+        (["data.csv", "holdout.csv"], {"": "abc"}),
+        (of_splits(train="data.csv"), {"train": "ab"}),
     ],
 )
-def test_what_a_readme_says_of_files_is_not_passed_over(
-    tmp_path: Path, card: str, message: str
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_splits_are_what_the_readme_says_as_datasets_has_it(
+    tmp_path: Path, configs: Any, expected: dict[str, str] | None, suffix: str
 ) -> None:
-    put(tmp_path, {"README.md": f"---\nlicense: mit\n{card}---\n# Data\n"})
-    put(tmp_path, {"data.csv": "text\na\n", "holdout.csv": "text\nb\n"})
-    with pytest.raises(UsageError, match=message) as error:
+    import datasets
+
+    files = {"data": "ab", "holdout": "c", "x/y/more": "d"}
+    for name, rows in files.items():
+        real.parquet(tmp_path / f"{name}.parquet", *rows)
+        if suffix == "csv":
+            put(tmp_path, {f"{name}.csv": "text\n" + "".join(f"{row}\n" for row in rows)})
+            (tmp_path / f"{name}.parquet").unlink()
+    readme = card({**DEFAULT, "data_files": configs}).replace(".csv", f".{suffix}")
+    put(tmp_path, {"README.md": readme})
+    if expected is None:
+        with pytest.raises(UsageError, match="puts a file into two splits"):
+            open_sources(tmp_path)
+        return
+    sources = open_sources(tmp_path)
+    found = {
+        split: "".join(document.sample["text"] for document in source.documents())
+        for split, source in sources.items()
+    }
+    theirs = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
+    wanted = {split: "".join(rows["text"]) for split, rows in theirs.items()}
+    if len(found) == 1:  # which theirs calls train, unless it has a name
+        (found,), (wanted,) = [found.values()], [wanted.values()]  # type: ignore[assignment]
+        found, wanted = {"": "".join(found)}, {"": "".join(wanted)}
+        expected = {"": "".join(expected.values())}
+    assert found == expected == wanted
+    others = len(files) - len("".join(expected.values()).replace("ab", "a"))
+    first = next(iter(sources.values()))
+    assert first.ignored.get("file outside of the splits in README.md", 0) == others
+
+
+def test_one_of_several_subsets_is_chosen_by_its_name(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    for name in ("main", "de/train", "de/test"):
+        real.parquet(root / f"{name}.parquet", name)
+    put(
+        root,
+        {
+            "README.md": card(
+                {"config_name": "all", "data_files": "main.parquet"},
+                {"config_name": "de", "data_dir": "de"},
+            )
+        },
+    )
+    with pytest.raises(UsageError, match="several subsets") as error:
+        shardkit.open(root)
+    assert f"'{root}#all', '{root}#de'" in str(error.value.fix)
+    assert texts(Path(f"{root}#all")) == ["main"]
+    assert splits(Path(f"{root}#de")) == {"train": 1, "test": 1}
+    assert splits(Path(f"{root}#de"), split="none") == {"": 2}
+    assert {n: s["samples"] for n, s in inspect(f"{root}#de")["splits"].items()} == {
+        "train": 1,
+        "test": 1,
+    }
+    result = shardkit.convert(f"{root}#de", "wds", workers=0)
+    assert (result.samples, result.ignored) == (
+        2,
+        {".md file": 1, "file outside of the splits in README.md": 1},
+    )
+    assert verify(tmp_path / "data#de-wds", against=f"{root}#de").sound
+    with pytest.raises(UsageError, match="no subset 'fr'"):
+        shardkit.open(f"{root}#fr")
+    put(tmp_path / "text", {"a.csv": "text\nx\n", "b.csv": "text\ny\n"})
+    subsets = [{"config_name": name, "data_files": f"{name}.csv"} for name in "ab"]
+    put(tmp_path / "text", {"README.md": card(*subsets)})
+    with pytest.raises(UsageError, match="several subsets"):
+        open_sources(tmp_path / "text")
+    (source,) = open_sources(f"{tmp_path}/text#b").values()
+    assert [document.sample["text"] for document in source.documents()] == ["y"]
+    put(tmp_path / "has#sign", {"a.txt": "x"})
+    assert splits(tmp_path / "has#sign") == {"": 1}
+
+
+@pytest.mark.parametrize(
+    ("readme", "message"),
+    [
+        (card({**DEFAULT, "data_files": "no*.csv"}), "names files that are not there"),
+        (
+            card({**DEFAULT, "data_files": of_splits(**{"../x": "data.csv"})}),
+            "cannot be understood",
+        ),
+        (card({**DEFAULT, "data_files": [{"split": "train"}]}), "cannot be understood"),
+        (card({**DEFAULT, "data_files": [{"split": "train", "path": 3}]}), "cannot be understood"),
+        ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be understood"),
+        ("---\nconfigs:\n- a\n---\n", "cannot be understood"),
+        ("---\nconfigs: &a\n- *a\n---\n", "cannot be understood"),
+        (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "names files that are not there"),
+        (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
+    ],
+)
+def test_a_readme_that_leaves_a_question_is_refused(
+    tmp_path: Path, readme: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.card._MOST_PATTERNS", 100)
+    put(tmp_path, {"README.md": readme, "data.csv": "text\na\n", "my.csv": "text\nb\n"})
+    with pytest.raises(ShardkitError, match=message) as error:
         open_sources(tmp_path)
     assert error.value.where["path"] == tmp_path / "README.md"
+    assert list(open_sources(tmp_path, Recipe("wds", split="none"))) == [""]
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     assert list(open_sources(tmp_path)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([{**DEFAULT, "data_files": of_splits(train="a/**", test="b/**")}], "do not tell"),
+        ([{"config_name": "a"}, {"config_name": "b"}], "told by their folders"),
+    ],
+)
+def test_a_readme_of_images_is_compared_with_their_folders(
+    tmp_path: Path, configs: list[dict[str, Any]], message: str
+) -> None:
+    put(tmp_path, {"README.md": card(*configs), "a/1.jpg": None, "b/2.jpg": None})
+    with pytest.raises(UsageError, match=message):
+        open_sources(tmp_path)
+    put(tmp_path / "x", {"README.md": card(*configs[:1]), "train/a/1.jpg": None})
+    put(tmp_path / "x", {"test/a/1.jpg": None})
+    assert splits(tmp_path / "x") == {"train": 1, "test": 1}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train", "test"],
+        ["my_train_file", "my_test_file"],
+        ["train1", "train-2", "test 3"],
+        ["data/train", "data/validation", "data/test"],
+        ["data/train/1", "data/train/2", "data/test/1"],
+        ["train_0/1", "train_1/2", "test_0/3"],
+        ["training", "eval"],
+        ["x.train", "x.dev"],
+        ["data/train_sft-00000-of-00001", "data/test_sft-00000-of-00001"],
+        [
+            "data/train-00000-of-00002-0a1b",
+            "data/train-00001-of-00002-2c3d",
+            "data/u.n-00000-of-00001",
+        ],
+        ["data/a-00000-of-00001", "data/b-00000-of-00001"],
+    ],
+)
+def test_splits_are_those_that_datasets_finds_by_name(tmp_path: Path, names: list[str]) -> None:
+    import datasets
+
+    for number, name in enumerate(names):
+        put(tmp_path, {f"{name}.jsonl": f'{{"text": "{number}"}}\n', "README.md": "# Data"})
+    theirs = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
+    sources = open_sources(tmp_path)
+    assert {
+        {"validation": "validation", "test": "test", "train": "train"}.get(KINDS.get(n, ""), n): [
+            *sorted(document.sample["text"] for document in source.documents())
+        ]
+        for n, source in sources.items()
+    } == {n: sorted(rows["text"]) for n, rows in theirs.items()}
 
 
 def test_the_cache_of_datasets_gives_its_splits_without_cache_files(tmp_path: Path) -> None:
@@ -175,6 +343,85 @@ def test_the_cache_of_datasets_gives_its_splits_without_cache_files(tmp_path: Pa
             "test": 1,
         }
         assert result.ignored[".arrow file"] == 1
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_every_command_takes_a_dataset_dict(tmp_path: Path, listed: bool) -> None:
+    """As `DatasetDict.save_to_disk` writes it, or a user its datasets one by one."""
+    import datasets
+
+    rows = {"train": ["a", "b"], "test": ["c"]}
+    dicts = datasets.DatasetDict(
+        {n: datasets.Dataset.from_dict({"text": t}) for n, t in rows.items()}
+    )
+    root = tmp_path / "x/saved"
+    if listed:
+        dicts.save_to_disk(root)
+    else:
+        for name, dataset in dicts.items():
+            dataset.save_to_disk(root / name)
+    assert splits(root) == {"train": 2, "test": 1}
+    with pytest.raises(FormatError, match="one dataset per split") as error:
+        shardkit.open(root)
+    assert error.value.fix == f"open one of them: {root}/train, {root}/test"
+    report = inspect(root)
+    assert {n: split["samples"] for n, split in report["splits"].items()} == {"train": 2, "test": 1}
+    shown = CliRunner().invoke(group, ["inspect", str(root)])
+    assert shown.exit_code == 0
+    assert all(f"saved/{name}" in shown.output.replace("\n", "") for name in rows)
+    assert verify(root).samples == 3
+    shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert verify(tmp_path / "out", against=root).sound
+    with pytest.raises(FormatError, match="one dataset per split"):
+        bench([root])
+    with pytest.raises(UsageError, match="cannot be taken as one"):
+        splits(root, split="none")
+    assert splits(root.parent) == {"train": 2, "test": 1}
+    if listed:
+        datasets.DatasetDict(sft=dicts["train"], gen=dicts["test"]).save_to_disk(tmp_path / "y/odd")
+        for use in (shardkit.open, open_sources, inspect):
+            with pytest.raises(FormatError, match="the dataset lies in a folder below") as error:
+                use(tmp_path / "y")
+            assert error.value.fix == f"give it: {tmp_path}/y/odd"
+    else:
+        (root / "test").rename(root / "evaluation")
+        dicts["test"].save_to_disk(root / "eval")
+        with pytest.raises(UsageError, match="eval and evaluation are both test"):
+            open_sources(root)
+
+
+@pytest.mark.parametrize("folder", ["", "data/"])
+@pytest.mark.parametrize("kind", ["jsonl", "classes"])  # of CSV theirs leaves files open
+def test_image_folders_of_the_hub_are_as_datasets_reads_them(
+    tmp_path: Path, folder: str, kind: str
+) -> None:
+    import datasets
+
+    put(tmp_path, {"README.md": "---\nlicense: mit\n---\n# Images", ".gitattributes": "x"})
+    for split in ("train", "test"):
+        names = [f"{split[0]}1.jpg", f"x/{split[0]}2.jpg"] if kind != "classes" else CLASSES
+        put(tmp_path / folder / split, dict.fromkeys(names))
+        rows = [{"file_name": name, "n": n, "words": f"w{n}"} for n, name in enumerate(names)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        if kind != "classes":
+            put(tmp_path / folder / split, {f"metadata.{kind}": lines})
+    theirs = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path.parent / "cache"))
+    sources = open_sources(tmp_path)
+    assert list(sources) == list(theirs) == ["train", "test"]
+    for name, source in sources.items():
+        ours = [
+            {k: v for k, v in source[n].items() if k not in ("__key__", "image")}
+            for n in range(len(source))
+        ]
+        rows = theirs[name].remove_columns("image").to_list()
+        assert sorted(ours, key=str) == sorted(rows, key=str)
+        label = theirs[name].features.get("label")
+        assert source.classes == (None if label is None else tuple(label.names))
+    first = sources["train"].ignored
+    assert first == {".md file": 1, "hidden": 1}
+
+
+CLASSES = ["cat/1.jpg", "dog/2.jpg", "dog/3.jpg"]
 
 
 def test_documents_about_data_are_no_data(tmp_path: Path) -> None:
@@ -202,6 +449,9 @@ def test_documents_about_data_are_no_data(tmp_path: Path) -> None:
         (["Train_0.tar", "TEST_0.tar"], {"train": 2, "test": 2}),
         (["data/train/0.tar", "data/test/0.tar"], {"train": 2, "test": 2}),
         (["dev.tar", "train.tar"], {"train": 2, "dev": 2}),
+        (["my_train_file.tar", "my_test_file.tar"], {"train": 2, "test": 2}),
+        (["train_v2.tar", "HOLDOUT_v2.tar"], {"train": 2, "holdout": 2}),
+        (["test-data/train.tar", "test-data/dev.tar"], {"train": 2, "dev": 2}),
         (["train-0.tar", "train-1.tar"], {"": 4}),  # one split is the dataset
         (["shard-0.tar", "shard-1.tar"], {"": 4}),
     ],
@@ -220,6 +470,7 @@ def test_tars_are_split_by_their_names(
         ["train-0.tar", "extra-0.tar"],
         ["a-train.tar", "b-test.tar"],
         ["train-0.tar", "val-0.tar", "all.tar"],
+        ["train-0.tar", "val-0.tar", "valid-0.tar"],
     ],
 )
 def test_names_that_leave_a_question_are_refused(tmp_path: Path, names: list[str]) -> None:
@@ -266,8 +517,6 @@ def test_tables_in_folders_that_speak_of_splits_are_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "name", "images"),
     [
-        (real.coco, "COCO", "train2017"),
-        (real.voc, "Pascal VOC", "JPEGImages"),
         (real.yolo, "YOLO", "images/train"),
         (real.yolo_by_split, "YOLO", "train/images"),
         (real.ade20k, "masks", "images/training"),
@@ -287,13 +536,23 @@ def test_images_with_annotations_are_no_classes(
 @pytest.mark.parametrize(
     ("names", "message", "fix"),
     [
-        (["images/train/cat/1.jpg", "images/val/cat/2.jpg"], "the only class", "images;"),
         (["images/cat/1.jpg", "images/dog/2.jpg"], "the only class", "images;"),
         (["a/b/cat/1.jpg", "a/b/dog/1.jpg"], "the only class", "a/b;"),
         (["images/1.jpg", "images/2.jpg"], "which is not a class", "images"),
         (["train2017/1.jpg"], "which is not a class", "train2017"),
-        (["train2017/1.jpg", "val2017/2.jpg"], "tell of several splits", "one split at a time"),
-        (["seg_train/a/1.jpg", "seg_test/a/1.jpg"], "tell of several splits", "rename"),
+        (["seg_train/a/1.jpg", "foo_test/a/1.jpg"], "tell of several splits", "rename"),
+        (["seg_train/a/1.jpg", "seg_test/a/1.jpg", "seg_pred/1.jpg"], "something else", "away"),
+        (
+            ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "b/test/cat/1.jpg"],
+            "splits of their own",
+            "a, ",
+        ),
+        (["train/a/1.jpg", "val/a/2.jpg", "valid/a/3.jpg"], "val and valid are both", "at a time"),
+        (["train/1.jpg", "dev/2.jpg", "val/3.jpg"], "val and dev are both", "at a time"),
+        (["Train/a/1.jpg", "train/a/2.jpg", "val/a/3.jpg"], "Train/ and train/", "move one away"),
+        (["train/a/1.jpg", "train2/a/2.jpg", "val/a/3.jpg"], "train/ and train2/", "move one"),
+        (["train/a/1.jpg", "val/2.jpg"], "images of val have no labels", "class folders"),
+        (["train/a/1.jpg", "train/b/1.jpg", "val/images/2.jpg"], "val have no labels", "class"),
         (["bottle/train/good/1.png", "bottle/test/broken/1.png", "cap/1.png"], "splits", "rename"),
         (["image/1.jpg", "mask/1.png"], "cannot read yet", "image"),
         (["1.jpg", "masks/1.png"], "cannot read yet", "images alone"),
@@ -308,6 +567,9 @@ def test_folders_that_are_no_classes_are_refused(
     assert fix in str(error.value.fix)
 
 
+A, AB = ("a",), ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -315,6 +577,17 @@ def test_folders_that_are_no_classes_are_refused(
         (["Training/a/1.jpg", "Test/a/2.jpg"], {"training": ("a",), "test": ("a",)}),
         (["train/1.jpg", "test/2.jpg"], {"train": None, "test": None}),
         (["train/1.jpg"], {"train": None}),
+        (["train2017/1.jpg", "val2017/2.jpg"], {"train": None, "val": None}),
+        (["train_2/a/1.jpg", "holdout_2/a/2.jpg"], {"train": ("a",), "holdout": ("a",)}),
+        (["seg_train/a/1.jpg", "seg_test/a/1.jpg"], {"train": ("a",), "test": ("a",)}),
+        (["Training Set/a/1.jpg", "Test Set/a/1.jpg"], {"training": ("a",), "test": ("a",)}),
+        (["images/train/a/1.jpg", "images/val/a/2.jpg"], {"train": ("a",), "val": ("a",)}),
+        (["x.zip/data/train/a/1.jpg", "x.zip/data/dev/b/2.jpg"], {"train": AB, "dev": AB}),
+        (["train/a/1.jpg", "val/a/2.jpg", "__MACOSX/val/a/._2.jpg"], {"train": A, "val": A}),
+        (["train/a/1.jpg", "train/b/1.jpg", "test/1.jpg"], {"train": AB, "test": None}),
+        (["train/a/1.jpg", "train/b/1.jpg", "test/test/1.jpg"], {"train": AB, "test": None}),
+        (["train/a/1.jpg", "train/b/1.jpg", "test/unknown/1.jpg"], {"train": AB, "test": None}),
+        (["train/a/1.jpg", "val/b/1.jpg", "test/b/1.jpg"], {"train": AB, "val": AB, "test": AB}),
         (["cat/1.jpg"], {"": ("cat",)}),
         (["mask/1.jpg", "no_mask/2.jpg"], {"": ("mask", "no_mask")}),
         (
@@ -328,6 +601,53 @@ def test_folders_that_are_splits_or_classes(
 ) -> None:
     put(tmp_path, dict.fromkeys(names))
     assert {name: source.classes for name, source in open_sources(tmp_path).items()} == expected
+
+
+def test_what_is_guessed_of_splits_is_noted(tmp_path: Path) -> None:
+    names = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/owl/1.jpg", "test/new/1.jpg")
+    put(tmp_path / "x/data", {**dict.fromkeys(names), "labels.csv": "?"})
+    put(tmp_path, {"README.md": "# Data", "__MACOSX/x/._data": "?"})
+    found = open_sources(tmp_path)
+    assert [note for source in found.values() for note in source.notes] == [
+        f"the splits were found in {tmp_path}/x/data",
+        "classes of val that train does not have: owl",
+        "no labels in test: its images lie in new/, which is no class of the others",
+    ]
+    assert found["train"].ignored == {".csv file": 1, ".md file": 1, "__MACOSX folder": 1}
+    assert [sorted(source[0]) for source in found.values()] == [
+        ["__key__", "image", "label"],
+        ["__key__", "image", "label"],
+        ["__key__", "image"],
+    ]
+    shardkit.convert(tmp_path, "wds", tmp_path.parent / "out", workers=0)
+    assert verify(tmp_path.parent / "out", against=tmp_path).sound
+    put(tmp_path / "flat", {**dict.fromkeys(names[:2]), "test/1.jpg": None})
+    assert open_sources(tmp_path / "flat")["test"].notes == (
+        "no labels in test: its images lie in no folders",
+    )
+
+
+def test_a_single_class_is_noted(tmp_path: Path) -> None:
+    """As CelebA's only folder looks, whose images have no classes."""
+    put(tmp_path, {"img_align_celeba/1.jpg": None, "list_attr_celeba.txt": "1\n"})
+    (source,) = open_sources(tmp_path).values()
+    assert source.classes == ("img_align_celeba",)
+    assert source.notes[0].endswith(f"for none, give {tmp_path}/img_align_celeba")
+    (source,) = open_sources(tmp_path / "img_align_celeba").values()
+    assert (source.classes, source.notes) == (None, ())
+
+
+@pytest.mark.parametrize("name", ["train/a/1.jpg", "train/1.jpg", "train/1.txt", "train/1.tar"])
+def test_an_empty_folder_of_a_split_is_said(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "data"
+    put(root, {name: "x" if name.endswith("txt") else None, "val/.gitkeep": ""})
+    if name.endswith("tar"):
+        real.tar(root / name, "a")
+    with pytest.raises(UsageError, match="the folder of the split 'val' is empty") as error:
+        open_sources(root)
+    assert error.value.where["path"] == root / "val"
+    if not name.endswith(".jpg"):
+        assert splits(root, split="none") == {"": 1}
 
 
 @pytest.mark.parametrize(
@@ -374,17 +694,11 @@ def test_images_beside_shards_in_other_folders_are_a_question(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (real.librispeech, "folder of audio files"),
-        (real.speech_commands, "folder of audio files"),
         (real.litdata, "dataset of LitData"),
         (real.mds, "an MDS dataset"),
-        (real.cifar10, "CIFAR"),
-        (real.cifar10_binary, "CIFAR"),
-        (real.cifar100, "CIFAR"),
-        (real.cifar100_binary, "CIFAR"),
-        (real.mnist, "MNIST"),
+        (real.cifar10, "CIFAR for Python, which is pickled"),
+        (real.cifar100, "CIFAR for Python, which is pickled"),
         (real.tfds, "TFRecord"),
-        (real.hdf5, "HDF5"),
     ],
 )
 @pytest.mark.parametrize(
@@ -396,25 +710,42 @@ def test_what_is_not_read_is_called_by_its_name(
     tmp_path: Path, make: Make, name: str, use: Callable[[Path], object]
 ) -> None:
     root = make(tmp_path / "data")
-    with pytest.raises(FormatError, match=f"this is .*{name}.*cannot read it yet") as error:
+    with pytest.raises(FormatError, match=f"this is .*{name}.*cannot read it") as error:
         use(root)
-    assert "shardkit.create" in str(error.value.fix)
+    assert "shardkit.create" in str(error.value.fix) or "binary version" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (real.cifar10_binary, "CIFAR"),
+        (real.cifar100_binary, "CIFAR"),
+        (real.mnist, "MNIST"),
+        (real.hdf5, "HDF5"),
+    ],
+)
+@pytest.mark.parametrize("use", [shardkit.open, inspect, verify], ids=["open", "inspect", "verify"])
+def test_sources_of_arrays_are_no_datasets(
+    tmp_path: Path, make: Make, name: str, use: Callable[[Path], object]
+) -> None:
+    root = make(tmp_path / "data")
+    with pytest.raises(FormatError, match=f"this is .*{name}.*no dataset") as error:
+        use(root)
+    assert error.value.fix == f"convert it first: shardkit convert {root} --to wds"
 
 
 @pytest.mark.parametrize(
     ("name", "data", "kind"),
     [
-        ("x.h5", b"", "HDF5"),
-        ("x", b"\x89HDF\r\n\x1a\n0000", "HDF5"),
         ("train", real.tfrecord(), "TFRecord"),
         ("x.tfrecord.gz", b"", "TFRecord"),
         ("shard.00000.mds.zstd", b"", "MDS"),
         ("chunk-0-0.zstd.bin", b"", "LitData"),
-        ("train-images.idx3-ubyte", b"", "MNIST"),
         ("cifar-10-python.tar.gz", b"", "CIFAR"),
-        ("data_batch_1.bin", b"", "CIFAR"),
-        ("song.FLAC", b"", "audio"),
-        ("film.mp4", b"", "video"),
+        ("data_batch_1", b"", "CIFAR"),
+        ("train_32x32.mat", b"", "Matlab"),
+        ("song.AAC", b"", "audio"),
+        ("film.flv", b"", "video"),
     ],
 )
 @pytest.mark.parametrize("use", [open_sources, shardkit.open], ids=["convert", "open"])
@@ -422,7 +753,7 @@ def test_a_file_that_is_not_read_is_called_by_its_name(
     tmp_path: Path, name: str, data: bytes, kind: str, use: Callable[[Path], object]
 ) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(FormatError, match=f"{kind}.*cannot read it yet"):
+    with pytest.raises(FormatError, match=f"{kind}.*cannot read it"):
         use(tmp_path / name)
 
 
@@ -441,10 +772,10 @@ def test_a_few_other_files_beside_what_can_be_read_are_counted(
     source = open_sources(images)[""]
     assert len(source) == 12
     assert source.ignored == {".wav file": 1, ".h5 file": 1}
-    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "a.mp3": b"ID3"})
+    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
     assert splits(tmp_path / "text") == {"": 2}
-    put(tmp_path / "text", {"b.mp3": b"ID3"})
-    with pytest.raises(FormatError, match="audio") as error:
+    put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
+    with pytest.raises(FormatError, match="video") as error:
         open_sources(tmp_path / "text")
     assert "to convert the others alone" in str(error.value.fix)
 

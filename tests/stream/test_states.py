@@ -44,7 +44,10 @@ def position(path, state=..., epoch=0):
     return found
 
 
-@pytest.fixture(scope="module", params=["fixed", "mixture", "planned", "packed", "worker"])
+WAYS = ["fixed", "mixture", "sampled", "planned", "packed", "worker"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def door(request, tmp_path_factory):
     """What continues a state, one sample or micro-batch after the other."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -55,6 +58,9 @@ def door(request, tmp_path_factory):
         "fixed": lambda *a, **k: load(photos, *a, **k, fields=["label"], batch_size=1),
         "mixture": lambda *a, **k: load(
             [photos, other], *a, **k, fields=["label"], batch_size=1, weights=[1, 3]
+        ),
+        "sampled": lambda *a, **k: load(
+            photos, *a, **k, fields=["label"], batch_size=1, sampling=shardkit.Weighted(range(37))
         ),
         "planned": lambda *a, **k: load(texts, *a, **k, batching=shardkit.Dynamic(64)),
         "packed": lambda *a, **k: load(texts, *a, **k, batching=shardkit.Pack(32, 2)),

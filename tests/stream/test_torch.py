@@ -278,7 +278,7 @@ def test_a_dataset_can_be_pickled_and_counts_on(photos):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.large), 5])
 def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
 
@@ -322,7 +322,7 @@ def test_a_state_of_other_workers_is_refused(photos):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("dispatch", [pytest.param(False, marks=pytest.mark.large), True])
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
 def test_accelerate_is_told_not_to_split_again(photos, monkeypatch, dispatch, workers, context):
     data_loader = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")

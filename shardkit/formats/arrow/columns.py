@@ -1,8 +1,8 @@
 """Which Arrow column holds which field, and the metadata of shards.
 
-An image is a struct of bytes and path, as Hugging Face's Image feature stores it, and several are
-a list of such; an array of plain numbers is a list, nested once per dimension; any other array is
-the bytes of a `.npy` file.
+Images, audio and video are structs of bytes and path, as Hugging Face's features store them, and
+several images are a list of such; an array of plain numbers is a list, nested once per dimension;
+any other array is the bytes of a `.npy` file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from shardkit.checked import checked, damaged, parse
 from shardkit.codecs.image import is_image
+from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, drop_option
 from shardkit.formats.arrow.values import (
     column as values_of,
@@ -35,6 +36,7 @@ from shardkit.formats.base import KEY
 from shardkit.schema import (
     RESERVED,
     Array,
+    Audio,
     Bool,
     Bytes,
     FieldType,
@@ -45,6 +47,8 @@ from shardkit.schema import (
     Json,
     Schema,
     Text,
+    Video,
+    holds_classes,
 )
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -60,6 +64,8 @@ _SIMPLE: dict[type[FieldType], pa.DataType] = {
     Bytes: pa.binary(),
     Json: pa.string(),
     Image: IMAGE,
+    Audio: IMAGE,
+    Video: IMAGE,
     Images: pa.list_(IMAGE),
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
@@ -109,15 +115,24 @@ def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, 
     found: dict[str, Any] = {KEY: _value(pa.string())}
     for name, kind in schema.items():
         names = classes.get(name)
-        if isinstance(kind, Image):
-            found[name] = {"_type": "Image"}
+        if isinstance(kind, Image | Audio | Video):
+            found[name] = {"_type": type(kind).__name__}
         elif isinstance(kind, Images):
             found[name] = {"feature": {"_type": "Image"}, "_type": "Sequence"}
-        elif isinstance(kind, Int) and names and len(set(names)) == len(names):
-            found[name] = {"names": list(names), "_type": "ClassLabel"}
+        elif names and len(set(names)) == len(names) and _are_labels(arrow_type(kind)):
+            label = {"names": list(names), "_type": "ClassLabel"}
+            found[name] = (
+                label if isinstance(kind, Int) else {"feature": label, "_type": "Sequence"}
+            )
         else:
             found[name] = _feature(arrow_type(kind))
     return found
+
+
+def _are_labels(type: pa.DataType) -> bool:
+    """Whether a column can be labels for Hugging Face: int64, or lists of it."""
+    is_list = pa.types.is_list(type)
+    return bool(pa.types.is_int64(type.value_type if is_list else type))
 
 
 def _feature(type: pa.DataType) -> dict[str, Any]:
@@ -226,17 +241,17 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     nulls = _count_nulls(columns, fields, known, scan)
     fields = {name: replace(kind, optional=nulls[name] > 0) for name, kind in fields.items()}
     for name, kind in [*fields.items()]:
-        if not isinstance(kind, Bytes | Images) or _says_image(features.get(name, {})):
+        if not isinstance(kind, Bytes | Images) or _says_encoded(features.get(name, {})):
             continue
         first = _first(name, kind, scan)
         if first is None:
             continue
-        if isinstance(kind, Bytes) and is_image(first):
-            fields[name] = Image(optional=kind.optional)
+        if isinstance(kind, Bytes) and (encoded := guess(first)) is not None:
+            fields[name] = encoded(optional=kind.optional)
         elif isinstance(kind, Images) and not is_image(first):
             del fields[name]
             unusable[name] = _holds_no_field(columns.field(name))
-    named = {n: features.get(n, {}).get("names") for n, k in fields.items() if isinstance(k, Int)}
+    named = {n: _names(features.get(n, {})) for n, k in fields.items() if holds_classes(k)}
     layout = {
         "schema": Schema(fields).to_json(),
         "unusable": unusable,
@@ -249,6 +264,12 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
         ],
     }
     return {name: entry for name, entry in layout.items() if entry or name == "schema"}
+
+
+def _names(feature: Mapping[str, Any]) -> Any:
+    """The names of the classes that a feature of Hugging Face numbers, in lists too."""
+    inner = feature.get("feature")
+    return (inner if isinstance(inner, dict) else feature).get("names")
 
 
 def _fields(
@@ -280,7 +301,7 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
         return Json()
     children = {stored.field(n).name for n in range(stored.num_fields)}
     kinds = [
-        Image() if feature.get("_type") == "Image" else Images(),
+        _ENCODED.get(str(feature.get("_type")), Images)(),
         Int(),
         Float(),
         Bool(),
@@ -295,10 +316,15 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     raise _holds_no_field(column)
 
 
-def _says_image(feature: Mapping[str, Any]) -> bool:
-    """Whether a feature of Hugging Face is that of images, or of lists of them."""
+# Hugging Face's features of encoded files.
+_ENCODED: dict[str, type[FieldType]] = {"Image": Image, "Audio": Audio, "Video": Video}
+
+
+def _says_encoded(feature: Mapping[str, Any]) -> bool:
+    """Whether a feature of Hugging Face is that of encoded files, or of lists of images."""
     inner = feature.get("feature")
-    return "Image" in (feature.get("_type"), inner.get("_type") if isinstance(inner, dict) else "")
+    listed = isinstance(inner, dict) and inner.get("_type") == "Image"
+    return listed or feature.get("_type") in _ENCODED
 
 
 def _holds_no_field(column: pa.Field) -> FormatError:

@@ -285,6 +285,7 @@ class _Compact:
 
 class Parquet(ColumnFormat):
     name = "parquet"
+    grouped = True
     abilities = (
         "write: images and bytes as they are, the rest in zstd; page checksums; all field types",
         "read at random: by row groups, of which the last ones are in memory",

@@ -45,7 +45,7 @@ from shardkit.formats.arrow.values import (
 )
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Text
+from shardkit.schema import Array, Json, Text
 from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
@@ -240,6 +240,17 @@ class BatchReader(ShardReader):
             if None not in keys and not self.closed:
                 return keys
         return super().read_keys(positions)  # one by one, so that errors name the damaged sample
+
+    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
+        kind = self.schema[field]
+        with contextlib.suppress(Exception):
+            values = [found.get(row) for found, row in self._find(field, positions)]
+            if isinstance(kind, Json):
+                values = [None if text is None else json.loads(text) for text in values]
+            whole = kind.optional or all(value is not None for value in values)
+            if whole and not self.closed:
+                return values
+        return super().read_values(field, positions)  # as above
 
     def close(self) -> None:
         super().close()

@@ -21,7 +21,20 @@ import pyarrow as pa
 from shardkit.codecs.array import load_array
 from shardkit.errors import FormatError, SampleError
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Text,
+    Video,
+)
 from shardkit.storage import check_expansion
 
 if TYPE_CHECKING:
@@ -137,7 +150,7 @@ def fits(kind: FieldType, stored: pa.DataType) -> bool:
     if isinstance(kind, Images):
         return is_list(stored) and _holds_images(plain_type(stored.value_type))
     if isinstance(kind, Bytes):
-        return _holds_images(stored) or (is_text(stored) and not isinstance(kind, Image))
+        return _holds_images(stored) or (is_text(stored) and type(kind) is Bytes)
     if isinstance(kind, Array) and is_list(stored):
         levels = 0
         while is_list(stored):
@@ -480,6 +493,8 @@ def _elsewhere(path: str | None) -> None:
 _FROM_BYTES: dict[type[FieldType], Callable[[Any], Any]] = {
     Bytes: bytes,
     Image: bytes,
+    Audio: bytes,
+    Video: bytes,
     Json: partial(JsonText, encoding="utf-8"),
     Text: partial(str, encoding="utf-8"),
 }

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.image import checked
+from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
+    Audio,
     Bool,
     Bytes,
     FieldType,
@@ -32,7 +33,7 @@ from shardkit.schema import (
     Json,
     Schema,
     Text,
-    images_in,
+    Video,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class BatchWriter(ShardWriter):
         schema = spec.schema
         self._arrow_schema = arrow_schema(schema, spec.classes)
         self._columns = columns(schema, weigh_list)
-        self._images = {n: k for n, k in schema.items() if isinstance(k, Image | Images)}
+        kinds = (Image, Images, Audio, Video)
+        self._encoded = {n: k for n, k in schema.items() if isinstance(k, kinds)}
         self._fixed = sum(column.fixed for column in self._columns)
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
@@ -176,9 +178,8 @@ class BatchWriter(ShardWriter):
                 row.append(None)
                 continue
             value = sample[name]
-            if name in self._images:
-                for image in images_in(self._images[name], value):
-                    checked(image, sample["__key__"], name)
+            if name in self._encoded:
+                check(self._encoded[name], value, sample["__key__"], name)
             elif encode is not None:
                 try:
                     value = encode(value)
@@ -305,7 +306,7 @@ def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> li
 
 def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]], int]) -> Column:
     stored = arrow_type(kind)
-    if isinstance(kind, Image):
+    if isinstance(kind, Image | Audio | Video):
         return Column(name, None, len, 18, _images)
     if isinstance(kind, Images):
         return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)

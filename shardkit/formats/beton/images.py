@@ -65,12 +65,15 @@ def _reencoded(value: bytes, reason: str) -> Image:
     return Image(JPEG, width, height, data, reason)
 
 
+# What a JPEG cannot hold of other images.
+_LOST = {"animated": "{} (first frame)", "transparent": "{} (transparent)", "16-bit": "{} (16-bit)"}
 _PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
 
 
 def _reason(header: Header, value: bytes) -> str:
     """Why an image cannot be stored as it is; "" for a plain JPEG."""
     if header.format != "jpeg":
-        return _PORTABLE.get(value[:2]) or header.format
+        kind = _PORTABLE.get(value[:2]) or header.format
+        return _LOST.get(header.oddity, "{}").format(kind)
     oddity = "rotated" if header.orientation != 1 else ""
     return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""

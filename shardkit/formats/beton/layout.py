@@ -35,6 +35,7 @@ import numpy as np
 from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import (
     Array,
+    Audio,
     Bool,
     Bytes,
     FieldType,
@@ -45,6 +46,7 @@ from shardkit.schema import (
     Json,
     Schema,
     Text,
+    Video,
 )
 
 if TYPE_CHECKING:
@@ -190,6 +192,8 @@ _TYPE_IDS: dict[type[FieldType], TypeId] = {
     Bool: TypeId.INT,
     Image: TypeId.IMAGE,
     Bytes: TypeId.BYTES,
+    Audio: TypeId.BYTES,
+    Video: TypeId.BYTES,
     Array: TypeId.BYTES,
     Json: TypeId.JSON,
     Text: TypeId.JSON,

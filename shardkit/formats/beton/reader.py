@@ -26,7 +26,20 @@ from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Int,
+    Json,
+    Schema,
+    Text,
+    Video,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -457,6 +470,8 @@ _DECODERS: dict[tuple[TypeId, type[FieldType]], _Decode | None] = {
     (TypeId.IMAGE, Image): None,
     (TypeId.IMAGE, Bytes): None,
     (TypeId.BYTES, Bytes): None,
+    (TypeId.BYTES, Audio): None,
+    (TypeId.BYTES, Video): None,
     (TypeId.BYTES, Array): lambda data, json_text: load_array(data),
     (TypeId.JSON, Json): _json,
     (TypeId.JSON, Text): _text,

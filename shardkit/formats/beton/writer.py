@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,12 +18,13 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.media import media_of
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.beton import images, layout
 from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, FieldType, Image, Json, Text
+from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -242,6 +244,11 @@ def _unusable(error: Exception, value: Any, key: str, name: str) -> SampleError:
     return SampleError(what, key=key, field=name, found=found, fix=fix)
 
 
+def _whole(kind: Audio | Video, value: bytes) -> bytes:
+    media_of(kind, value)
+    return value
+
+
 def _json(value: Any) -> bytes:
     text = JsonText.of(value).encode()
     if b"\0" in text:
@@ -259,6 +266,8 @@ _ABSENT = {
 _ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {
     Image: images.stored,
     Bytes: bytes,
+    Audio: partial(_whole, Audio()),
+    Video: partial(_whole, Video()),
     Array: dump_array,
     Json: _json,
     Text: lambda value: JsonText.of(str(value)).encode() + b"\0",

@@ -22,6 +22,7 @@ from shardkit.formats.lmdb.layout import Tree
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
+    Audio,
     Bool,
     Bytes,
     FieldType,
@@ -32,6 +33,7 @@ from shardkit.schema import (
     Json,
     Schema,
     Text,
+    Video,
     int64,
 )
 
@@ -293,6 +295,8 @@ _DECODERS: dict[type[FieldType], tuple[type, Callable[[Any], Any] | None]] = {
     Text: (str, None),
     Bytes: (bytes, None),
     Image: (bytes, None),
+    Audio: (bytes, None),
+    Video: (bytes, None),
     Images: (list, _all_bytes),
     Json: (str, json.loads),
     Array: (bytes, load_array),

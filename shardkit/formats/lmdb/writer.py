@@ -18,7 +18,7 @@ import msgpack
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.image import checked
+from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.lmdb.layout import (
@@ -39,7 +39,7 @@ from shardkit.formats.lmdb.layout import (
 )
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, FieldType, Json, images_in
+from shardkit.schema import Array, FieldType, Json
 
 _LARGEST = 2**32 - 1  # bytes of a value
 
@@ -108,8 +108,7 @@ class LmdbWriter(ShardWriter):
             for name, kind in self.spec.schema.items():
                 if name in sample:
                     value = sample[name]
-                    for image in images_in(kind, value):
-                        checked(image, key, name)
+                    check(kind, value, key, name)
                     encode = _ENCODERS.get(type(kind))
                     stored[name] = value if encode is None else encode(value)
             return _packed(stored)

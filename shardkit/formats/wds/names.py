@@ -5,14 +5,15 @@ stand next to each other are one sample, whose fields are the extensions in lowe
 webdataset 1.0, `tariterators.py`; tests/formats/test_wds_names.py asks that library itself.
 
 Our own datasets give fields names of their own (`image`, `label`), and the manifest keeps the map
-from field to extensions. An image's extension says what its bytes are, so it has several.
+from field to extensions. An image's extension says what its bytes are, so it has several; so do
+audio and video.
 """
 
 from __future__ import annotations
 
 import re
 
-from shardkit.codecs.image import SUFFIXES
+from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.errors import FormatError
 from shardkit.schema import (
     Array,
@@ -20,7 +21,6 @@ from shardkit.schema import (
     Bytes,
     FieldType,
     Float,
-    Image,
     Images,
     Int,
     Json,
@@ -37,7 +37,7 @@ _DECODED: dict[str, type[FieldType]] = {
     **dict.fromkeys(("txt", "text", "transcript"), Text),
     **dict.fromkeys(("json", "jsn"), Json),
     "npy": Array,
-    **dict.fromkeys(SUFFIXES, Image),
+    **{suffix: kind for kind, suffixes in SUFFIXES_OF.items() for suffix in suffixes},
 }
 # Fields with an extension that WebDataset users expect, which is not the field's own name.
 _EXPECTED = {"label": (Int, "cls"), "text": (Text, "txt")}
@@ -66,7 +66,7 @@ def decoded_type(field: str) -> type[FieldType]:
 
 
 def extensions(schema: Schema) -> dict[str, list[str]]:
-    """The extensions that each field may have in a TAR; several for an image.
+    """The extensions that each field may have in a TAR; several for encoded files.
 
     Raises FormatError where names cannot be members of a TAR or would meet in one.
     """
@@ -95,9 +95,9 @@ def _extensions(field: str, kind: FieldType) -> list[str]:
         return [extension]
     if stored is Bytes or decoded_type(field) is stored:
         return [field]
-    if stored is Image:
-        prefix = "" if field == "image" else field + "."
-        return [prefix + suffix for suffix in SUFFIXES]
+    if stored in SUFFIXES_OF:
+        prefix = "" if field == stored.__name__.lower() else field + "."
+        return [prefix + suffix for suffix in SUFFIXES_OF[stored]]
     return [f"{field}.{_DEFAULT[stored]}"]
 
 

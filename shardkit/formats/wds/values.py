@@ -9,7 +9,20 @@ from typing import Any
 
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text, int64
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Int,
+    Json,
+    Text,
+    Video,
+    int64,
+)
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
@@ -44,6 +57,8 @@ def _float_bytes(value: float) -> bytes:
 DECODERS: dict[type[FieldType], Decoder | None] = {
     Bytes: None,
     Image: None,
+    Audio: None,
+    Video: None,
     Int: int64,
     Float: _float,
     Bool: _bool,

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.image import SUFFIX_OF, checked
+from shardkit.codecs.media import SUFFIXES_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.wds import names
@@ -59,8 +59,10 @@ class WdsWriter(ShardWriter):
                 continue
             payload, pixels = sample[field.name], ()
             if field.encode is None:
-                info = checked(payload, key, field.name)
-                extension, pixels = field.extensions[info.format], info[1:]
+                kind = self.spec.schema[field.name]
+                format, *size_of_image = checked(kind, payload, key, field.name)
+                extension = field.extensions[format]
+                pixels = tuple(size_of_image) if len(field.absent) == 4 else ()
             else:
                 try:
                     payload = field.encode(payload)
@@ -119,8 +121,8 @@ class _Field(NamedTuple):
     """What is known of a field before any sample: all that the inner loop needs."""
 
     name: str
-    encode: Encoder | None  # None for an image, which is stored as it is
-    extensions: dict[str, bytes]  # by the image's format; by "" for any other value
+    encode: Encoder | None  # None for an encoded file, which is stored as it is
+    extensions: dict[str, bytes]  # by the file's format; by "" for any other value
     absent: tuple[int, ...]  # the field's part of an index row where a sample does not have it
 
 
@@ -129,12 +131,14 @@ def _fields(schema: Schema) -> list[_Field]:
     for name, endings in names.extensions(schema).items():
         kind = schema[name]
         first, *_ = dotted = [b"." + ending.encode() for ending in endings]
-        if isinstance(kind, Image):  # a field with one extension keeps it for all formats
+        if type(kind) in SUFFIXES_OF:  # a field with one extension keeps it for all formats
             by_suffix = {e.rpartition(".")[2]: d for e, d in zip(endings, dotted, strict=True)}
-            by_format = {
-                format: by_suffix.get(suffix, first) for format, suffix in SUFFIX_OF.items()
-            }
-            fields.append(_Field(name, None, by_format, (0, 0, 0, 0)))
+            suffixes = reversed(
+                [*SUFFIXES_OF[type(kind)].items()]
+            )  # the first of a format is taken
+            by_format = {format: by_suffix.get(suffix, first) for suffix, format in suffixes}
+            absent = (0, 0, 0, 0) if isinstance(kind, Image) else (0, 0)
+            fields.append(_Field(name, None, by_format, absent))
         else:
             fields.append(_Field(name, ENCODERS[type(kind)], {"": first}, (0, 0)))
     return fields

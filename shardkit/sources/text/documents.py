@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, UsageError
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.sample import Sample
-from shardkit.schema import Schema, Text
+from shardkit.schema import FieldType, Int, Schema, Text
 from shardkit.sources.base import Document, Stream
 from shardkit.sources.file_table import FileSource
 from shardkit.sources.files import FilePath, below, check_unchanged
+from shardkit.sources.labels import LABEL
+from shardkit.sources.metadata import add_columns
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.records import LINE_FIELD, TextFile
@@ -36,23 +38,45 @@ class TextFiles(FileSource[Files]):
         self._errors = errors
         self.schema = Schema({LINE_FIELD: Text()})
 
+    def add_labels(self, classes: tuple[str, ...] | None) -> None:
+        """Add the labels of folders, which have these names, and the columns of metadata."""
+        fields: dict[str, FieldType] = {**self.schema}
+        files = self._files
+        if files.labels and classes is not None:
+            fields[LABEL] = Int()
+            self.class_names = {LABEL: classes}
+        if files.metadata is not None:
+            add_columns(fields, files.metadata)
+            self.class_names = {**self.class_names, **files.metadata.class_names}
+            self.others = files.metadata.unusable
+        self.schema = Schema(fields)
+
     def __getitem__(self, index: int) -> Sample:
-        key = self.key(index)
+        files, key = self._files, self.key(index)
+        sample: Sample = {"__key__": key}
         try:
-            file = open_file(self._root, self._files, index, self._errors)
-            text = file.text(self._files.planned(index))
+            if LINE_FIELD in self.schema:
+                file = open_file(self._root, files, index, self._errors)
+                sample[LINE_FIELD] = file.text(files.planned(index))
         except SampleError as error:
             raise error.located(key=key) from error.__cause__
-        return {"__key__": key, LINE_FIELD: text}
+        if files.labels and LABEL in self.schema:
+            sample[LABEL] = files.labels[files.folder_of[index]]
+        if files.metadata is not None:
+            row = files.metadata.row(index)
+            sample.update({n: v for n, v in row.items() if n in self.schema})
+        return sample
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return self._files.lengths()
 
     def select(self, indices: Indices) -> TextFiles:
-        return TextFiles(self._root, self._files.select(indices), self._errors)
+        part = TextFiles(self._root, self._files.select(indices), self._errors)
+        part.schema, part.class_names = self.schema, dict(self.class_names)
+        return part
 
     def fingerprint(self) -> dict[str, str]:
-        return self._files.fingerprint([LINE_FIELD])
+        return self._files.fingerprint([LINE_FIELD], self.classes)
 
 
 class Ranges(NamedTuple):
@@ -94,6 +118,18 @@ class TextStream(Stream):
         self._fields = fields
         self._errors = errors
         self.schema = fields.schema
+        self.class_names = {} if fields.label is None else fields.label.class_names
+
+    def add_labels(self, classes: tuple[str, ...] | None) -> None:
+        """Add the labels of folders, which have these names."""
+        if self._files.labels and classes is not None:
+            if LABEL in self.schema:
+                raise UsageError(
+                    "the documents have a field 'label', and folders have labels, too",
+                    fix="leave --classes away, or name the field: --label-column label",
+                )
+            self.schema = Schema({**self.schema, LABEL: Int()})
+            self.class_names = {LABEL: classes}
 
     def __len__(self) -> int:
         return len(self._ranges.file)
@@ -107,11 +143,12 @@ class TextStream(Stream):
         chosen = Ranges(file.astype(np.uint32), start, end)
         files = self._files.select(used.astype(np.int64))
         stream = TextStream(self._root, files, chosen, self._fields, self._errors)
+        stream.schema, stream.class_names = self.schema, dict(self.class_names)
         stream.narrow(self.selection)
         return stream
 
     def fingerprint(self) -> dict[str, str]:
-        return self._files.fingerprint(list(self._fields.schema))
+        return self._files.fingerprint(list(self._fields.schema), self.classes)
 
     def documents(self) -> Iterator[Document]:
         for file, start, end in self._ranges.runs():
@@ -121,7 +158,8 @@ class TextStream(Stream):
         relative, name = self._files.relative(file), self._files.name(file)
         text = open_file(self._root, self._files, file, self._errors, self._fields.text)
         cells = name.form in ("csv", "tsv")
-        fields = self._fields
+        fields, labels = self._fields, self._files.labels
+        label = labels[self._files.folder_of[file]] if labels else None
         done = start  # where the last document ended
         try:
             for at, after, value in text.records(start, None if name.compression else end):
@@ -134,6 +172,8 @@ class TextStream(Stream):
                         raise value
                     taken = fields.take(value, cells=cells)
                     ignored = fields.left_out(value, taken, cells=cells)
+                    if label is not None:
+                        taken[LABEL] = label
                     sample = self.selected({"__key__": f"{relative}/{at}", **taken})
                 except SampleError as error:
                     sample = located(error, text.path, at, f"{relative}/{at}")

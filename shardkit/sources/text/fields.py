@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from shardkit.errors import SampleError, drop_option
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
-from shardkit.sources.metadata import number, typed_column, whole_number
+from shardkit.sources.columns import number, typed_column, whole_number
+from shardkit.sources.labels import LABEL, Labels
 from shardkit.sources.text.records import LINE_FIELD
 
 
@@ -23,10 +24,14 @@ class Fields:
     others: Mapping[str, FieldType]
     every: bool = False  # whether a field that is none of these is an error
     selection: Selection = ALL_FIELDS  # other fields are left out without being counted
+    also: Collection[str] = ()  # of the others, those that are read to choose by them alone
+    label: Labels | None = None  # made of a field of the type `label_kind`
+    label_kind: FieldType = Text()  # noqa: RUF009 - it is frozen
 
     @property
     def schema(self) -> Schema:
-        return Schema({self.text: Text(), **self.others})
+        label = {} if self.label is None else {LABEL: self.label.kind}
+        return Schema({self.text: Text(), **label, **self.others})
 
     def take(self, values: Mapping[str, Any], *, cells: bool) -> Sample:
         """The fields of a document; `cells` are text, as CSV has them. Raises SampleError."""
@@ -36,10 +41,12 @@ class Fields:
         sample: Sample = {self.text: text}
         if not text.isascii():
             _check_unicode(self.text, text)
-        for name in self.others:
+        if self.label is not None:
+            sample[LABEL] = self.label(self._label_value(values, cells))
+        for name, kind in self.others.items():
             value = values.get(name)
             if value is not None and not (cells and not value):
-                sample[name] = self._fitted(name, value, cells)
+                sample[name] = self._fitted(name, kind, value, cells)
         if self.every and len(values) > len(sample):
             self._check_known(values)
         return sample
@@ -52,13 +59,25 @@ class Fields:
             name
             for name, value in values.items()
             if name not in taken
+            and name != self._label_column
             and value is not None
             and not (cells and not value)
             and self.selection.has(name)
         )
 
-    def _fitted(self, name: str, value: Any, cells: bool) -> Any:
-        kind = self.others[name]
+    @property
+    def _label_column(self) -> str | None:
+        return None if self.label is None else self.label.column
+
+    def _label_value(self, values: Mapping[str, Any], cells: bool) -> Any:
+        """The value of which the label is made."""
+        name = str(self._label_column)
+        value = values.get(name)
+        if value is None or value == "" or isinstance(self.label_kind, Json):
+            return value
+        return self._fitted(name, self.label_kind, value, cells)
+
+    def _fitted(self, name: str, kind: FieldType, value: Any, cells: bool) -> Any:
         try:
             if isinstance(kind, Json):
                 text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -80,7 +99,7 @@ class Fields:
         )
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
-        known = RESERVED | {self.text, *self.others}
+        known = RESERVED | {self.text, str(self._label_column), *self.others}
         for name, value in values.items():
             if name not in known and value is not None and self.selection.has(name):
                 raise SampleError(
@@ -138,7 +157,7 @@ class Sampled:
         for name, values in _columns(self._json).items():
             types[name] = _json_type(values)
         for name, values in _columns(self._cells).items():
-            kind = typed_column([value or None for value in values])[0]
+            kind = typed_column([value or None for value in values], cells=True).kind
             types[name] = _wider(types.get(name, kind), kind)
         return types
 
@@ -177,24 +196,38 @@ def _wider(a: FieldType, b: FieldType) -> FieldType:
     return Float() if {a, b} == {Int(), Float()} else Json()
 
 
-def choose(sampled: Sampled, asked: str | None) -> str | None:
-    """The field that is the text: the one asked for, "text", or the only one of text; or None."""
+def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str | None:
+    """The field that is the text: the one asked for, "text", or the only one of text; or None.
+
+    The field of the `label` is none.
+    """
     types = sampled.types()
     if asked is not None:
         return asked if asked in types else None
     if LINE_FIELD in types:
         return LINE_FIELD
-    texts = [name for name, kind in types.items() if isinstance(kind, Text)]
+    texts = [name for name, kind in types.items() if isinstance(kind, Text) and name != label]
     return texts[0] if len(texts) == 1 and texts[0] not in RESERVED else None
 
 
-def fields_of(sampled: Sampled, text: str, selection: Selection, *, keep: bool) -> Fields:
-    """The fields to read, the others being optional: any document may lack them."""
-    if not keep:
-        return Fields(text, {}, selection=selection)
+def fields_of(
+    sampled: Sampled,
+    text: str,
+    selection: Selection,
+    also: Collection[str] = (),
+    label: str | None = None,
+    *,
+    keep: bool,
+) -> Fields:
+    """The fields to read, the others being optional: any document may lack them.
+
+    That of which the `label` is made is none of these.
+    """
     others = {
         name: type(kind)(optional=True)
         for name, kind in sampled.types().items()
-        if name != text and name not in RESERVED and selection.has(name)
+        if name not in (text, label) and name not in RESERVED
+        if (keep and selection.has(name)) or name in also
     }
-    return Fields(text, others, selection.fields is None, selection)
+    only = tuple(name for name in others if not (keep and selection.has(name)))
+    return Fields(text, others, keep and selection.fields is None, selection, only)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +47,7 @@ class Files(FileTable):
         ratio = [self.ratios.get(name.rpartition(".")[2].lower(), 1.0) for name in self.names]
         return (np.maximum(self.sizes, 0) * np.array(ratio, np.float64)).astype(np.int64)
 
-    def fingerprint(self, fields: list[str]) -> dict[str, str]:
+    def fingerprint(self, fields: list[str], classes: Sequence[str] | None) -> dict[str, str]:
         """What identifies the files, and that these fields of them are read."""
         digest = xxhash.xxh3_128()
         for texts in (fields, self.folders):
@@ -53,5 +55,9 @@ class Files(FileTable):
         self.hash_names(digest)
         for numbers in (self.folder_of, self.sizes):
             digest.update(np.ascontiguousarray(numbers).data)
+        if classes is not None or self.labels:
+            digest.update(json.dumps([classes, self.labels]).encode())
+        if self.metadata is not None:
+            digest.update(self.metadata.fingerprint())
         times = xxhash.xxh3_128(np.ascontiguousarray(self.times).data)
         return {"files": digest.hexdigest(), "times": times.hexdigest()}

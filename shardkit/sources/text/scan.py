@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import time_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardkit import storage
+from shardkit.card import OUTSIDE, splits_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.folders import below as below_folder
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
+from shardkit.sources.labels import LABEL, Asked, find_labels
+from shardkit.sources.metadata import GivenTable, Labelling, join
 from shardkit.sources.text.blocks import expansion
+from shardkit.sources.text.classes import FolderClasses, folder_classes
 from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
@@ -25,13 +33,14 @@ from shardkit.sources.text.files import Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
-from shardkit.walk import NO_FILE, Walk, kind_of_file, look
+from shardkit.walk import NO_FILE, Walk, kind_of_file, look, relative_to
 
 # Files at the top of a folder that describe its data: themselves data only if there are no others.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
     r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
 )
+_OF_IMDB = re.compile(r"urls_(pos|neg|unsup)\.txt|imdbEr\.txt")  # beside its folders of reviews
 RANGE = 1 << 19  # bytes of a range of a file that can be cut; a multiple of 4, as characters may be
 _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # of each
@@ -40,23 +49,40 @@ _EXPANSION_FILES = 8
 
 
 def open_text(
-    path: Path, options: TextOptions, *, split: str, selection: Selection = ALL_FIELDS
+    path: Path,
+    options: TextOptions,
+    *,
+    split: str,
+    selection: Selection = ALL_FIELDS,
+    listed: Sequence[Path] = (),
+    subset: str = "",
+    also: Collection[str] = (),
+    labels: Labelling | None = None,
 ) -> dict[str, Source | Stream]:
     """The documents of a file or a folder, one source per split; `{"": source}` without splits.
+
+    With `listed` those of these files, as if the folder held no others. Of the fields `also` those
+    that are there are read in any case, to choose documents by them. `labels` says where labels
+    come from; without it there are none.
 
     Raises SourceError where there are none, or none of the first ones has the text.
     """
     if options.encoding != "auto":
         check_encoding(options.encoding)
     began = time_ns()
-    corpus = _folder(path) if path.is_dir() else _single(path)
+    labels = labels or Labelling()
+    if listed:
+        corpus = _listed(path, listed)
+    else:
+        corpus = _folder(path, labels.given) if path.is_dir() else _single(path)
     corpus.files.began = began
     if not corpus.files.names:
         raise _nothing(path, corpus)
     splits: dict[str, Split] = {}
-    if split == "auto" and path.is_dir():
-        names = [corpus.files.relative(index) for index in range(len(corpus.files))]
-        splits = grouped(path, names, documents=_one_document_each(corpus, options))
+    if (split == "auto" or subset) and path.is_dir():
+        splits = _splits(path, corpus, options, subset, listed=bool(listed))
+        if split == "none" and splits:
+            splits = {"": Split("", sorted(n for part in splits.values() for n in part.numbers))}
     whole = _whole_files(path, corpus, options, splits)
     notes = [*corpus.notes]
     if options.encoding == "auto":
@@ -66,34 +92,105 @@ def open_text(
     corpus.files.ratios = _ratios(corpus)
     fields, sampled = None, Sampled()
     if not whole:
-        fields, sampled = _fields(path, corpus, options, selection, notes)
-        left = [name for name in sampled.names() if name not in fields.schema]
+        _refuse_table(path, labels)
+        asked = labels.asked
+        fields, sampled = _fields(path, corpus, options, selection, notes, also, asked)
+        own = None if asked is None else asked.column
+        left = [
+            name
+            for name in sampled.names()
+            if name != own and (name not in fields.schema or name in fields.also)
+        ]
         if left and selection == ALL_FIELDS and not options.keep_fields:
             some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
             notes.append(f"of documents the text alone is stored, without {some}: --keep-fields")
     chosen = splits or {"": Split("", list(range(len(corpus.files))))}
+    by_split = {name: _files_of(corpus, split, whole=whole) for name, split in chosen.items()}
+    every = {name: _below(corpus.files.folders, split.folder) for name, split in chosen.items()}
+    if listed or not path.is_dir():
+        labels = replace(labels, guess=False)
+    classes = folder_classes(path, by_split, every, labels, whole=whole)
+    problems = corpus.problems + _join_table(path, chosen, by_split, labels, whole=whole)
     sources: dict[str, Source | Stream] = {}
-    for name, (folder, numbers) in chosen.items():
-        files = corpus.files.select(np.array(numbers, np.int64))
-        files.folders = [f[len(folder) :].lstrip("/") for f in files.folders]
-        root = below(corpus.root, folder) if folder else corpus.root
-        sources[name] = _source(root, files, fields, sampled, options.encoding_errors)
+    for name, (folder, _) in chosen.items():
+        root, files = below(corpus.root, folder) if folder else corpus.root, by_split[name]
+        sources[name] = _source(root, files, fields, sampled, options.encoding_errors, classes)
     first = next(iter(sources.values()))
-    first.ignored, first.problems, first.notes = dict(corpus.ignored), corpus.problems, notes
+    first.ignored, first.problems = dict(corpus.ignored), problems
+    first.notes = [*notes, *classes.notes]
     return sources
 
 
+def _refuse_table(path: Path, labels: Labelling) -> None:
+    """Raise UsageError for a table that names files, where these are no documents."""
+    if labels.given is not None:
+        raise UsageError(
+            "metadata are for files that are a document each",
+            path=path,
+            fix="leave --metadata away, or take whole files as documents: --documents file",
+        )
+
+
+def _join_table(
+    path: Path,
+    splits: Mapping[str, Split],
+    files: dict[str, Files],
+    labels: Labelling,
+    *,
+    whole: bool,
+) -> list[ShardkitError]:
+    """Find the rows of files, of which those without one are left out and returned as problems."""
+    if labels.given is None:
+        if whole and labels.asked is not None:
+            raise UsageError(
+                f"there is no table with the column {labels.asked.column!r}",
+                path=path,
+                fix="name the table with --metadata FILE",
+            )
+        return []
+    parts = [(split.folder, files[name]) for name, split in splits.items()]
+    joined = join(labels.given.read(), parts, labels.asked, every=True)
+    for name, found in zip(splits, joined, strict=True):
+        files[name] = files[name].select(found.files)
+        files[name].metadata = found.metadata
+        if LABEL in found.metadata.schema:
+            files[name].labels = []  # of folders
+    return [problem for found in joined for problem in found.problems]
+
+
+def _files_of(corpus: _Corpus, split: Split, *, whole: bool) -> Files:
+    """The files of a split, in folders relative to its own."""
+    files = corpus.files.select(np.array(split.numbers, np.int64))
+    files.folders = _below(files.folders, split.folder)
+    if whole:
+        files.odd_keys = odd_keys((files.stem(i), files.name(i).suffix) for i in range(len(files)))
+    return files
+
+
+def _below(folders: Iterable[str], above: str) -> list[str]:
+    """Those of the folders that lie in another, relative to it; and that one, as ""."""
+    inside = (f for f in folders if not above or f == above or f.startswith(f"{above}/"))
+    return [folder[len(above) :].lstrip("/") for folder in inside]
+
+
 def _source(
-    root: FilePath, files: Files, fields: Fields | None, sampled: Sampled, errors: str
+    root: FilePath,
+    files: Files,
+    fields: Fields | None,
+    sampled: Sampled,
+    errors: str,
+    classes: FolderClasses,
 ) -> Source | Stream:
     """The documents of one split; without `fields` each file is one."""
     if fields is None:
-        names = ((files.stem(i), files.name(i).suffix) for i in range(len(files)))
-        files.odd_keys = odd_keys(names)
-        return TextFiles(root, files, errors)
+        source = TextFiles(root, files, errors)
+        source.add_labels(classes.names)
+        return source
     stream = TextStream(root, files, _ranges(root, files), fields, errors)
+    stream.add_labels(classes.names)
     stream.others = {n: None for n in sampled.names() if n not in fields.schema}
     stream.all_known = sampled.whole
+    stream.also = fields.also
     stream.guessed = frozenset(fields.others)
     return stream
 
@@ -137,9 +234,27 @@ def _single(path: Path) -> _Corpus:
     return _Corpus(root, files, name.form != "text", ignored, [])
 
 
-def _folder(root: Path) -> _Corpus:
+def _listed(root: Path, paths: Sequence[Path]) -> _Corpus:
+    """Some of the files below a folder, all of them tables or all texts, in this order."""
+    folders: dict[str, int] = {}
+    found = []
+    for path in paths:
+        folder, _, name = below_folder(root, path).rpartition("/")
+        with storage.explained("read the source", path):
+            about = path.stat()
+        size = about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE
+        number = folders.setdefault(folder, len(folders))
+        found.append(_Found(number, name, size, about.st_mtime_ns, about.st_ino))
+    filled = [file for file in found if file.size]
+    ignored = Counter({"empty file": len(found) - len(filled)})
+    table = parse_name(paths[0].name)
+    tables = table is not None and table.form != "text"
+    return _Corpus(file_path(root), _table(list(folders), filled), tables, +ignored, [])
+
+
+def _folder(root: Path, given: GivenTable | None = None) -> _Corpus:
     """The files below a folder: tables if there are any, and else texts."""
-    walk = Walk(root)
+    walk = Walk(root, None if given is None else relative_to(given.path, root))
     folders: list[str] = []
     texts: list[_Found] = []
     tables: list[_Found] = []
@@ -157,7 +272,7 @@ def _folder(root: Path) -> _Corpus:
             found = _Found(number, entry.name, size, time, inode)
             if size == 0:
                 walk.ignored["empty file"] += 1
-            elif not listing.folder.relative and _ABOUT.fullmatch(entry.name.lower()):
+            elif _is_about(listing.folder.relative, entry.name):
                 about.append(found)
             elif name.form == "text":
                 texts.append(found)
@@ -171,8 +286,15 @@ def _folder(root: Path) -> _Corpus:
     elif about:
         _refuse_only_about(root, about, walk.ignored)
         texts = about
-    files = _table(folders, tables or texts)
+    found_files = tables or texts
+    found_files.sort(key=lambda file: f"{folders[file.folder]}/{file.name}".lstrip("/"))
+    files = _table(folders, found_files)
     return _Corpus(file_path(root), files, bool(tables), walk.ignored, walk.problems, walk.notes)
+
+
+def _is_about(folder: str, name: str) -> bool:
+    """Whether a file tells of the data: at the top, or a list among IMDb's reviews."""
+    return bool(_OF_IMDB.fullmatch(name) or (not folder and _ABOUT.fullmatch(name.lower())))
 
 
 def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
@@ -189,8 +311,7 @@ def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) ->
 
 
 def _table(folders: list[str], found: list[_Found]) -> Files:
-    """The files in the order of their paths as text."""
-    found.sort(key=lambda file: f"{folders[file.folder]}/{file.name}".lstrip("/"))
+    """The files, with the folders in the order of their paths."""
     order = sorted(range(len(folders)), key=folders.__getitem__)  # whatever order they came in
     number = {folder: n for n, folder in enumerate(order)}
     return Files(
@@ -220,6 +341,20 @@ def _suffixes() -> str:
 
 
 # --- splits --------------------------------------------------------------------------------------
+
+
+def _splits(
+    path: Path, corpus: _Corpus, options: TextOptions, subset: str, *, listed: bool
+) -> dict[str, Split]:
+    """The splits that the names of files tell, or README.md; files of none are counted."""
+    names = [corpus.files.relative(index) for index in range(len(corpus.files))]
+    documents = _one_document_each(corpus, options)
+    if listed:
+        return grouped(path, names, documents=documents)
+    splits, others = splits_of(path, names, subset=subset, documents=documents)
+    if others:
+        corpus.ignored[OUTSIDE] += others
+    return splits
 
 
 def _one_document_each(corpus: _Corpus, options: TextOptions) -> bool:
@@ -296,7 +431,13 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
 
 
 def _fields(
-    path: Path, corpus: _Corpus, options: TextOptions, selection: Selection, notes: list[str]
+    path: Path,
+    corpus: _Corpus,
+    options: TextOptions,
+    selection: Selection,
+    notes: list[str],
+    also: Collection[str],
+    asked: Asked | None,
 ) -> tuple[Fields, Sampled]:
     """Which fields to read, from the first documents of a few files; and those documents."""
     sampled, problems = _sample(corpus, options)
@@ -304,7 +445,8 @@ def _fields(
         if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
             raise _unusable(path, problems)
         return Fields(LINE_FIELD, {}), sampled
-    text = choose(sampled, options.field)
+    column = None if asked is None else asked.column
+    text = choose(sampled, options.field, column)
     if text is None:
         types = sampled.types()
         raise SourceError(
@@ -318,7 +460,36 @@ def _fields(
     if options.keep_fields and sampled.reserved():
         names = ", ".join(sampled.reserved())
         notes.append(f"left out, as samples have such names of their own: {names}")
-    return fields_of(sampled, text, selection, keep=options.keep_fields), sampled
+    fields = fields_of(sampled, text, selection, also, column, keep=options.keep_fields)
+    if asked is not None:
+        fields = _labelled(corpus, options, fields, asked, sampled)
+        if asked.classes is None and fields.label is not None and fields.label.names is not None:
+            notes.append("all documents were read once for their classes: --classes FILE spares it")
+    return fields, sampled
+
+
+def _labelled(
+    corpus: _Corpus, options: TextOptions, fields: Fields, asked: Asked, sampled: Sampled
+) -> Fields:
+    """The fields with a label; its words are looked for in all documents."""
+    types = sampled.types()
+    asked.refuse_unknown([name for name in types if name != LABEL or asked.column == LABEL])
+    if asked.column == fields.text or LABEL in fields.others:
+        asked.refuse_unknown([LABEL, *types])
+        raise UsageError(f"the field {asked.column!r} is the text", fix="name another label")
+    kind = types[asked.column]
+    labels = find_labels(asked, kind, lambda: _values(corpus, options, asked.column))
+    return replace(fields, label=labels, label_kind=kind)
+
+
+def _values(corpus: _Corpus, options: TextOptions, column: str) -> Iterator[Any]:
+    """The values of a field in all documents that can be read."""
+    for index in range(len(corpus.files)):
+        with contextlib.suppress(SampleError):  # which is reported when the file is read
+            file = open_file(corpus.root, corpus.files, index, options.encoding_errors)
+            for record in file.records():
+                if isinstance(record.value, dict):
+                    yield record.value.get(column)
 
 
 def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[SampleError]]:

@@ -1,0 +1,93 @@
+"""`shardkit stats`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardkit.cli import print_json, storage_option
+from shardkit.cli.tables import counted, pixel_rows, print_table
+
+_CLASSES = 20  # that are printed; --json has all
+_MEASURES = ("width", "height", "bytes", "characters", "length")
+
+
+@click.command("stats")
+@click.argument("path", type=click.Path(path_type=Path))
+@storage_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
+    """Count what training needs to know of the dataset at PATH, by reading every sample.
+
+    Mean and deviation of all pixels, as training sees them; classes and their weights; sizes,
+    lengths, numbers; duplicates.
+    """
+    from shardkit import storage
+    from shardkit.opening import open_splits
+
+    with storage.using(storage_options, path):
+        splits = open_splits(storage.source(path))
+    reports = {name: dataset.stats() for name, dataset in splits.items()}
+    if as_json:
+        print_json(reports[""] if list(reports) == [""] else {"splits": reports})
+        return
+    for name, report in reports.items():
+        _show(f"{path}: {name}" if name else str(path), report)
+
+
+def _show(title: str, report: dict[str, Any]) -> None:
+    rows: list[tuple[str, ...]] = [("samples", "", f"{report['samples']:,}")]
+    for field, about in report["fields"].items():
+        rows += _field_rows(field, about)
+    pixels = {n: f["pixels"] for n, f in report["fields"].items() if "pixels" in f}
+    print_table(title, rows + pixel_rows(pixels))
+    if report["classes"]:
+        _show_classes(report["classes"])
+    print_table("Duplicates", _duplicate_rows(report["duplicates"]))
+
+
+def _field_rows(field: str, about: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for format, count in about.get("formats", {}).items():
+        rows.append((field, format, f"{count:,}"))
+    for measure in _MEASURES:
+        if measure in about:
+            found = about[measure]
+            words = (
+                f"{found['min']:,} / {found['median']:,} / {found['mean']:,.1f} / {found['max']:,}"
+            )
+            rows.append((field, measure, f"{words} (min / median / mean / max)"))
+    if "std" in about:
+        words = " / ".join(f"{about[name]:.6g}" for name in ("min", "mean", "max", "std"))
+        rows.append((field, "", f"{words} (min / mean / max / deviation)"))
+    return rows
+
+
+def _show_classes(classes: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            str(entry["label"]),
+            entry["name"] or "",
+            f"{entry['samples']:,}",
+            "" if entry["weight"] is None else f"weight {entry['weight']:.4g}",
+        )
+        for entry in classes[:_CLASSES]
+    ]
+    if len(classes) > _CLASSES:
+        rows.append(("", f"and {len(classes) - _CLASSES:,} more (--json lists all)", "", ""))
+    print_table(f"Classes: {len(classes):,}", rows)
+
+
+def _duplicate_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    compared = ", ".join(found["compared"])
+    if not found["samples"]:
+        return [("samples", f"none (compared: {compared})")]
+    groups = counted(found["groups"], "group")
+    rows: list[tuple[str, ...]] = [
+        ("samples", f"{found['samples']:,} in {groups} (compared: {compared})")
+    ]
+    if found["groups_of_several_labels"]:
+        rows.append(("labels", f"{found['groups_of_several_labels']:,} groups have several"))
+    return rows + [("same", ", ".join(keys)) for keys in found["first"]]

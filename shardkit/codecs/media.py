@@ -1,0 +1,192 @@
+"""Format, duration, rate and size of encoded audio and video, from headers; is the end there?
+
+Nothing is decoded. The layouts are in `audio` and `video`, one function for each format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardkit.codecs import image
+from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.schema import Array, Audio, FieldType, Image, Images, Video, images_in
+
+# File suffixes with the format that each usually holds; the first of a format is the one we write.
+AUDIO_SUFFIXES = {
+    "wav": "wav",
+    "flac": "flac",
+    "mp3": "mp3",
+    "ogg": "ogg",
+    "oga": "ogg",
+    "opus": "opus",  # in Ogg
+    "m4a": "mp4",
+    "aiff": "aiff",
+    "aif": "aiff",
+}
+VIDEO_SUFFIXES = {
+    "mp4": "mp4",
+    "m4v": "mp4",
+    "mov": "mov",
+    "webm": "webm",
+    "mkv": "mkv",
+    "avi": "avi",
+}
+
+
+class Kind(NamedTuple):
+    """Files that are samples: images, audio, video, or arrays."""
+
+    field: str
+    type: type[FieldType]
+    suffixes: tuple[tuple[str, str], ...]
+    one: str
+    many: str
+
+    def has(self, name: str) -> bool:
+        """Whether a name says that a file is of this kind."""
+        return kind_by_name(name) is self
+
+
+IMAGES = Kind("image", Image, (*image.SUFFIXES.items(),), "an image", "images")
+AUDIO = Kind("audio", Audio, (*AUDIO_SUFFIXES.items(),), "an audio file", "audio files")
+VIDEO = Kind("video", Video, (*VIDEO_SUFFIXES.items(),), "a video", "videos")
+ARRAYS = Kind("array", Array, (("npy", "npy"),), "an array", "arrays")
+KINDS = (IMAGES, AUDIO, VIDEO, ARRAYS)
+SUFFIXES_OF: Mapping[type[FieldType], Mapping[str, str]] = {
+    kind.type: dict(kind.suffixes) for kind in (IMAGES, AUDIO, VIDEO)
+}
+_BY_SUFFIX = {suffix: kind for kind in KINDS for suffix, _ in kind.suffixes}
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """The kind of file that a name says it is."""
+    stem, _, suffix = name.rpartition(".")
+    return _BY_SUFFIX.get(suffix.lower()) if stem else None
+
+
+# Offset and value of the first bytes, and what stands at byte 8.
+_MAGIC = (
+    (0, b"RIFF", b"WAVE", "wav"),
+    (0, b"RF64", b"WAVE", "wav"),
+    (0, b"RIFF", b"AVI ", "avi"),
+    (0, b"FORM", b"AIFF", "aiff"),
+    (0, b"FORM", b"AIFC", "aiff"),
+    (0, b"fLaC", b"", "flac"),
+    (4, b"ftyp", b"qt  ", "mov"),
+    (4, b"ftyp", b"", "mp4"),
+    *((4, name, b"", "mov") for name in (b"moov", b"mdat", b"wide")),  # before there was ftyp
+)
+
+
+class MediaInfo(NamedTuple):
+    """What the headers say; None where they do not, or the file has no such track.
+
+    Of the first track of each kind. `width` and `height` are pixels as stored, not yet rotated.
+    """
+
+    format: str  # wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi
+    duration: float | None = None  # seconds
+    sampling_rate: int | None = None  # Hz; of Opus always 48,000, as it is decoded
+    channels: int | None = None
+    width: int | None = None
+    height: int | None = None
+    frames: int | None = None  # of the video
+
+
+class NotMediaError(NotAnImageError):
+    """The bytes are no audio or video of a known format, or their header is cut or damaged."""
+
+    what = "the value is not audio or video"
+    expected: str | None = "a whole file: WAV, FLAC, MP3, Ogg, M4A, AIFF; MP4, MOV, WebM, MKV, AVI"
+    fix = "repair or remove it"
+
+
+class CutMediaError(NotMediaError):
+    """The end of the file is missing."""
+
+    what = "the file is cut"
+    expected = None
+    fix = "copy it again"
+
+
+def format_of(data: bytes) -> str | None:
+    """The format by the first bytes (64 do), as far as they tell; None if no format is known."""
+    head = bytes(data[:64])
+    for at, magic, form, format in _MAGIC:
+        if head.startswith(magic, at) and head.startswith(form, 8):
+            return format
+    if head[:4] == b"OggS":
+        return "opus" if b"OpusHead" in head else "ogg"
+    if head[:4] == b"\x1aE\xdf\xa3":
+        return "webm" if b"webm" in head else "mkv"
+    # The frame of an MP3: eleven bits set, a layer, and neither of the values that are forbidden.
+    frame = head[:1] == b"\xff" and len(head) > 3 and head[1] >= 0xE0 and bool(head[1] & 6)
+    if head[:3] == b"ID3" or (frame and head[1] & 0x18 != 8 and head[2] >> 4 not in (0, 15)):
+        return "mp3"
+    return None
+
+
+def guess(data: bytes) -> type[FieldType] | None:
+    """Image, Audio or Video where the first bytes leave no doubt."""
+    if image.is_image(data):
+        return Image
+    format = format_of(data)
+    if format is None or (format == "mp3" and data[:3] != b"ID3"):
+        return None
+    if format == "mp4" and data[8:11] in (b"M4A", b"M4B"):
+        return Audio
+    return Video if format in VIDEO_SUFFIXES.values() else Audio
+
+
+def media_info(data: bytes) -> MediaInfo:
+    """Format, duration, sampling rate, channels, size and frames of encoded audio or video.
+
+    Only headers are read. Raises NotMediaError, which is a ValueError, for anything else and for
+    files whose header or end is missing, as far as the format tells.
+    """
+    from shardkit.codecs import audio, video
+
+    format = format_of(data)
+    if format is None:
+        raise NotMediaError(image.describe(data))
+    try:
+        if format in VIDEO_SUFFIXES.values():
+            return video.PROBES[format](data, format)
+        return audio.PROBES[format](data, format)
+    except (struct.error, IndexError) as error:
+        raise CutMediaError(f"a {format} file that ends inside its header") from error
+
+
+def media_of(kind: FieldType, value: bytes) -> MediaInfo:
+    """`media_info` of a value of Audio or Video; raises NotMediaError if it is none of those."""
+    info = media_info(value)
+    if info.format not in SUFFIXES_OF[type(kind)].values():
+        raise NotMediaError(f"a {info.format} file where there should be {kind.python}")
+    if (info.width if isinstance(kind, Video) else info.channels) is None:
+        raise NotMediaError(f"a {info.format} file without {type(kind).__name__.lower()}")
+    return info
+
+
+def checked(kind: FieldType, value: bytes, key: str, field: str) -> tuple[str, int, int]:
+    """The format, and of an image the width and height, of a value of Image, Audio or Video.
+
+    Raises SampleError if it is not a whole file of such a format.
+    """
+    if isinstance(kind, Image):
+        return image.checked(value, key, field)
+    try:
+        return media_of(kind, value).format, 0, 0
+    except NotMediaError as error:
+        raise unusable(error, key, field) from error
+
+
+def check(kind: FieldType, value: object, key: str, field: str) -> None:
+    """Raise SampleError for a value of encoded files, one or a list, that are not whole."""
+    if isinstance(kind, Images):
+        for each in images_in(kind, value):
+            image.checked(each, key, field)
+    elif isinstance(kind, Image | Audio | Video):
+        assert isinstance(value, bytes)
+        checked(kind, value, key, field)

@@ -1,0 +1,54 @@
+"""Compressed bytes in a temporary file, which can be read at random."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from shardkit import storage
+from shardkit.byte_source import ByteSource, LocalFile
+from shardkit.codecs.compression import decompressed
+from shardkit.errors import DamagedError, StorageError
+
+
+def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -> ByteSource:
+    """The bytes that blocks of a file decompress to; `what` is the name of these in errors.
+
+    The temporary file has no name: the system removes it when it is closed, or the process ends.
+    """
+    folder = temporary_folder(path, what)
+    fix = f"make space, name another folder in the variable TMPDIR, or unpack {what}"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as plain:
+            for data in decompressed(blocks, compression):
+                plain.write(data)
+            plain.flush()
+            return LocalFile(path, os.dup(plain.fileno()))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise storage.explain(error, "unpack", path) from error
+        raise StorageError(
+            f"there is no room to unpack {what}",
+            path=path,
+            found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
+            fix=fix,
+        ) from error
+    except ValueError as error:
+        raise DamagedError(f"{what} is damaged: {error}", path=path) from error
+
+
+def temporary_folder(path: Path, what: str) -> str:
+    """The folder for temporary files. Raises StorageError where none can be written to."""
+    try:
+        return tempfile.gettempdir()
+    except OSError as error:
+        raise StorageError(
+            f"no temporary folder can be written to, to unpack {what}",
+            path=path,
+            found=error.strerror,
+            fix="make space, or name another folder in the variable TMPDIR",
+        ) from error

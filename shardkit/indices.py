@@ -1,0 +1,129 @@
+"""The numbers of the samples of a view: a range, which takes no memory, or int64, 8 bytes each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from shardkit.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Numbers: TypeAlias = "npt.NDArray[np.int64]"
+    Indices: TypeAlias = "range | Numbers"
+
+_EXPECTED = "whole numbers, or True or False for each sample"
+
+
+def chosen(given: Any, length: int) -> Indices:
+    """What was asked for of `length` samples: a range, whole numbers, or a mask of True and False.
+
+    Negative numbers count from the end. Raises IndexError for a number that no sample has, and
+    UsageError for all else.
+    """
+    if isinstance(given, range) and given:
+        wrong = [n for n in (given[0], given[-1]) if not -length <= n < length]
+        if wrong:
+            raise _no_sample(wrong[0], length)
+        if min(given[0], given[-1]) >= 0:
+            return given
+    try:
+        found = np.asarray(given if hasattr(given, "__len__") else list(given))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "samples are selected by their numbers",
+            expected=_EXPECTED,
+            found=f"{given!r:.100}",
+        ) from error
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "biu"):
+        what = f"{type(given).__name__} of {found.dtype}, shape {found.shape}"
+        raise UsageError("samples are selected by their numbers", expected=_EXPECTED, found=what)
+    if found.dtype.kind == "b":
+        if len(found) != length:
+            raise UsageError(
+                "a mask has one value per sample",
+                expected=f"{length:,} values",
+                found=f"{len(found):,}",
+            )
+        return np.flatnonzero(found)
+    if not len(found):
+        return range(0)
+    if (found < -length).any() or (found >= length).any():
+        raise _no_sample(found[(found < -length) | (found >= length)][0], length)
+    numbers = found.astype(np.int64)
+    numbers[numbers < 0] += length
+    return numbers
+
+
+def _no_sample(number: int, length: int) -> IndexError:
+    return IndexError(f"there are {length:,} samples, not a number {number}")
+
+
+def compact(numbers: Indices) -> Indices:
+    """The same numbers in the one way to write them: a range where their distances are equal."""
+    count = len(numbers)
+    if not count:
+        return range(0)
+    if isinstance(numbers, range):
+        return numbers if count > 1 else range(numbers[0], numbers[0] + 1)
+    first, last = int(numbers[0]), int(numbers[-1])
+    step = int(numbers[1]) - first if count > 1 else 1
+    if step and first + step * (count - 1) == last and (np.diff(numbers) == step).all():
+        return range(first, last + (1 if step > 0 else -1), step)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def array(indices: Indices) -> Numbers:
+    """All numbers, 8 bytes each."""
+    if isinstance(indices, range):
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    return indices
+
+
+def pick(outer: Indices, inner: Indices) -> Indices:
+    """`outer[i]` for each i of `inner`: the numbers of a view of a view."""
+    if isinstance(outer, range):
+        if isinstance(inner, range):
+            return outer[as_slice(inner)]
+        return outer.start + outer.step * inner
+    return outer[as_slice(inner) if isinstance(inner, range) else inner]
+
+
+def as_slice(numbers: range) -> slice:
+    """The slice of a list that has these of its numbers, none of which is negative."""
+    if not numbers:
+        return slice(0)
+    return slice(numbers.start, numbers.stop if numbers.stop >= 0 else None, numbers.step)
+
+
+def ascending(indices: Indices) -> bool:
+    """Whether the numbers never fall."""
+    if isinstance(indices, range):
+        return indices.step > 0 or len(indices) < 2
+    return bool((indices[1:] >= indices[:-1]).all())
+
+
+def in_order(indices: Indices) -> Indices:
+    """The same numbers, in rising order."""
+    if ascending(indices):
+        return indices
+    return indices[::-1] if isinstance(indices, range) else np.sort(indices)
+
+
+def below(indices: Indices, bounds: Numbers) -> Numbers:
+    """How many of `ascending` numbers are less than each bound."""
+    if isinstance(indices, range):
+        before = -(-(bounds - indices.start) // indices.step)
+        return np.clip(before, 0, len(indices))
+    return np.searchsorted(indices, bounds)
+
+
+def digest(indices: Indices) -> str:
+    """A hash of the numbers and their order."""
+    if isinstance(indices, range):
+        return f"{indices.start}:{len(indices)}:{indices.step}"
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(indices, "<i8").data)

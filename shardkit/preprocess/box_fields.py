@@ -1,0 +1,157 @@
+"""Which array fields are boxes on an image, and which others have a row for each box.
+
+The field `boxes`, floats of shape (n, 4), is taken for boxes: x0, y0, x1, y1 in pixels. Of others
+that are named so the user is asked, as they may be x, y, width, height, or shares of the sides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.boxes import WITH_BOXES, is_boxes
+from shardkit.codecs.image import is_mask_name
+from shardkit.errors import SampleError, UsageError
+from shardkit.preprocess.mask_fields import image_of
+from shardkit.sample import Sample
+from shardkit.schema import Array, Json, Schema
+from shardkit.sources.base import Source, Stream, some_of
+
+BOXES = "boxes"
+_NAMES = {"box", "boxes", "bbox", "bboxes", "bndbox"}
+_FLOATS = {"<f4", "<f8"}
+
+
+class OnImage(NamedTuple):
+    """What boxes lie on, and the fields that have a row for each of them."""
+
+    image: str
+    others: tuple[str, ...]
+
+    def note(self, field: str) -> str:
+        """What is done with the boxes, for the user."""
+        others = f"; with them {', '.join(map(repr, self.others))}" if self.others else ""
+        words = "x0, y0, x1, y1 in pixels, moved alike and clipped"
+        return f"{field!r} is taken for boxes on {self.image!r}: {words}{others}"
+
+    def check(self, sample: Sample, field: str) -> None:
+        """Raise SampleError where values are no boxes, or others have not as many rows."""
+        boxes = sample[field]
+        if not is_boxes(boxes):
+            raise _no_boxes(sample, field)
+        for name in self.others:
+            if name in sample and len(sample[name]) != len(boxes):
+                raise SampleError(
+                    f"the sample has {len(boxes):,} boxes, and other numbers of what they have",
+                    key=sample["__key__"],
+                    field=name,
+                    expected=f"{len(boxes):,} rows",
+                    found=f"{len(sample[name]):,}",
+                    fix="repair it; or, if these are no boxes, --boxes none",
+                )
+
+
+def box_fields(
+    schema: Schema,
+    images: Sequence[str],
+    said: tuple[str, ...] | None,
+    source: Source | Stream | None,
+    ask: bool,
+) -> dict[str, OnImage]:
+    """The fields of boxes, each with what it lies on.
+
+    `said` are those that the user names, or None. Raises UsageError for names of other fields; and
+    where it is not clear whether a field is boxes, if there is reason to `ask`.
+    """
+    arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
+    if said is None:
+        boxes = tuple(n for n, k in arrays.items() if n == BOXES and _is_sure(k))
+        unclear = [n for n, k in arrays.items() if n not in boxes and is_box_name(n) and _may_be(k)]
+        if ask and unclear and images:
+            raise _unclear(unclear[0], arrays[unclear[0]])
+    else:
+        boxes = said
+        wrong = [n for n in said if n not in arrays or not _may_be(arrays[n])]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]!r} is no field of boxes",
+                expected="one of " + ", ".join(n for n, k in arrays.items() if _may_be(k)),
+                found=repr(schema.get(wrong[0])),
+                fix="boxes are arrays of floats, (n, 4): x0, y0, x1, y1 in pixels",
+            )
+    if not (boxes and images):
+        return {}
+    others = _rows_of(boxes, arrays, source)
+    return {name: OnImage(image_of(name, images), others[name]) for name in boxes}
+
+
+def json_boxes(schema: Schema) -> list[str]:
+    """Fields of JSON that are named like boxes, or `objects` as Hugging Face's are."""
+    names = [name for name, kind in schema.items() if isinstance(kind, Json)]
+    return [name for name in names if name == "objects" or is_box_name(name)]
+
+
+def is_box_name(field: str) -> bool:
+    return not _NAMES.isdisjoint(re.split("[^a-z]+", field.lower()))
+
+
+def _is_sure(kind: Array) -> bool:
+    shape = kind.shape or ()
+    return kind.dtype in _FLOATS and len(shape) == 2 and shape[1] == 4
+
+
+def _may_be(kind: Array) -> bool:
+    number = kind.dtype is None or np.dtype(kind.dtype).kind in "iuf"
+    return number and (kind.shape is None or kind.shape[-1:] in ((4,), (None,)))
+
+
+def _rows_of(
+    boxes: Sequence[str], arrays: Collection[str], source: Source | Stream | None
+) -> dict[str, tuple[str, ...]]:
+    """By field of boxes, the arrays that have as many rows, in their order.
+
+    Those of WITH_BOXES belong to the first; of others, a few samples tell.
+    """
+    found = {
+        name: [] if n else [o for o in arrays if o in WITH_BOXES] for n, name in enumerate(boxes)
+    }
+    left = [n for n in arrays if n not in (*boxes, *WITH_BOXES) and not is_mask_name(n)]
+    if not left or source is None:
+        return {name: tuple(others) for name, others in found.items()}
+    samples = [d.sample for d in some_of(source) if not isinstance(d.sample, SampleError)]
+    for other in left:
+        for name in boxes:
+            pairs = [(s[name], s[other]) for s in samples if name in s and other in s]
+            if pairs and any(len(a) for a, _ in pairs) and all(_as_long(*pair) for pair in pairs):
+                found[name].append(other)
+                break
+    return {name: tuple(n for n in arrays if n in others) for name, others in found.items()}
+
+
+def _as_long(boxes: np.ndarray, other: np.ndarray) -> bool:
+    return other.ndim > 0 and len(other) == len(boxes)
+
+
+def _no_boxes(sample: Sample, field: str) -> SampleError:
+    value = sample[field]
+    return SampleError(
+        "the value is not boxes",
+        key=sample["__key__"],
+        field=field,
+        expected="an array of floats, (n, 4)",
+        found=f"{value.dtype} {value.shape}",
+        fix="repair it; or, if the field is no boxes, --boxes none",
+    )
+
+
+def _unclear(name: str, kind: Array) -> UsageError:
+    return UsageError(
+        f"the field {name!r} may be boxes, which would be wrong on images that change",
+        expected=f"floats of shape (n, 4) by the name {BOXES!r}, or a word from you",
+        found=repr(kind),
+        fix=f"--boxes {name} takes it for x0, y0, x1, y1 in pixels, which move; --boxes none leaves"
+        " it as it is",
+    )

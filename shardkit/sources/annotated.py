@@ -1,0 +1,382 @@
+"""Folders of images with annotations of objects: COCO and Pascal VOC, as downloaded.
+
+- COCO: `annotations/instances_train2017.json` beside `train2017/` or `images/train2017/`; one
+  `images/` for all files of annotations; or `train/_annotations.coco.json` among its images.
+- Pascal VOC: `JPEGImages/` and `Annotations/`, with the splits of `ImageSets/Main/`; also below
+  `VOCdevkit/VOC2012/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.codecs.media import IMAGES
+from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.sources.annotations import (
+    CATEGORIES,
+    Annotations,
+    Read,
+    annotations_of,
+    check_boxes,
+)
+from shardkit.sources.base import Source
+from shardkit.sources.folder_scan import FolderScan
+from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
+from shardkit.splits import KINDS, split_of
+from shardkit.walk import is_folder, kind_of_file, scandir
+
+AMONG = "_annotations.coco.json"  # among its images, as Roboflow exports
+# Beginnings of the names of COCO's files: of objects, and of what is not read.
+_OBJECTS = ("instances_", "person_keypoints_")
+_OTHERS = ("captions_", "image_info_", "panoptic_", "stuff_")
+_VOC = ("JPEGImages", "Annotations")
+_ABOVE_VOC = re.compile(r"VOC[\w-]*", re.I)  # VOCdevkit, VOC2012
+_MOST_LIST = 1 << 28  # bytes of a list of images
+_MOST_PROBLEMS = 100_000  # that are listed one by one
+
+
+@dataclass
+class _Split:
+    """Images with their annotations: those of a file, or of a list."""
+
+    folder: Path  # that holds the images
+    file: Path  # the JSON, or the folder of XML files
+    names: set[str] | None = None  # of the images, without suffixes; None: all
+    shared: bool = False  # whether the folder holds images of other splits as well
+
+
+@dataclass
+class Layout:
+    """What was found at a root: splits by name, and what lies beside them."""
+
+    splits: dict[str, _Split]
+    ignored: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    by_name: bool = False  # whether classes are in the order of their names, not of the annotations
+
+
+class _Folder:
+    """The names of what lies in a folder; what is hidden is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage.explained("list", path), scandir(path) as found:
+            entries = [(e.name, is_folder(e)) for e in found if not e.name.startswith(".")]
+        self.folders = sorted(name for name, below in entries if below)
+        self.files = sorted(name for name, below in entries if not below)
+
+    def below(self, name: str) -> _Folder:
+        return _Folder(self.path / name)
+
+
+def find_annotated(root: Path, together: bool = False) -> Layout | None:
+    """The layout of a root with annotations of objects; None for any other folder.
+
+    `together`: its images are to be one dataset, whatever splits there are.
+    """
+    top = _Folder(root)
+    while len(top.folders) == 1 and not top.files and _ABOVE_VOC.fullmatch(top.folders[0]):
+        top = top.below(top.folders[0])
+    years = [name for name in top.folders if _ABOVE_VOC.fullmatch(name)]
+    if len(years) > 1 and {*_VOC} <= {*top.below(years[0]).folders}:
+        raise UsageError(
+            "the folder holds several datasets in the layout of Pascal VOC",
+            path=root,
+            found=", ".join(f"{name}/" for name in years),
+            fix=f"give one of them: {top.path / years[-1]}",
+        )
+    if {*_VOC} <= {*top.folders} and any(n.endswith(".xml") for n in top.below(_VOC[1]).files):
+        return _voc(top, together)
+    found = _coco(top)
+    if found is None or not together:
+        return found
+    if len(found.splits) > 1:
+        raise UsageError(
+            "each file of annotations is for a split of its own",
+            path=root,
+            found=", ".join(split.file.name for split in found.splits.values()),
+            fix="leave --split none away, or convert one split at a time",
+        )
+    found.splits = {"": next(iter(found.splits.values()))}
+    return found
+
+
+def _coco(top: _Folder) -> Layout | None:
+    annotations = next((name for name in top.folders if name.lower() == "annotations"), None)
+    if annotations is None:
+        return _among(top)
+    files = [n for n in top.below(annotations).files if n.lower().endswith(".json")]
+    chosen = _of_objects(files)
+    if not chosen:
+        return _among(top)
+    layout = Layout({}, Counter(f"file {n}" for n in files if n not in chosen.values()))
+    folders = _folders_of(top, chosen, layout)
+    for stem in sorted(folders, key=lambda stem: _order(split_of(stem) or stem)):
+        split = split_of(stem) or (stem if len(folders) > 1 else "")
+        if split in layout.splits:
+            raise UsageError(
+                f"several files of annotations are for {split!r}",
+                path=top.path / annotations,
+                found=", ".join(chosen.values()),
+                fix="move away those that are not to be read",
+            )
+        within, times = folders[stem], [*folders.values()].count(folders[stem])
+        folder = top.path / within if within else top.path
+        file = top.path / annotations / chosen[stem]
+        layout.splits[split] = _Split(folder, file, shared=times > 1)
+    used = {within.partition("/")[0] for within in folders.values()}
+    layout.ignored += _beside(top, [annotations, *used])
+    return layout
+
+
+def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[str, str]:
+    """The folders of the images that files are for, those of their names; else one for all.
+
+    Where some have such a folder, others are left out: all files come together, in one archive.
+    """
+    images = next((name for name in top.folders if name.lower() in NAMED_IMAGES), "")
+    every = {name: name for name in top.folders}
+    if images:
+        every = {name: f"{images}/{name}" for name in top.below(images).folders} | every
+    found = {stem: every[stem] for stem in chosen if stem in every}
+    if not found:
+        return dict.fromkeys(chosen, images)
+    for stem, name in chosen.items():
+        if stem not in found:
+            layout.ignored[f"file {name}"] += 1
+            layout.notes.append(f"{name} is not read: there is no folder {stem}/")
+    return found
+
+
+def _among(top: _Folder) -> Layout | None:
+    """Splits whose annotations lie among their images."""
+    splits = {}
+    for name in ("", *top.folders):
+        split = split_of(name) or ""
+        folder = top.below(name) if split else top
+        if (split or not name) and AMONG in folder.files:
+            splits[split] = _Split(folder.path, folder.path / AMONG)
+    used = [split.folder.name for split in splits.values()]
+    return Layout(splits, _beside(top, used)) if splits else None
+
+
+def _of_objects(files: Sequence[str]) -> dict[str, str]:
+    """Of COCO's files those of objects, by what is left of their names: `train2017`."""
+    plain = [n for n in files if not n.startswith((*_OBJECTS, *_OTHERS))]
+    kinds = [[n for n in files if n.startswith(begin)] for begin in _OBJECTS]
+    chosen = next(filter(None, (kinds[0], plain, kinds[1])), [])
+    stems = {n: n[: -len(".json")] for n in chosen}
+    return {re.sub(f"^({'|'.join(_OBJECTS)})", "", stem): name for name, stem in stems.items()}
+
+
+def _voc(top: _Folder, together: bool) -> Layout:
+    layout = Layout({}, _beside(top, [*_VOC, "ImageSets"]), by_name=True)
+    folder, annotations = (top.path / name for name in _VOC)
+    main = top.below("ImageSets").folders if "ImageSets" in top.folders else []
+    lists = top.below("ImageSets").below("Main").files if "Main" in main and not together else []
+    named = {n[:-4]: n for n in lists if n.endswith(".txt") and n[:-4] in (*KINDS, "trainval")}
+    if "trainval" in named and {"train", "val"} & named.keys():
+        del named["trainval"]
+        layout.notes.append("trainval.txt is train.txt and val.txt together: not read")
+    described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
+    for split in sorted(named, key=_order):
+        path = top.path / "ImageSets/Main" / named[split]
+        with storage.explained("read", path):
+            text = storage.read(path, _MOST_LIST).decode("utf-8", "replace")
+        names = {line.split()[0] for line in text.splitlines() if line.strip()}
+        if names and names.isdisjoint(described):
+            layout.notes.append(f"{path.name} is not read: its images have no annotations")
+        else:
+            layout.splits[split] = _Split(folder, annotations, names, shared=True)
+    if not layout.splits:
+        layout.splits[""] = _Split(folder, annotations)
+    if others := len(lists) - len(named):
+        layout.ignored["other lists in ImageSets/Main"] = others
+    return layout
+
+
+def _beside(top: _Folder, used: Sequence[str]) -> Counter[str]:
+    """What lies beside the folders that are used, as it is counted."""
+    found = Counter(f"folder {name}/" for name in top.folders if name not in used)
+    found.update(kind_of_file(name) for name in top.files if name != AMONG)
+    return found
+
+
+def _order(split: str) -> tuple[int, str]:
+    known = [*KINDS]
+    return (known.index(split) if split in KINDS else len(known), split)
+
+
+def open_annotated(
+    layout: Layout, *, classes: Sequence[str] | None = None, strict: bool = True
+) -> dict[str, Source]:
+    """The sources of a layout, one per split, with one table of classes over all.
+
+    Raises UsageError for splits that overlap, and for classes that `classes` lacks.
+    """
+    scans = {folder: _scan(folder) for folder in {s.folder: None for s in layout.splits.values()}}
+    reads, chosen = {}, {}
+    for name, split in layout.splits.items():
+        scan = scans[split.folder]
+        scan.ignored[".json file"] -= split.file.is_relative_to(split.folder)
+        read = reads[name] = _read(split, scan)
+        files = _joined(split, read, scan)
+        paths = {image: scan.files.relative(file) for file, image in files.items()}
+        check_boxes(read, paths, split.folder)
+        _refuse_many(read)
+        chosen[name] = {file: image for file, image in files.items() if image not in read.bad}
+    _refuse_overlap(layout, chosen, scans)
+    table = _table(layout, reads, classes, strict)
+    sources: dict[str, Source] = {}
+    left = {path: len(scan.files) for path, scan in scans.items()}
+    for name, split in layout.splits.items():
+        read, scan = reads[name], scans[split.folder]
+        left[split.folder] -= len(chosen[name]) + len(read.bad)
+        annotations = annotations_of(read, list(chosen[name].values()), table)
+        sources[name] = _source(scan, list(chosen[name]), annotations, read)
+        sources[name].class_names = {CATEGORIES: table}
+    first = next(iter(sources.values()))
+    first.notes = (*layout.notes, *first.notes)
+    shared = {split.folder for split in layout.splits.values() if split.shared}
+    layout.ignored["images of no split"] += sum(left[path] for path in shared)
+    first.ignored |= +layout.ignored
+    return sources
+
+
+def _scan(folder: Path) -> FolderScan:
+    scan = FolderScan(folder, IMAGES)
+    scan.files.labels = [None] * len(scan.files.folders)
+    if scan.metadata_files:
+        scan.ignored["metadata beside annotations"] += 1
+    return scan
+
+
+def _source(
+    scan: FolderScan, images: Sequence[int], annotations: Annotations, read: Read
+) -> Source:
+    """Some images of a folder, with their annotations. What was passed over is said once."""
+    part = copy.copy(scan)
+    part.files = scan.files.select(np.array(images, np.int64))
+    part.files.metadata = annotations
+    scan.ignored, scan.problems = Counter(), []
+    part.ignored = +part.ignored + read.ignored
+    part.problems = [*part.problems, *read.problems, *read.bad.values()]
+    source = part.source(None)
+    source.notes = (*source.notes, *read.notes)
+    return source
+
+
+def _read(split: _Split, scan: FolderScan) -> Read:
+    """What the annotations of a split say."""
+    from shardkit.sources.coco import read_coco  # not where there are none
+    from shardkit.sources.voc import read_voc
+
+    if split.file.suffix.lower() == ".json":
+        return read_coco(split.file)
+    files = [scan.files.relative(n) for n in range(len(scan.files))]
+    if split.names is None:
+        return read_voc(split.file, files)
+    by_stem = {name.rpartition(".")[0]: name for name in files}
+    read = read_voc(split.file, [by_stem[n] for n in sorted(split.names) if n in by_stem])
+    read.problems += [_not_there(split.file, n) for n in sorted(split.names) if n not in by_stem]
+    return read
+
+
+def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
+    """By the number of each image file that has good annotations, its number in `read`."""
+    numbers = {scan.files.relative(n): n for n in range(len(scan.files))}
+    begin = f"{split.folder.name}/"  # file names with the folder that they are in
+    found: dict[int, int] = {}
+    for row, name in enumerate(read.images):
+        file = numbers.get(name)
+        if file is None:
+            file = numbers.get(name.removeprefix(begin))
+        if file is None:
+            read.problems.append(_not_there(read.path, name))
+        elif file in found:
+            raise SourceError(
+                "the annotations list an image twice", path=read.path, found=name,
+                fix="make one entry of the two, as either would have a part of its objects",
+            )  # fmt: skip
+        else:
+            found[file] = row
+    if not split.shared:
+        for file in range(len(scan.files)):
+            if file not in found:
+                read.problems.append(_unlisted(scan.files.relative(file), read.path))
+    return dict(sorted(found.items()))
+
+
+def _refuse_many(read: Read) -> None:
+    """Raise SourceError for so many problems that the annotations are for other images."""
+    problems = [*read.problems, *read.bad.values()]
+    if len(problems) > _MOST_PROBLEMS:
+        raise SourceError(
+            f"{len(problems):,} images and annotations do not fit each other",
+            path=read.path,
+            expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
+            found=f"{problems[0].what}: {problems[0].found}",
+            fix="check that the annotations are for these images",
+        )
+
+
+def _refuse_overlap(
+    layout: Layout, chosen: dict[str, dict[int, int]], scans: dict[Path, FolderScan]
+) -> None:
+    seen: dict[tuple[Path, int], str] = {}
+    for name, split in layout.splits.items():
+        for file in chosen[name]:
+            other = seen.setdefault((split.folder, file), name)
+            if other != name:
+                raise UsageError(
+                    f"the splits {other!r} and {name!r} overlap",
+                    path=split.folder,
+                    found=f"{scans[split.folder].files.relative(file)!r} is in both",
+                    fix="mend the lists, or take all images as one dataset with --split none",
+                )
+
+
+def _table(
+    layout: Layout, reads: dict[str, Read], classes: Sequence[str] | None, strict: bool
+) -> tuple[str, ...]:
+    """The names of all categories: in the order of `classes`, else of the first split's."""
+    found = list(dict.fromkeys(kind for read in reads.values() for kind in read.kinds))
+    if layout.by_name:
+        found.sort()
+    if classes is None:
+        return tuple(found)
+    missing = [name for name in found if name not in set(classes)]
+    if missing and strict:
+        raise UsageError(
+            f"the list of classes does not name the category {missing[0]!r}",
+            path=next(iter(reads.values())).path,
+            found=f"{len(missing)} categories that are not listed",
+            fix="add them to the list: they are names, as the annotations have them",
+        )
+    return (*classes, *missing)
+
+
+def _not_there(path: Path, name: str) -> SampleError:
+    return SampleError(
+        "the annotations name an image that is not there",
+        path=path,
+        found=name,
+        fix="restore the image, or leave it out with --on-error skip",
+    )
+
+
+def _unlisted(name: str, path: Path) -> SampleError:
+    return SampleError(
+        "an image is not listed in the annotations, so that nothing tells what is on it",
+        path=path,
+        found=name,
+        fix="list it, without objects if there are none, or leave it out with --on-error skip",
+    )

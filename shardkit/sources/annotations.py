@@ -1,0 +1,223 @@
+"""Boxes on images: what annotations say of the objects in each image, checked and joined.
+
+A box is x0, y0, x1, y1 in pixels of the stored image. Coordinates are continuous: pixel i of a row
+covers i to i + 1, so that the box of a whole image is 0, 0, width, height.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from shardkit import storage
+from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
+from shardkit.codecs.header import read_header
+from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.schema import Array, FieldType, Int, Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.codecs.header import Header
+
+    Numbers = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+BOXES, CATEGORIES = "boxes", "categories"
+
+
+class Annotations:
+    """The objects of each image, in the place of `Metadata`: columns with a row for each object.
+
+    Each image has those from its `starts` to the next. `sizes` are the images' width and height as
+    annotated: boxes are in pixels of an image of that size. `numbers` has a value for each image.
+    """
+
+    unusable: Mapping[str, SourceError] = MappingProxyType({})
+    class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # which the source has
+    path: Path | None = None
+    lacking = 0  # every image has annotations, though they may name no object
+
+    def __init__(
+        self,
+        starts: Numbers,
+        columns: Mapping[str, npt.NDArray[Any]],
+        sizes: npt.NDArray[np.int32],
+        numbers: Mapping[str, Numbers],
+    ) -> None:
+        self._starts, self._columns, self._sizes, self._numbers = starts, columns, sizes, numbers
+
+    @property
+    def schema(self) -> Schema:
+        fields: dict[str, FieldType] = {
+            name: Array(values.dtype.str, (None, *values.shape[1:]))
+            for name, values in self._columns.items()
+        }
+        return Schema({**fields, **dict.fromkeys(self._numbers, Int())})
+
+    def row(self, image: int) -> dict[str, Any]:
+        """The fields of one image, boxes in pixels as annotated."""
+        start, stop = self._starts[image : image + 2].tolist()
+        found: dict[str, Any] = {n: v[start:stop].copy() for n, v in self._columns.items()}
+        return found | {name: int(values[image]) for name, values in self._numbers.items()}
+
+    def stored_row(self, image: int, data: bytes, key: str) -> dict[str, Any]:
+        """The fields of one image, boxes in pixels of the image as it is stored in `data`.
+
+        Raises SampleError where the image is of another size than its annotations say.
+        """
+        row, size = self.row(image), tuple(self._sizes[image].tolist())
+        try:
+            header = read_header(data)
+        except NotAnImageError:
+            return row  # whoever stores the image says so
+        if size == header.upright != (header.width, header.height):
+            row[BOXES] = turned_boxes(row[BOXES], TURNED_BACK[header.orientation], size)
+        elif size != (header.width, header.height):
+            raise _of_another_size(size, header, key)
+        return row
+
+    def select(self, images: Numbers) -> Annotations:
+        counts = np.diff(self._starts)[images]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(starts[-1]) + np.repeat(self._starts[:-1][images] - starts[:-1], counts)
+        columns = {name: values[rows] for name, values in self._columns.items()}
+        numbers = {name: values[images] for name, values in self._numbers.items()}
+        return Annotations(starts, columns, self._sizes[images], numbers)
+
+    def fingerprint(self) -> bytes:
+        digest = xxhash.xxh3_128(self._starts.data)
+        for name, values in (
+            ("sizes", self._sizes),
+            *self._columns.items(),
+            *self._numbers.items(),
+        ):
+            digest.update(name.encode() + b"\0" + np.ascontiguousarray(values).tobytes())
+        return digest.digest()
+
+
+@dataclass
+class Read:
+    """What annotations say, before it is joined with images. Numbers count from 0."""
+
+    path: Path  # the file, or the folder of the files
+    images: list[str]  # their paths, relative to where images lie
+    sizes: npt.NDArray[np.int32]  # (images, 2): width and height, 0 where they are not said
+    boxes: npt.NDArray[np.floating]  # (objects, 4), as floats of 32 bits once they are checked
+    image_of: Numbers  # (objects,)
+    kind_of: Numbers  # (objects,): number in `kinds`; -1: of no kind there
+    kinds: list[str]
+    flags: dict[str, Flags]  # (objects,)
+    place: Callable[[int], dict[str, Any]]  # of an object, for errors
+    numbers: dict[str, Numbers] = field(default_factory=dict)  # (images,)
+    bad: dict[int, SampleError] = field(default_factory=dict)  # of images that cannot be taken
+    ignored: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    problems: list[ShardkitError] = field(default_factory=list)  # of no image that is there
+
+
+def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
+    """Clip boxes to their images, and leave out those without any area; both are counted.
+
+    `files` are the images that are there, by their number, relative to `root`. A box that cannot be
+    on its image is an error of the image. Images whose size the annotations do not say are read.
+    """
+    for image in np.flatnonzero((read.sizes <= 0).any(axis=1)).tolist():
+        if image in files and image not in read.bad:
+            read.sizes[image] = _size_of(root / files[image])
+    there = np.zeros(len(read.images), np.bool_)
+    there[list(files)] = True
+    _keep(read, there[read.image_of])
+    boxes, of = read.boxes, read.image_of
+    wide, high = read.sizes[of].T.astype(np.float64)
+    least, most = boxes[:, :2], boxes[:, 2:]
+    limits = np.stack([wide, high], axis=1)
+    limits[limits == 0] = np.inf  # of an image that cannot be read, as the conversion will say
+    with np.errstate(invalid="ignore"):
+        wrong: Flags = np.any(~np.isfinite(boxes), axis=1) | np.any(most < least, axis=1)
+        before, after = (most <= 0) & (least < 0), (least >= limits) & (most > limits)
+        outside: Flags = np.any(before | after, axis=1)
+    for number in np.flatnonzero(wrong | outside | (read.kind_of < 0)).tolist():
+        if int(of[number]) in read.bad:
+            continue
+        what = "is of no category that the annotations name"
+        if wrong[number]:
+            what = "has a box whose end is before its beginning, or no number"
+        elif outside[number]:
+            what = "has a box that lies outside its image"
+        image = int(of[number])
+        x0, y0, x1, y1 = boxes[number].tolist()
+        size = f"{int(wide[number])} x {int(high[number])}"
+        error = SampleError(
+            f"an object {what}",
+            field=BOXES if wrong[number] or outside[number] else CATEGORIES,
+            found=f"x {x0:g} to {x1:g}, y {y0:g} to {y1:g} in {read.images[image]!r} of {size}",
+            fix="repair the annotations, or leave the image out with --on-error skip",
+            **read.place(number),
+        )
+        read.bad[image] = error
+    good = ~np.isin(of, list(read.bad))
+    clipped = np.concatenate([least.clip(0, limits), most.clip(0, limits)], axis=1)
+    clipped = clipped.astype(np.float32)
+    empty = good & (clipped[:, 2:] <= clipped[:, :2]).any(axis=1)
+    beyond = int(
+        np.count_nonzero((clipped != boxes.astype(np.float32)).any(axis=1) & good & ~empty)
+    )
+    if beyond:
+        read.notes.append(f"{beyond:,} boxes reach beyond their image, and end at its edges")
+    if empty.any():
+        read.ignored["objects whose box has no area"] += int(np.count_nonzero(empty))
+    read.boxes = clipped
+    _keep(read, good & ~empty)
+
+
+def _keep(read: Read, objects: Flags) -> None:
+    """Keep some of the objects."""
+    place, numbers = read.place, np.flatnonzero(objects)
+    read.place = lambda number: place(int(numbers[number]))
+    read.boxes, read.image_of = read.boxes[objects], read.image_of[objects]
+    read.kind_of = read.kind_of[objects]
+    read.flags = {name: values[objects] for name, values in read.flags.items()}
+
+
+def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> Annotations:
+    """The annotations of images, by their number in what was read; classes are those of `table`."""
+    number_in = {name: number for number, name in enumerate(table)}
+    class_of = np.array([number_in[name] for name in read.kinds], np.int64)
+    order = np.argsort(read.image_of, kind="stable")
+    starts = np.searchsorted(read.image_of[order], np.arange(len(read.images) + 1))
+    columns: dict[str, npt.NDArray[Any]] = {
+        BOXES: read.boxes[order],
+        CATEGORIES: class_of[read.kind_of[order]],
+        **{name: values[order] for name, values in read.flags.items()},
+    }
+    whole = Annotations(starts.astype(np.int64), columns, read.sizes, read.numbers)
+    return whole.select(np.array(images, np.int64))
+
+
+def _size_of(path: Path) -> tuple[int, int]:
+    """Width and height of an image as it is stored; 0 of what is none, as reading it will say."""
+    try:
+        return probe(storage.read(path))[1:]
+    except (NotAnImageError, ShardkitError):
+        return 0, 0
+
+
+def _of_another_size(size: tuple[int, ...], header: Header, key: str) -> SampleError:
+    return SampleError(
+        "the image is not of the size that its annotations are for",
+        key=key,
+        field=BOXES,
+        expected=f"{size[0]} x {size[1]} pixels, as annotated, stored so or turned upright so",
+        found=f"{header.width} x {header.height}",
+        fix="restore the image that was annotated, convert without boxes: --drop boxes, or use"
+        " --on-error skip",
+    )

@@ -1,0 +1,205 @@
+"""Images and labels in files of their own: idx, as MNIST has them, and the batches of CIFAR.
+
+Layouts: http://yann.lecun.com/exdb/mnist (its page in web archives), and
+https://www.cs.toronto.edu/~kriz/cifar.html. Images become PNG, without loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.codecs.compression import compression_of
+from shardkit.codecs.pixels import to_png
+from shardkit.errors import SourceError, UsageError
+from shardkit.schema import Image, Int
+from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+# --- idx -----------------------------------------------------------------------------------------
+
+_IDX = re.compile(
+    r"((?P<prefix>.+)[-_])?(?P<split>train|t10k|test\w*|val\w*)[-_](?P<what>images|labels)"
+    r"[-.]idx\d-(ubyte|int)(?P<gz>\.gz)?",
+    re.IGNORECASE,
+)
+_DTYPES = {8: "|u1", 9: "|i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def find_idx(root: Path, names: Iterable[str]) -> Found:
+    """The images and labels below a folder, by split: `t10k` is the test."""
+    files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    copies = 0
+    for name in sorted(names):  # a plain file before its compressed copy, which torchvision keeps
+        match = _IDX.fullmatch(name.rpartition("/")[2])
+        if match is None:
+            raise SourceError(
+                "the name of a file of MNIST's kind does not tell what it holds",
+                path=root / name,
+                expected="such as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz",
+                fix="rename it, or move it away",
+            )
+        split = match["split"].lower().replace("t10k", "test")
+        folder = name.rpartition("/")[0]
+        group = files[f"{folder}/{match['prefix'] or ''}", split]
+        copies += match["what"].lower() in group
+        group.setdefault(match["what"].lower(), name)
+    groups = sorted({group for group, _ in files})
+    if len(groups) > 1:
+        raise UsageError(
+            "the folder holds several datasets of MNIST's kind",
+            path=root,
+            found=", ".join(group.strip("/") or "train-images, ..." for group in groups),
+            fix="move the files of one into a folder of its own, and give that",
+        )
+    splits: dict[str, dict[str, Column]] = {}
+    for (_, split), group in files.items():
+        if "images" not in group:
+            raise SourceError("there are labels without images", path=root / group["labels"])
+        splits[split] = {"image": read_idx("image", root / group["images"])}
+        if "labels" in group:
+            splits[split]["label"] = labels = read_idx("label", root / group["labels"])
+            _same_length(root / group["labels"], len(labels), len(splits[split]["image"]))
+    used = [name for group in files.values() for name in group.values()]
+    mapping = _emnist_names(root, groups[0].strip("/"))
+    ignored = {"compressed copy of a file": copies} if copies else {}
+    names_of_classes = {"label": mapping} if mapping else {}
+    return Found(splits, [*used, *([_mapping(groups[0])] if mapping else [])], names_of_classes,
+                 (), ignored)  # fmt: skip
+
+
+def read_idx(field: str, path: Path) -> Rows:
+    """The rows of an idx file: images of bytes as PNG, single numbers, or arrays."""
+    with storage.explained("open", path):
+        source = Part(path).open()
+        compression = compression_of(source.read(0, min(6, source.size)))
+        part = Part(path, compression)
+        source = part.open()
+        head = source.read(0, min(4, source.size))
+        dims = head[3] if len(head) == 4 else 0
+        if head[:2] != b"\0\0" or len(head) < 4 or head[2] not in _DTYPES or not dims:
+            raise damaged(path, "the file is not in the format idx", "two zeros first", head.hex())
+        start = 4 + 4 * dims
+        lengths = np.frombuffer(source.read(4, 4 * dims), ">u4").tolist()
+    dtype, shape = np.dtype(_DTYPES[head[2]]), tuple(lengths[1:])
+    size = int(np.prod([dtype.itemsize, *lengths], dtype=object))
+    if source.size != start + size:
+        what = "an idx file does not have the bytes that its header announces"
+        raise damaged(path, what, f"{start + size:,} bytes", f"{source.size:,}")
+    kind, make = kind_of(field, dtype, shape)
+    if field == "image" and dtype == np.uint8 and len(shape) == 2 and all(shape):
+        kind, make = Image(), to_png
+    stride = size // lengths[0] if lengths[0] else 0
+    return Rows(kind, ((part, start, lengths[0]),), dtype.str, shape, stride, make)
+
+
+def _same_length(path: Path, labels: int, images: int) -> None:
+    if labels != images:
+        raise SourceError(
+            "there are not as many labels as images",
+            path=path,
+            expected=f"{images:,} labels",
+            found=f"{labels:,}",
+            fix="the files are of two datasets, or one is damaged: download them again",
+        )
+
+
+def _mapping(group: str) -> str:
+    return f"{group.lstrip('/')}-mapping.txt"
+
+
+def _emnist_names(root: Path, group: str) -> tuple[str, ...]:
+    """The characters that EMNIST's labels stand for: lines of a label and codes of characters."""
+    path = root / _mapping(group)
+    if not group or not path.is_file():
+        return ()
+    try:
+        lines = [[int(n) for n in line.split()] for line in storage.read(path).split(b"\n") if line]
+        names = {label: chr(codes[0]) for label, *codes in lines}
+    except (ValueError, IndexError, OverflowError) as error:
+        raise damaged(
+            path, "the names of classes are damaged", "lines of numbers", str(error)
+        ) from error
+    if not all(0 <= label < 1000 for label in names):
+        raise damaged(path, "the names of classes are damaged", "labels up to 999", str(max(names)))
+    return tuple(names.get(label, "N/A") for label in range(max(names, default=-1) + 1))
+
+
+# --- CIFAR ---------------------------------------------------------------------------------------
+
+_PIXELS = 3 * 32 * 32
+_TEN = re.compile(r"(data_batch_(\d+)|test_batch)\.bin", re.IGNORECASE)
+
+
+def _png_of_planes(values: npt.NDArray[Any]) -> bytes:
+    return to_png(np.ascontiguousarray(values.transpose(1, 2, 0)))
+
+
+def find_cifar(root: Path, names: Sequence[str]) -> Found:
+    """CIFAR-10's or CIFAR-100's binary batches in a folder or one below it."""
+    folder = min(names).rpartition("/")[0]
+    prefix = f"{folder}/" if folder else ""
+    base = root / folder if folder else root
+    by_name = {name.removeprefix(prefix): name for name in names}
+    batches = sorted(
+        (int(match[2] or 0), name) for name in by_name if (match := _TEN.fullmatch(name))
+    )
+    if batches:
+        of_split = {
+            "train": [base / name for number, name in batches if number],
+            "test": [base / name for number, name in batches if not number],
+        }
+        labels, tables = {"label": 0}, {"label": "batches.meta.txt"}
+    else:
+        of_split = {s: [p] for s in ("train", "test") if (p := base / f"{s}.bin").is_file()}
+        labels = {"coarse_label": 0, "label": 1}
+        tables = {"coarse_label": "coarse_label_names.txt", "label": "fine_label_names.txt"}
+    splits = {s: _cifar(files, labels) for s, files in of_split.items() if files}
+    if not splits:
+        raise SourceError(
+            "there are no batches of CIFAR in its folder",
+            path=base,
+            expected="data_batch_1.bin to test_batch.bin, or train.bin and test.bin",
+        )
+    class_names, used = {}, []
+    for field, name in tables.items():
+        if (base / name).is_file():
+            text = storage.read(base / name).decode("utf-8", "replace")
+            class_names[field] = tuple(filter(None, map(str.strip, text.split("\n"))))
+            used.append(prefix + name)
+    used += [prefix + path.name for files in of_split.values() for path in files]
+    return Found(splits, used, class_names)
+
+
+def _cifar(files: Sequence[Path], labels: Mapping[str, int]) -> dict[str, Column]:
+    """Each record is a byte for each label, and three planes of 32 rows of 32 pixels."""
+    record = len(labels) + _PIXELS
+    counts = []
+    for path in files:
+        with storage.explained("open", path):
+            size = Part(path).open().size
+        if size % record:
+            what = "a batch of CIFAR ends inside an image"
+            raise damaged(path, what, f"records of {record:,} bytes", f"{size:,} bytes")
+        counts.append(size // record)
+
+    def parts(start: int) -> tuple[tuple[Part, int, int], ...]:
+        return tuple((Part(p), start, n) for p, n in zip(files, counts, strict=True))
+
+    kind, make = kind_of("label", np.dtype("u1"), ())
+    assert isinstance(kind, Int)
+    columns: dict[str, Column] = {
+        "image": Rows(Image(), parts(len(labels)), "|u1", (3, 32, 32), record, _png_of_planes)
+    }
+    for field, at in sorted(labels.items(), reverse=True):
+        columns[field] = Rows(kind, parts(at), "|u1", (), record, make)
+    return columns

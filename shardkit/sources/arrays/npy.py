@@ -1,0 +1,224 @@
+"""`.npy` and `.npz`: arrays of one length are fields, named after splits or not."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.byte_source import ByteSource
+from shardkit.codecs.array import npy_header
+from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
+from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of, unusable
+from shardkit.splits import KINDS
+
+_HEAD = 1 << 16  # bytes: numpy's headers have some hundred
+_LOCAL = 30  # bytes of the header of a member, before its name
+_METHODS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
+_MOST = 4096  # arrays in a file
+
+
+def find_npy(path: Path) -> Found:
+    """The rows of one array, in the field `array`."""
+    source = Part(path).open()
+    return arranged(path, {"array": rows("array", Part(path), source, 0, source.size)}, [path.name])
+
+
+def find_columns(root: Path, names: Sequence[str]) -> Found:
+    """Files of one array each, which are fields of the same samples."""
+    columns: dict[str, Column | ShardkitError] = {}
+    for name in names:
+        source = Part(root / name).open()
+        columns[name[:-4]] = rows(name[:-4], Part(root / name), source, 0, source.size)
+    return arranged(root, columns, names)
+
+
+def find_npz(path: Path) -> Found:
+    """The arrays of an archive."""
+    source = Part(path).open()
+    try:
+        with zipfile.ZipFile(io.BufferedReader(_File(source))) as archive:
+            members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+            others = len(archive.infolist()) - len(members)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
+        fix = "copy or make the file again"
+        raise SourceError("the .npz is damaged", path=path, found=str(error), fix=fix) from error
+    if len(members) > _MOST:
+        raise SourceError("the .npz holds too many arrays", path=path, found=f"{len(members):,}")
+    columns = {m.filename[:-4]: _member(path, source, m) for m in members}
+    found = arranged(path, columns, [path.name])
+    ignored = {**found.ignored, **({"member that is no array": others} if others else {})}
+    return found._replace(ignored=ignored)
+
+
+class _File(io.RawIOBase):
+    """A `ByteSource` as a file, which is what `zipfile` reads."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max((0, self._at, self._source.size)[whence] + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(min(len(buffer), self._source.size - self._at), 0)
+        buffer[:length] = self._source.read(self._at, length)
+        self._at += length
+        return length
+
+
+def _member(path: Path, source: ByteSource, member: zipfile.ZipInfo) -> Rows | ShardkitError:
+    if member.compress_type not in _METHODS or member.flag_bits & 1:
+        raise SourceError(
+            "an array in the .npz is encrypted or compressed in a way that numpy does not write",
+            path=path,
+            field=member.filename[:-4],
+            fix="write it with numpy.savez",
+        )
+    head = source.read(member.header_offset, min(_LOCAL, source.size - member.header_offset))
+    start = member.header_offset + _LOCAL
+    start += int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    compression = _METHODS[member.compress_type]
+    part = Part(path, compression, start, member.compress_size) if compression else Part(path)
+    if compression:
+        source, start = part.open(), 0
+    return rows(member.filename[:-4], part, source, start, member.file_size)
+
+
+def rows(name: str, part: Part, source: ByteSource, start: int, size: int) -> Rows | ShardkitError:
+    """The rows of the `.npy` at an offset in `source`, the bytes of a part; or why it is no field.
+
+    Raises DamagedError for a file that is cut.
+    """
+    data = source.read(start, min(_HEAD, size, source.size - start))
+    header = npy_header(data)
+    if header is None:
+        raise damaged(part.path, f"{name!r} is no array in the format .npy", "its header",
+                      data[:8].hex(" "))  # fmt: skip
+    try:
+        dtype = header.simple
+    except TypeError:
+        dtype = None
+    if dtype is None:
+        objects = b"'|O" in header.descr or b"'O" in header.descr
+        what = "Python objects, which are pickled" if objects else "records, or types unknown"
+        return unusable(name, what)
+    length = int(np.prod([dtype.itemsize, *header.shape], dtype=object))
+    if header.start + length != size:
+        what = f"the array {name!r} does not have the bytes that its header announces"
+        raise damaged(part.path, what, f"{header.start + length:,} bytes", f"{size:,}")
+    if not header.shape:
+        return unusable(name, "a single value")
+    if header.fortran and len(header.shape) > 1:
+        return unusable(name, "an array in Fortran's order: save numpy.ascontiguousarray of it")
+    try:
+        kind, make = kind_of(split_in(name)[1], dtype, header.shape[1:])
+    except FormatError as error:
+        return error
+    count = header.shape[0]
+    place = (part, start + header.start, count)
+    stride = length // count if count else 0
+    return Rows(kind, (place,), dtype.str, header.shape[1:], stride, make)
+
+
+_WORDS = re.compile(r"[_.\-]")
+
+
+def split_in(name: str) -> tuple[str, str]:
+    """The split that an array is named after, "" if none, and what is left of its name.
+
+    >>> split_in("train_images"), split_in("x_test"), split_in("features")
+    (('train', 'images'), ('test', 'x'), ('', 'features'))
+    """
+    words = _WORDS.split(name)
+    for at, rest in ((0, words[1:]), (-1, words[:-1])):
+        if words[at].lower() in KINDS:
+            return words[at].lower(), "_".join(rest) or "array"
+    return "", name
+
+
+def arranged(
+    path: Path, arrays: Mapping[str, Column | ShardkitError], files: Sequence[str]
+) -> Found:
+    """The arrays as fields of samples, by split: those of one length, which the others do not have.
+
+    Raises UsageError where it is not clear which arrays belong together.
+    """
+    groups: dict[str, dict[str, Column]] = defaultdict(dict)
+    others: dict[str, dict[str, ShardkitError]] = defaultdict(dict)
+    split = any(split_in(name)[0] for name in arrays)
+    for name, array in arrays.items():
+        group, field = split_in(name) if split else ("", name)
+        if isinstance(array, ShardkitError):
+            others[group][field] = array
+        else:
+            groups[group][field] = array
+    alone = groups.pop("", {}) if split and groups.keys() - {""} else {}
+    ignored = Counter({f"array {name!r}, which belongs to no split": 1 for name in alone})
+    splits: dict[str, dict[str, Column]] = {}
+    for group, columns in groups.items():
+        splits[group], short = _of_one_length(path, columns)
+        ignored.update(f"array {name!r} of another length" for name in short)
+    if not splits:
+        every = [error for errors in others.values() for error in errors.values()]
+        if every:
+            raise every[0].located(path=path)
+        raise SourceError("there are no arrays", path=path)
+    return Found(splits, files, ignored=dict(ignored), others=others)
+
+
+def _of_one_length(
+    path: Path, columns: Mapping[str, Column]
+) -> tuple[dict[str, Column], list[str]]:
+    """The longest arrays, and the names of the others, of which no two have one length."""
+    lengths = Counter(len(column) for column in columns.values())
+    longest = max(lengths)
+    if any(count > 1 for length, count in lengths.items() if length != longest):
+        found = ", ".join(f"{name!r} of {len(column):,}" for name, column in columns.items())
+        raise UsageError(
+            "the arrays are of several lengths, so that it is not clear what a sample is",
+            path=path,
+            expected="one length, that of all samples; or names such as train_images, test_images",
+            found=found,
+            fix="save those that belong together in files of their own",
+        )
+    chosen = {name: column for name, column in columns.items() if len(column) == longest}
+    return chosen, [name for name in columns if name not in chosen]
+
+
+def are_columns(root: Path, names: Sequence[str]) -> bool:
+    """Whether a few files are fields of the same samples, and not a sample each.
+
+    They are, where they have one length and other shapes or types, or names of splits.
+    """
+    if not 2 <= len(names) <= 16:
+        return False
+    headers = []
+    for name in names:
+        with storage.explained("open", root / name):
+            source = Part(root / name).open()
+            headers.append(npy_header(source.read(0, min(_HEAD, source.size))))
+    if not all(header is not None and header.shape for header in headers):
+        return False
+    by_split: dict[str, set[int]] = defaultdict(set)
+    kinds = set()
+    for name, header in zip(names, headers, strict=True):
+        assert header is not None
+        by_split[split_in(name[:-4])[0]].add(header.shape[0])
+        kinds.add((header.shape[1:], header.descr))
+    alike = all(len(lengths) == 1 for lengths in by_split.values())
+    return alike and (len(kinds) > 1 or "" not in by_split)

@@ -1,0 +1,283 @@
+"""One field of all samples, whose values are rows of an array; and the source of such fields."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from time import time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+
+from shardkit import storage
+from shardkit.byte_source import ByteSource, open_source
+from shardkit.codecs.compression import COMPRESSED_BLOCK
+from shardkit.codecs.unpack import unpacked
+from shardkit.errors import DamagedError, FormatError, SourceError, drop_option
+from shardkit.sample import Sample
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Int,
+    Schema,
+    Text,
+    check_label,
+    int64,
+)
+from shardkit.sources.base import Source
+from shardkit.sources.files import Planned, refuse_changed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+Make = Callable[["npt.NDArray[Any]"], Any]  # a value of a row, which is a view of read-only bytes
+
+
+class Column(Protocol):
+    """One field: row `index` of it, in any thread. Small when it is pickled for a worker."""
+
+    @property
+    def kind(self) -> FieldType: ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a value, as well as they are known."""
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file: all of it, or those of a member of an archive, unpacked if need be."""
+
+    path: Path
+    compression: str = ""  # a name of `codecs.compression`
+    start: int = 0
+    size: int = -1  # as they are stored; -1: to the end of the file
+
+    def open(self) -> ByteSource:
+        """The bytes; offsets in them count from the beginning of the file if they are plain."""
+        return _open(self, self.path.stat().st_mtime_ns)
+
+
+@lru_cache(8)  # tasks follow one another in a process: each would unpack the file anew
+def _open(part: Part, time: int) -> ByteSource:
+    source = open_source(part.path)
+    if not part.compression:
+        return source
+    stop = source.size if part.size < 0 else part.start + part.size
+    blocks = (
+        source.read(at, min(COMPRESSED_BLOCK, stop - at))
+        for at in range(part.start, stop, COMPRESSED_BLOCK)
+    )
+    return unpacked(part.path, blocks, part.compression, "a compressed array")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Values of one type, each at a multiple of `stride` bytes in one or several files."""
+
+    kind: FieldType
+    parts: tuple[tuple[Part, int, int], ...]  # with the offset of the first value, and how many
+    dtype: str
+    shape: tuple[int, ...]
+    stride: int
+    make: Make
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return [part.path for part, _, _ in self.parts]
+
+    def __len__(self) -> int:
+        return sum(count for _, _, count in self.parts)
+
+    @cached_property
+    def _opened(self) -> tuple[list[int], list[ByteSource], int]:
+        """Where the rows of each part end, the bytes of each, and the size of a row."""
+        ends = np.cumsum([count for _, _, count in self.parts]).tolist()
+        return ends, [part.open() for part, _, _ in self.parts], self.row_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
+
+    def row(self, index: int) -> Any:
+        ends, sources, size = self._opened
+        number = bisect_right(ends, index)
+        _, start, count = self.parts[number]
+        data = sources[number].read(start + (index - ends[number] + count) * self.stride, size)
+        return self.make(np.frombuffer(data, self.dtype).reshape(self.shape))
+
+
+def copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values.copy()
+
+
+def _text(value: npt.NDArray[Any]) -> str:
+    return str(value[()])
+
+
+def _bytes(value: npt.NDArray[Any]) -> bytes:
+    return bytes(value[()])
+
+
+def _int(value: npt.NDArray[Any]) -> int:
+    return int64(int(value.reshape(-1)[0]))
+
+
+def _float(value: npt.NDArray[Any]) -> float:
+    return float(value[()])
+
+
+def _bool(value: npt.NDArray[Any]) -> bool:
+    return bool(value[()])
+
+
+_SINGLE: dict[str, tuple[FieldType, Make]] = {
+    "b": (Bool(), _bool),
+    "i": (Int(), _int),
+    "u": (Int(), _int),
+    "f": (Float(), _float),
+    "U": (Text(), _text),
+    "S": (Bytes(), _bytes),
+}
+LABELS = ("label", "labels", "target", "targets", "y")
+
+
+def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[FieldType, Make]:
+    """The type of a field whose values have this type and shape, and what makes a value.
+
+    Single numbers and texts are no arrays, nor are labels of shape (1,). Raises FormatError for
+    what no field can hold.
+    """
+    if dtype.hasobject or dtype.names is not None or dtype.kind == "V":
+        what = "Python objects, which are pickled" if dtype.hasobject else f"records of {dtype}"
+        raise unusable(name, what)
+    if shape == (1,) and dtype.kind in "iu" and name in LABELS:
+        return Int(), _int
+    if shape == () and dtype.kind in _SINGLE:
+        return _SINGLE[dtype.kind]
+    return Array(dtype.str, shape), copied
+
+
+def unusable(name: str, found: str) -> FormatError:
+    """The error for an array that cannot be a field."""
+    return FormatError(
+        "an array holds what no field can",
+        field=name,
+        expected="numbers, text or bytes; nothing is ever unpickled",
+        found=found,
+        fix=f"convert without it: {drop_option(name)}, or save it as numbers",
+    )
+
+
+class Found(NamedTuple):
+    """What was found at a path: the columns of each split, and the files that they are in."""
+
+    splits: Mapping[str, Mapping[str, Column]]
+    files: Sequence[str]
+    class_names: Mapping[str, tuple[str, ...]] = {}
+    notes: Sequence[str] = ()
+    ignored: Mapping[str, int] = {}
+    others: Mapping[str, Any] = {}  # by split, the arrays that cannot be fields
+
+
+class ArraySource(Source):
+    """Samples that are the rows of columns of one length. Keys are their numbers."""
+
+    def __init__(
+        self,
+        root: Path,
+        columns: Mapping[str, Column],
+        indices: Indices | None = None,
+        planned: Mapping[Path, Planned] | None = None,
+    ) -> None:
+        super().__init__()
+        self._root, self._columns, self._planned = root, columns, planned or {}
+        self.schema = Schema({name: column.kind for name, column in columns.items()})
+        self.unique_keys = True
+        images = (c for c in columns.values() if isinstance(c, Rows) and type(c.kind) is Image)
+        self.encodes_images = any(images)
+        length = len(next(iter(columns.values())))
+        self._indices = np.arange(length) if indices is None else indices
+        if not length:
+            raise SourceError("the arrays have no rows", path=root)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        number = int(self._indices[index])
+        sample: Sample = {"__key__": self.key(index)}
+        for name in self.schema:
+            column = self._columns[name]
+            try:
+                sample[name] = column.row(number)
+            except Exception as error:
+                found = storage.unreadable(error, column.files[0], number)
+                raise found from found.__cause__
+        return self._checked(sample)
+
+    def _checked(self, sample: Sample) -> Sample:
+        """The sample, if its labels are those of classes."""
+        for field, names in self.class_names.items():
+            check_label(sample, field, names)
+        return sample
+
+    def key(self, index: int) -> str:
+        return f"{int(self._indices[index]):09d}"
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        size = sum(column.row_bytes for column in self._columns.values())
+        return np.full(len(self), size, np.int64)
+
+    def select(self, indices: Indices) -> ArraySource:
+        source = ArraySource(self._root, self._columns, self._indices[indices], self._planned)
+        source.schema, source.selection = self.schema, self.selection
+        source.class_names = self.class_names
+        return source
+
+    def fingerprint(self) -> dict[str, str]:
+        files, times, began = xxhash.xxh3_128(), xxhash.xxh3_128(), time_ns()
+        self._planned = {}
+        for name, column in self._columns.items():
+            about = f"{name}\0{column.kind!r}\0{len(column)}\0{column.row_bytes}\0"
+            files.update(about.encode("utf-8", "surrogateescape"))
+            for path in column.files:
+                found = path.stat()
+                files.update(f"{path.name}\0{found.st_size}\0".encode("utf-8", "surrogateescape"))
+                times.update(f"{found.st_mtime_ns}\0".encode())
+                self._planned[path] = Planned(found.st_mtime_ns, found.st_ino, began)
+        files.update(f"{dict(self.class_names)}".encode())
+        return {"files": files.hexdigest(), "times": times.hexdigest()}
+
+    def check_unchanged(self) -> None:
+        for path, planned in self._planned.items():
+            refuse_changed(str(path), path.stat(), planned, SourceError)
+
+    def name(self, index: int) -> str:
+        return f"{self._root.name}:{int(self._indices[index])}"
+
+
+def damaged(path: Path, what: str, expected: str, found: str) -> DamagedError:
+    """The error for a file whose size is not what its header says."""
+    fix = "copy or download the file again"
+    return DamagedError(what, path=path, expected=expected, found=found, fix=fix)

@@ -1,0 +1,244 @@
+"""COCO's annotations of objects: one JSON file for a split, read entry by entry.
+
+A file of 450 MB takes the memory of its boxes: about 250 bytes for an object, while it is planned.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit.byte_source import open_source
+from shardkit.errors import SourceError
+from shardkit.sources.annotations import Read
+
+_BLOCK = 1 << 20
+_LONGEST = 1 << 24  # characters of one entry
+_SPACE = re.compile(r"[ \t\r\n]*")
+_KNOWN = {
+    "images": {"id", "file_name", "width", "height"},
+    "annotations": {"id", "image_id", "category_id", "bbox", "iscrowd"},
+    "categories": {"id", "name"},
+}
+
+
+def read_coco(path: Path) -> Read:
+    """What a file of instances says. Raises SourceError where it is damaged, or of another kind."""
+    found = _Instances(path)
+    try:
+        for list_name, number, entry in entries(path):
+            found.add(list_name, number, entry)
+    except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
+        raise found.damaged(f"it is not JSON: {error}") from error
+    return found.read()
+
+
+class _Instances:
+    """The entries of one file, gathered in columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._images: dict[Any, int] = {}  # number of each image, by its id
+        self._kinds: dict[Any, int] = {}
+        self._files: dict[int, tuple[str, int, int]] = {}  # of an image: name, width, height
+        self._names: dict[int, str] = {}  # of categories
+        self._of, self._kind_of, self._ids = array("q"), array("q"), array("q")
+        self._boxes, self._crowd = array("d"), bytearray()
+        self._ignored: Counter[str] = Counter()
+        self._keys: Counter[tuple[str, ...]] = Counter()  # entries by their list and their keys
+
+    def add(self, list_name: str, number: int, entry: Any) -> None:
+        if list_name not in _KNOWN:
+            self._ignored[f"values of {list_name!r}"] += 1
+            return
+        try:
+            if list_name == "annotations":
+                self._add_object(entry)
+            elif list_name == "images":
+                width, height = (_whole(entry.get(name, 0)) for name in ("width", "height"))
+                image = self._numbered(self._images, self._files, entry["id"])
+                self._files[image] = (_text(entry["file_name"]), width, height)
+            else:
+                kind = self._numbered(self._kinds, self._names, entry["id"])
+                self._names[kind] = _text(entry["name"])
+        except KeyError as error:
+            raise self.damaged(f"{list_name}[{number}] has no {error}") from error
+        except (TypeError, AttributeError, OverflowError, ValueError) as error:
+            raise self.damaged(f"{list_name}[{number}] has another form: {error}") from error
+        self._keys[(list_name, *entry)] += 1
+
+    def _add_object(self, entry: Any) -> None:
+        x, y, width, height = map(_number, entry["bbox"])
+        image, kind = entry["image_id"], entry["category_id"]
+        self._of.append(self._images.setdefault(image, len(self._images)))
+        self._kind_of.append(self._kinds.setdefault(kind, len(self._kinds)))
+        self._crowd.append(entry.get("iscrowd", 0) in (1, True))
+        self._boxes.extend((x, y, x + width, y + height))
+        if type(id := entry.get("id")) is int and abs(id) < 2**63:
+            self._ids.append(id)
+
+    def _numbered(self, numbers: dict[Any, int], known: dict[int, Any], id: Any) -> int:
+        number = numbers.setdefault(id, len(numbers))
+        if number in known:
+            raise ValueError(f"its id is that of another one: {id!r:.60}")
+        return number
+
+    def read(self) -> Read:
+        if not self._files or not self._names:
+            absent = "images" if not self._files else "categories"
+            raise self.damaged(f"there are no {absent!r} in it")
+        for (list_name, *keys), count in self._keys.items():
+            for key in set(keys) - _KNOWN[list_name]:
+                self._ignored[f"values of {key!r}"] += count
+        images = {number: row for row, number in enumerate(self._files)}
+        by_id = sorted(zip(self._kinds, self._kinds.values(), strict=True), key=_id_order)
+        named = [self._names[number] for _, number in by_id if number in self._names]
+        kinds = {name: number for number, name in enumerate(dict.fromkeys(named))}
+        kind_rows = np.full(len(self._kinds), -1, np.int64)
+        for number, name in self._names.items():
+            kind_rows[number] = kinds[name]
+        rows = np.array([images.get(n, -1) for n in range(len(self._images))], np.int64)
+        of = rows[np.array(self._of, np.int64)]
+        there = np.flatnonzero(of >= 0)
+        if len(there) < len(of):
+            what = "objects of images that the annotations do not list"
+            self._ignored[what] = len(of) - len(there)
+        read = Read(
+            self._path,
+            [name for name, *_ in self._files.values()],
+            np.array([size for _, *size in self._files.values()], np.int32),
+            np.array(self._boxes, np.float64).reshape(-1, 4)[there],
+            of[there],
+            kind_rows[np.array(self._kind_of, np.int64)][there],
+            [*kinds],
+            {"iscrowd": np.frombuffer(bytes(self._crowd), np.bool_)[there]},
+            lambda number: {"path": self._path, "position": int(there[number])},
+            ignored=self._ignored,
+        )
+        ids = list(self._images)
+        if all(type(ids[number]) is int and abs(ids[number]) < 2**63 for number in self._files):
+            read.numbers["image_id"] = np.array([ids[n] for n in self._files], np.int64)
+        if len(kinds) < len(named):
+            name = next(name for name, count in Counter(named).items() if count > 1)
+            read.notes.append(f"categories of one name are one: {name!r} in {self._path.name}")
+        if twice := len(self._ids) - len(np.unique(np.array(self._ids, np.int64))):
+            read.notes.append(f"{twice:,} objects have the id of another one in {self._path.name}")
+        return read
+
+    def damaged(self, what: str) -> SourceError:
+        return SourceError(
+            f"these are no annotations as COCO has them: {what}",
+            path=self._path,
+            expected="an object with the lists images, annotations (with bbox), categories",
+            fix="repair the file; or, for the images alone, give the folder that holds them",
+        )
+
+
+def _id_order(entry: tuple[Any, int]) -> tuple[bool, Any]:
+    """By id where that is a number, as pycocotools lists categories; others as they are listed."""
+    id, number = entry
+    return (False, id) if type(id) is int else (True, number)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int | float) or value != int(value) or not 0 <= value < 2**31:
+        raise ValueError(f"{value!r:.60} is no number of pixels")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{value!r:.60} is no number")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is no text")
+    return value
+
+
+def entries(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """All entries of the lists in a JSON object, by the list's name and their number in it.
+
+    A value that is no list is its only entry. No more than one entry is in memory at a time.
+    Raises ValueError for what is no such JSON, and for an entry of over 16 Mi characters.
+    """
+    text = _Text(path)
+    text.take("{")
+    while text.next() != "}":
+        name = _text(text.value())
+        text.take(":")
+        if text.next() != "[":
+            yield name, 0, text.value()
+        else:
+            text.take("[")
+            number = 0
+            while text.next() != "]":
+                yield name, number, text.value()
+                number += 1
+                if text.next() != "]":
+                    text.take(",")
+            text.take("]")
+        if text.next() != "}":
+            text.take(",")
+    text.take("}")
+    if text.next():
+        raise ValueError("something follows its end")
+
+
+class _Text:
+    """The text of a file, of which a part is in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks = open_source(path).blocks(_BLOCK)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._at, self._ended = "", 0, False
+        self._json = json.JSONDecoder()
+
+    def next(self) -> str:
+        """The next character that is not blank, which stays the next; "" at the end."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or self._ended:
+                return self._text[self._at : self._at + 1]
+            self._more()
+
+    def take(self, expected: str) -> None:
+        if self.next() != expected:
+            raise ValueError(f"{expected!r} expected, {self.next() or 'the end'!r} found")
+        self._at += 1
+
+    def value(self) -> Any:
+        """The JSON value that begins at the next character."""
+        self.next()
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._at)
+            except ValueError:
+                if self._ended or len(self._text) - self._at > _LONGEST:
+                    raise
+            else:
+                if end < len(self._text) or self._ended:  # else a number may go on
+                    self._at = end
+                    return value
+            self._more()
+
+    def _more(self) -> None:
+        """Twice what is left in memory, or a block."""
+        parts = [self._text[self._at :]]
+        size, wanted = len(parts[0]), max(2 * len(parts[0]), 1)
+        while size < wanted and not self._ended:
+            block = next(self._blocks, None)
+            self._ended = block is None
+            parts.append(self._decoder.decode(block or b"", final=self._ended))
+            size += len(parts[-1])
+        self._text, self._at = "".join(parts), 0

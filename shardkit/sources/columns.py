@@ -1,0 +1,244 @@
+"""Columns of a table in memory: numbers as arrays, text and JSON as UTF-8 in one piece."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+CHUNK = 4096  # values that are packed together
+_DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
+_OF_JSON = {str, int, float, bool, list, dict}
+_NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
+
+
+class Column:
+    """Values of one type; None where there is none.
+
+    `values` are the numbers, or all bytes of texts, or all elements of arrays, of which number n
+    ends at `ends[n]`.
+    """
+
+    def __init__(
+        self,
+        kind: FieldType,
+        values: npt.NDArray[Any] | bytes,
+        ends: npt.NDArray[np.int64] | None,
+        present: npt.NDArray[np.bool_],
+    ) -> None:
+        self.kind = kind
+        self.present = present
+        self._values = values
+        self._ends = ends
+
+    @classmethod
+    def of(cls, kind: FieldType, values: Sequence[Any]) -> Column:
+        """Values of a type packed; raises OverflowError for one that is too large for it."""
+        present = np.array([value is not None for value in values], np.bool_)
+        if type(kind) in _NUMBERS:
+            filled = [0 if value is None else value for value in values]
+            return cls(kind, np.array(filled, _NUMBERS[type(kind)]), None, present)
+        if isinstance(kind, Text) and present.all() and (text := "".join(values)).isascii():
+            ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
+            return cls(kind, text.encode(), ends, present)
+        parts = [_packed(kind, value) for value in values]
+        ends = np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))
+        if isinstance(kind, Array):
+            return cls(kind, np.concatenate([np.zeros(0, np.int64), *parts]), ends, present)
+        return cls(kind, b"".join(parts), ends, present)
+
+    def __len__(self) -> int:
+        return len(self.present)
+
+    def __getitem__(self, row: int) -> Any:
+        if not self.present[row]:
+            return None
+        if self._ends is None:
+            assert not isinstance(self._values, bytes)
+            return self._values[row].item()
+        part = self._values[self._ends[row - 1] if row else 0 : self._ends[row]]
+        if isinstance(part, bytes):
+            text = part.decode("utf-8", "surrogatepass")
+            return json.loads(text) if isinstance(self.kind, Json) else text
+        return part
+
+    def __iter__(self) -> Iterator[Any]:
+        for values in self.chunks():
+            yield from values
+
+    def chunks(self) -> Iterator[list[Any]]:
+        """The values in lists."""
+        for first in range(0, len(self), CHUNK):
+            stop = min(first + CHUNK, len(self))
+            if not self.present[first:stop].all() or isinstance(self.kind, Json | Array):
+                yield [self[row] for row in range(first, stop)]
+            elif self._ends is None:
+                assert not isinstance(self._values, bytes)
+                yield self._values[first:stop].tolist()
+            else:
+                yield self._texts(first, stop)
+
+    def _texts(self, first: int, stop: int) -> list[str]:
+        """The texts of these rows, decoded together if all characters are of one byte."""
+        assert self._ends is not None
+        assert isinstance(self._values, bytes)
+        ends = self._ends[first:stop].tolist()
+        start = int(self._ends[first - 1]) if first else 0
+        data = self._values[start : ends[-1]]
+        starts = [start, *ends[:-1]]
+        if data.isascii():
+            text = data.decode()
+            return [text[a - start : b - start] for a, b in zip(starts, ends, strict=True)]
+        parts = (data[a - start : b - start] for a, b in zip(starts, ends, strict=True))
+        return [part.decode("utf-8", "surrogatepass") for part in parts]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Column:
+        """The values of these rows, in this order."""
+        present = self.present[rows]
+        if self._ends is None:
+            assert not isinstance(self._values, bytes)
+            return Column(self.kind, self._values[rows], None, present)
+        starts = np.concatenate([[0], self._ends])[rows].tolist()
+        parts = [self._values[a:b] for a, b in zip(starts, self._ends[rows].tolist(), strict=True)]
+        ends = np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))
+        if isinstance(self._values, bytes):
+            return Column(self.kind, b"".join(parts), ends, present)  # type: ignore[arg-type]
+        return Column(self.kind, np.concatenate([self._values[:0], *parts]), ends, present)
+
+    def update(self, digest: xxhash.xxh3_128) -> None:
+        """Add the values to a digest, as JSON."""
+        before = "["
+        for values in self.chunks():
+            plain = [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
+            digest.update((before + json.dumps(plain)[1:-1]).encode())
+            before = ", "
+        digest.update(b"]" if len(self) else b"[]")
+
+    @classmethod
+    def joined(cls, parts: Sequence[Column]) -> Column:
+        """One behind the other, of one type."""
+        first = parts[0]
+        present = np.concatenate([part.present for part in parts])
+        ends = None
+        if first._ends is not None:
+            sizes = [len(part._values) for part in parts]
+            starts = accumulate(sizes[:-1], initial=0)
+            shifted = [p._ends + s for p, s in zip(parts, starts, strict=True)]  # type: ignore[operator]
+            ends = np.concatenate(shifted)
+        if isinstance(first._values, bytes):
+            return cls(first.kind, b"".join(p._values for p in parts), ends, present)  # type: ignore[misc]
+        return cls(first.kind, np.concatenate([p._values for p in parts]), ends, present)
+
+
+def _packed(kind: FieldType, value: Any) -> Any:
+    if isinstance(kind, Array):
+        return np.array([] if value is None else value, np.int64)
+    if value is None:
+        return b""
+    if isinstance(kind, Json):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return value.encode("utf-8", "surrogatepass")
+
+
+class Building:
+    """A column that is being read: whole numbers, numbers, text, ..., the narrowest that fits all.
+
+    JSON and Parquet values have their types. Of CSV's `cells`, which are text, whole numbers are
+    only what prints the same again, so that `007` stays text.
+    """
+
+    def __init__(self, *, cells: bool = False) -> None:
+        self._cells = cells
+        self._parts: list[Column] = []
+        self._kinds: set[type] = set()
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Values of one type each, or None."""
+        kinds = set(map(type, values)) - {type(None)}
+        self._kinds |= kinds
+        if kinds <= _OF_JSON:
+            self._parts.append(Column.of(_kind_of(kinds, values), values))
+
+    def skip(self, count: int) -> None:
+        """So many values that are not there."""
+        for first in range(0, count, CHUNK):
+            self._parts.append(Column.of(Text(), [None] * min(CHUNK, count - first)))
+
+    def column(self) -> Column:
+        """All values. Raises TypeError for a type that is none of JSON's."""
+        if odd := self._kinds - _OF_JSON:
+            raise TypeError(min(kind.__name__ for kind in odd))
+        if self._cells and self._kinds:
+            for narrow, parse in ((Int(), whole_number), (Float(), number)):
+                parsed = self._parsed(narrow, parse)
+                if parsed is not None:
+                    return parsed
+        kind: FieldType = Text()
+        if self._kinds == {int, float}:
+            kind = Float()
+        elif len({type(part.kind) for part in self._parts if part.present.any()}) > 1:
+            kind = Json()
+        else:
+            kind = next((part.kind for part in self._parts if part.present.any()), kind)
+        try:
+            return self._as(kind)
+        except OverflowError:  # a whole number beyond all floats
+            return self._as(Json())
+
+    def _as(self, kind: FieldType) -> Column:
+        parts = [p if p.kind == kind else Column.of(kind, list(p)) for p in self._parts]
+        return Column.joined(parts or [Column.of(kind, [])])
+
+    def _parsed(self, kind: FieldType, parse: Callable[[str], Any]) -> Column | None:
+        try:
+            return Column.joined(
+                [Column.of(kind, [v if v is None else parse(v) for v in p]) for p in self._parts]
+            )
+        except ValueError:
+            return None
+
+
+def _kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
+    """The type of values of these types by themselves."""
+    if kinds <= {str}:
+        return Text()
+    if kinds == {bool}:
+        return Bool()
+    if kinds == {float}:
+        return Float()
+    if kinds == {int} and all(-(2**63) <= v < 2**63 for v in values if v is not None):
+        return Int()
+    return Json()
+
+
+def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
+    """A column of these values."""
+    found = Building(cells=cells)
+    found.add(values)
+    return found.column()
+
+
+def whole_number(text: str) -> int:
+    number = int(text)
+    if str(number) != text or abs(number) >= 2**63:
+        raise ValueError
+    return number
+
+
+def number(text: str) -> float:
+    digits = text.removeprefix("-")
+    # Beyond 2^53 a float loses digits.
+    whole = digits.isdigit() and float(text) == whole_number(text)
+    if not whole and (not _DECIMAL.fullmatch(digits)):
+        raise ValueError
+    return float(text)

@@ -1,0 +1,194 @@
+"""Which samples of a source are duplicates of one before them: byte by byte, or by their looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.image import NotAnImageError, is_mask_name
+from shardkit.codecs.perceptual import distances, perceptual_hash
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import Selection
+from shardkit.processors import in_threads, processors
+from shardkit.sample import Sample
+from shardkit.schema import Image, Schema
+from shardkit.sources.base import Source
+from shardkit.statistics import compared, content_digest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+NEAR = 6  # bits, of 64, in which the hashes of near duplicates may differ
+_BITS = 16  # of a part of a hash, of which there are four
+_PAIRS = 1 << 22  # that are compared at once
+_BLOCK = 1024  # hashes, each compared with each
+_INDEX = 40  # bits of an index, below those of a distance
+_NONE = np.int64(1 << 62)
+
+
+class Copy(NamedTuple):
+    """A sample that is left out."""
+
+    number: int
+    of: int  # the number of the one that stays
+    distance: int | None  # of their perceptual hashes; None for the same bytes
+
+
+class Content(NamedTuple):
+    digest: bytes
+    looks: int | None  # the perceptual hash, where there is one
+    label: Any = None  # is not compared
+
+
+def duplicates(source: Source, how: str, stored: Selection) -> dict[int, dict[str, str]]:
+    """The duplicates among the samples, by index, with what filtered.jsonl says of each.
+
+    They are compared by the fields that are stored, or by all if none of these can be compared.
+
+    Of samples that are alike the first one stays. Those that cannot be read stay too: the
+    conversion will say what is wrong. Raises UsageError where near duplicates are asked for and
+    there is no field of images, or several.
+    """
+    found = {}
+    contents = _contents(source, how, stored)
+    labels = [None if content is None else content.label for content in contents]
+    for number, of, distance in copies(contents):
+        key, other = source.key(number), source.key(of)
+        stays = source.name(of) if other is None else other
+        same = distance is None
+        reason = "duplicate" if same else "near duplicate"
+        found[number] = {
+            "source": source.name(number),
+            "key": source.name(number) if key is None else key,
+            "reason": reason if labels[number] == labels[of] else f"{reason} with another label",
+            "found": f"the same as {stays}" if same else f"{distance} of 64 bits from {stays}",
+        }
+    return found
+
+
+def copies(contents: list[Content | None]) -> list[Copy]:
+    """The samples that are copies of one before them, in order."""
+    found: dict[int, Copy] = {}
+    first: dict[bytes | int, int] = {}
+    for index, content in enumerate(contents):
+        if content is None:
+            continue
+        of = first.setdefault(content.digest, index)
+        if of != index:
+            found[index] = (
+                found[of]._replace(number=index) if of in found else Copy(index, of, None)
+            )
+        elif content.looks is not None and (of := first.setdefault(content.looks, index)) != index:
+            found[index] = Copy(index, of, 0)
+    left = [n for n, c in enumerate(contents) if c and c.looks is not None and n not in found]
+    hashes = np.array([contents[n].looks for n in left], np.uint64)  # type: ignore[union-attr]
+    moved = {left[n]: Copy(left[n], left[of], distance) for n, of, distance in _near(hashes)}
+    # What is the same as a sample that goes goes with it.
+    for copy in found.values():
+        if copy.of in moved:
+            found[copy.number] = moved[copy.of]._replace(number=copy.number)
+    return [(found | moved)[index] for index in sorted(found | moved)]
+
+
+def _near(hashes: npt.NDArray[np.uint64]) -> Iterator[Copy]:
+    """The hashes that are near one that stays, each with the nearest of these, by index.
+
+    All hashes are different. Those of a block are compared with all that stay of the blocks before,
+    so that many that are alike are few to compare with.
+    """
+    stay = np.zeros(0, np.int64)
+    for start in range(0, len(hashes), _BLOCK):
+        block = hashes[start : start + _BLOCK]
+        size = len(block)
+        # Distance and index of the nearest, as one number.
+        best = np.full(size, _NONE)
+        for one, other, distance in _candidates(block, hashes[stay]):
+            np.minimum.at(best, one, distance << _INDEX | stay[other])
+        apart = distances(np.repeat(block, size), np.tile(block, size)).reshape(size, size)
+        alike = np.tril(apart <= NEAR, -1)
+        stays = best == _NONE
+        for number in np.flatnonzero(stays & alike.any(axis=1)):
+            stays[number] = not (alike[number] & stays).any()
+        one, other = np.nonzero(alike & stays)
+        np.minimum.at(best, one, apart[one, other].astype(np.int64) << _INDEX | start + other)
+        for index in np.flatnonzero(~stays).tolist():
+            bits, of = divmod(int(best[index]), 1 << _INDEX)
+            yield Copy(start + index, of, bits)
+        stay = np.concatenate([stay, start + np.flatnonzero(stays)])
+
+
+def _candidates(
+    hashes: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]
+) -> Iterator[tuple[Indices, Indices, Indices]]:
+    """Near pairs of a hash and one of the others, with their distance; each pair at least once.
+
+    Two hashes that differ in at most 6 bits differ in at most one bit of one of their four parts:
+    pairs of such parts are found by sorting (Norouzi et al., "Fast Search in Hamming Space with
+    Multi-Index Hashing", CVPR 2012).
+    """
+    masks = np.array([0, *(1 << bit for bit in range(_BITS))], np.uint16)
+    for part in range(4):
+        values = (others >> np.uint64(_BITS * part)).astype(np.uint16)
+        order = np.argsort(values, kind="stable")
+        ordered = values[order]
+        wanted = (hashes >> np.uint64(_BITS * part)).astype(np.uint16)[:, None] ^ masks
+        starts = np.searchsorted(ordered, wanted, "left").ravel()
+        counts = np.searchsorted(ordered, wanted, "right").ravel() - starts
+        ends = counts.cumsum()
+        at = 0
+        while at < len(counts):
+            most = (ends[at - 1] if at else 0) + _PAIRS
+            stop = max(int(np.searchsorted(ends, most, "right")), at + 1)
+            some = counts[at:stop]
+            one = np.repeat(np.arange(at, stop), some) // len(masks)
+            within = np.arange(len(one)) - np.repeat(some.cumsum() - some, some)
+            other = order[np.repeat(starts[at:stop], some) + within]
+            distance = distances(hashes[one], others[other]).astype(np.int64)
+            near = distance <= NEAR
+            yield one[near], other[near], distance[near]
+            at = stop
+
+
+def _contents(source: Source, how: str, stored: Selection) -> list[Content | None]:
+    """What is compared of each sample; None for one that cannot be read."""
+    schema = Schema({name: kind for name, kind in source.schema.items() if stored.has(name)})
+    fields = compared(schema, source.label) or compared(source.schema, source.label)
+    image = _image_field(schema) if how == "near" else None
+
+    def content(sample: Sample | SampleError) -> Content | None:
+        if isinstance(sample, SampleError):
+            return None
+        looks = None
+        if image is not None and image in sample:
+            try:
+                looks = perceptual_hash(sample[image])
+            except NotAnImageError:
+                return None
+        label = sample.get(source.label)
+        if isinstance(label, np.ndarray):
+            label = label.tolist()
+        return Content(content_digest(sample, fields), looks, label)
+
+    part = source.select(np.arange(len(source)))
+    also = {source.label} & source.schema.keys() - set(fields)
+    part.narrow(Selection((*fields, *also)))
+    samples = (document.sample for document in part.documents())
+    return [*in_threads(content, samples, processors(), 16)]
+
+
+def _image_field(schema: Schema) -> str:
+    """The only field of images that are no masks."""
+    images = [name for name, kind in schema.items() if isinstance(kind, Image)]
+    found = [name for name in images if not is_mask_name(name)] or images
+    if len(found) != 1:
+        raise UsageError(
+            "near duplicates are looked for in one field of images",
+            expected="a single field of encoded images",
+            found=", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items()),
+            fix="use --dedup exact" if not found else "leave the others out with --drop",
+        )
+    return found[0]

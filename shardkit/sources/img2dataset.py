@@ -1,0 +1,201 @@
+"""What img2dataset writes beside its images: a table and statistics for each part.
+
+The table of a part has a row for each URL, failed ones too, and the columns that are in the JSON of
+each sample. Columns that are in the table alone (somebody added them, or removed the JSON) are
+joined to the samples by their keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from shardkit import storage
+from shardkit.dataset import Dataset
+from shardkit.errors import ShardkitError
+from shardkit.extras import extra
+from shardkit.formats import get_format
+from shardkit.options import ALL_FIELDS, Selection
+from shardkit.sample import Sample
+from shardkit.schema import Schema
+from shardkit.sources.base import Source
+from shardkit.sources.dataset import DatasetSource
+from shardkit.sources.metadata import Metadata, add_columns, join
+from shardkit.sources.tables import Table
+from shardkit.walk import scandir
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+FAILED = "failed downloads of img2dataset"
+_STATS = re.compile(r"(\d+)_stats\.json")
+_KEY, _STATUS = "key", "status"
+_MOST_BYTES = 1 << 20  # of statistics, which have some counts
+
+
+def of_shards(root: Path, dataset: Dataset) -> Source:
+    """The samples of shards that others made, with what img2dataset tells of them, if it did."""
+    source, parts = DatasetSource(dataset), _parts_in(root)
+    if not parts:
+        return source
+    shards = [(shard, np.arange(dataset.extent(shard)[0])) for shard in range(dataset.shards)]
+    if dataset.format != "parquet":
+        read = dataset.read_keys
+        return _with_tables(
+            root, parts, source, lambda: [k for n, at in shards for k in read(n, at)]
+        )
+    if not {_KEY, _STATUS} <= source.schema.keys():
+        return source
+    statuses = (status for n, at in shards for status in dataset.read_values(n, _STATUS, at))
+    got = np.array([status == "success" for status in statuses], np.bool_)
+    found = source.select(np.flatnonzero(got))
+    found.notes, found.ignored = source.notes, source.ignored
+    if not got.all():
+        found.ignored[FAILED] = int(np.count_nonzero(~got))
+    return found
+
+
+def of_files(root: Path, source: Source) -> Source:
+    """The same for loose files in folders that are called after the parts."""
+    parts = _parts_in(root)
+    if not parts:
+        return source
+    every = range(len(source))
+    return _with_tables(
+        root, parts, source, lambda: [(source.key(n) or "").rpartition("/")[2] for n in every]
+    )
+
+
+def _parts_in(root: Path) -> list[str]:
+    """The names of the parts in a folder that img2dataset wrote: those with statistics."""
+    if not root.is_dir():
+        return []
+    with storage.explained("list", root), scandir(root) as entries:
+        return sorted(match[1] for entry in entries if (match := _STATS.fullmatch(entry.name)))
+
+
+def _with_tables(
+    root: Path, parts: Sequence[str], source: Source, keys: Callable[[], Sequence[str]]
+) -> Source:
+    """A source with the columns that only the tables have; failed downloads are counted."""
+    failed = sum(_failed(root / f"{part}_stats.json") for part in parts)
+    if failed:
+        source.ignored[FAILED] = failed
+    paths = [path for part in parts if (path := root / f"{part}.parquet").is_file()]
+    new = _new_columns(paths[0], source) if paths and len(source) else []
+    if not new:
+        return source
+    table = Table()
+    for path in paths:
+        table.read(path, _KEY, only=new)
+    (joined,) = join(table, [("", _Keys(keys()))])  # type: ignore[list-item]
+    found = WithColumns(source, joined.metadata)
+    found.notes = (*found.notes, f"columns of the tables beside the images: {', '.join(new)}")
+    return found
+
+
+def _failed(path: Path) -> int:
+    """How many URLs of a part gave no image."""
+    try:
+        stats = json.loads(storage.read(path, _MOST_BYTES))
+        return max(int(stats["count"]) - int(stats["successes"]), 0)
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # of another tool
+        return 0
+
+
+def _new_columns(path: Path, source: Source) -> list[str]:
+    """The columns of a table that neither the fields of a source nor their JSON have."""
+    known = {_KEY, *source.schema}
+    try:
+        text = source[0].get("json")
+        known |= json.loads(text).keys() if isinstance(text, str) else set()
+    except (ShardkitError, ValueError, AttributeError, RecursionError):
+        pass  # the conversion will meet it again, and say so
+    with extra("arrow", f"reading {path.name}"):
+        reader = get_format("parquet").open(path)
+    try:
+        return [name for name in reader.schema if name not in known and _KEY in reader.schema]
+    finally:
+        reader.close()
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Keys where a join expects files."""
+
+    keys: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def relative(self, index: int) -> str:
+        return self.keys[index]
+
+    key = relative
+
+
+class WithColumns(Source):
+    """A source with the columns of a table beside it."""
+
+    def __init__(self, source: Source, metadata: Metadata) -> None:
+        super().__init__()
+        self._source, self._metadata = source, metadata
+        fields = dict(source.schema)
+        add_columns(fields, metadata)
+        self.schema = Schema(fields)
+        self.others = {**source.others, **metadata.unusable}
+        self.class_names = source.class_names
+        self.ignored, self.notes, self.problems = source.ignored, source.notes, source.problems
+        self.guessed, self.all_known = source.guessed, source.all_known
+        self.safe_keys, self.unique_keys = source.safe_keys, source.unique_keys
+        self.requests = source.requests
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self._source[index]
+        row = self._metadata.row(index)
+        sample.update({name: value for name, value in row.items() if name in self.schema})
+        return sample
+
+    def narrow(self, selection: Selection) -> None:
+        super().narrow(selection)
+        self._source.narrow(selection)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._source.sizes()
+
+    def select(self, indices: Indices) -> WithColumns:
+        found = WithColumns(self._source.select(indices), self._metadata.select(indices))
+        if self.selection != ALL_FIELDS:
+            found.narrow(self.selection)
+        return found
+
+    def check_unchanged(self) -> None:
+        self._source.check_unchanged()
+
+    def fingerprint(self) -> dict[str, str] | None:
+        found = self._source.fingerprint()
+        if found is None:
+            return None
+        digest = xxhash.xxh3_128(found["files"].encode() + self._metadata.fingerprint())
+        return {**found, "files": digest.hexdigest()}
+
+    def key(self, index: int) -> str | None:
+        return self._source.key(index)
+
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._source.original(index, key)

@@ -1,0 +1,108 @@
+"""Lists of the keys of samples: of those to choose (`--keys`), or of each split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from shardkit import storage
+from shardkit.errors import SourceError, UsageError
+from shardkit.options import ConvertOptions, split_files
+from shardkit.recipe import KeysEntry
+from shardkit.sample import key_hash
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Source
+
+
+@dataclass(frozen=True)
+class KeyList:
+    """Some keys, by their hashes, which are sorted; and as text in that order, where known."""
+
+    hashes: npt.NDArray[np.uint64]
+    keys: Sequence[str] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, keys: Iterable[str], path: object = None) -> KeyList:
+        """Raises SourceError where there is none, or one comes twice."""
+        every = list(keys)
+        hashes = np.array([key_hash(key) for key in every], np.uint64)
+        order = np.argsort(hashes, kind="stable")
+        found = cls(hashes[order], [every[n] for n in order.tolist()])
+        again = np.flatnonzero(found.hashes[1:] == found.hashes[:-1]) + 1
+        if len(again):
+            raise SourceError(
+                "the list of keys has a key more than once",
+                path=path,
+                key=found.keys[again[0]],
+                found=f"{len(again):,} such lines",
+                fix="name each sample once",
+            )
+        if not every:
+            raise SourceError("the list of keys is empty", path=path, expected="a key on each line")
+        return found
+
+    def __contains__(self, key: str) -> bool:
+        at = int(np.searchsorted(self.hashes, wanted := np.uint64(key_hash(key))))
+        return at < len(self.hashes) and self.hashes[at] == wanted
+
+    def entry(self) -> KeysEntry:
+        """For a recipe."""
+        digest = xxhash.xxh3_128_hexdigest(self.hashes.astype("<u8").tobytes())
+        return {"count": len(self.hashes), "digest": digest}
+
+
+def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
+    """The lists that options name: by split, or as "" those to choose.
+
+    Raises UsageError where two splits have a key in common, and what `KeyList.of` raises.
+    """
+    lists = {name: _read(path) for name, path in split_files(options.split).items()}
+    if options.keys is not None:
+        lists[""] = _read(options.keys)
+    names = list(lists)
+    for n, name in enumerate(names):
+        for other in names[:n]:
+            both = np.isin(lists[name].hashes, lists[other].hashes)
+            if both.any():
+                raise UsageError(
+                    f"the splits {other} and {name} have samples in common",
+                    key=lists[name].keys[int(both.argmax())],
+                    found=f"{int(both.sum()):,} keys that are in both lists",
+                    fix="name each sample in one list",
+                )
+    return lists
+
+
+def _read(keys: str | os.PathLike[str] | Sequence[str]) -> KeyList:
+    if not isinstance(keys, str | os.PathLike):
+        return KeyList.of(keys)
+    path = storage.source(keys)
+    try:
+        lines = storage.read(path).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise SourceError("the list of keys is not UTF-8", path=path, offset=error.start) from error
+    return KeyList.of((line for line in lines if line.strip()), path)
+
+
+def check_found(lists: Iterable[KeyList], sources: Iterable[Source]) -> None:
+    """Raise SourceError for keys that no sample has."""
+    keys = [key for source in sources for key in source.all_keys()]
+    there = np.array([key_hash(key) for key in keys], np.uint64)
+    for wanted in lists:
+        lacking = np.flatnonzero(~np.isin(wanted.hashes, there))
+        if len(lacking):
+            first = min(wanted.keys[n] for n in lacking.tolist())
+            raise SourceError(
+                "there are keys in the list that no sample has",
+                found=f"{len(lacking):,} of {len(wanted.hashes):,} keys, such as {first!r}",
+                expected="keys of the source, such as " + ", ".join(map(repr, keys[:2])),
+                fix="keys of files are paths without the suffix",
+            )

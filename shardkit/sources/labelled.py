@@ -1,0 +1,143 @@
+"""Datasets and sequences of which a field becomes the label."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from shardkit.errors import SampleError, UsageError
+from shardkit.options import Selection
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Schema
+from shardkit.sources.base import Source
+from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+
+class Labelled(Source):
+    """The samples of a source, whose labels are made of one of its fields."""
+
+    def __init__(self, whole: Source, labels: Labels) -> None:
+        super().__init__()
+        self.describe_as(whole)
+        self.requests = whole.requests
+        self._whole, self._labels = whole, labels
+        own = labels.column
+        kinds = {**whole.schema, own: labels.kind}
+        self.schema = Schema({LABEL if n == own else n: kinds[n] for n in whole.schema})
+        names = {n: v for n, v in whole.class_names.items() if n != own}
+        self.class_names = {**names, **labels.class_names}
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self._whole[index]
+        if LABEL not in self.schema:
+            return sample
+        value = sample.get(self._labels.column)
+        try:
+            label = self._labels(json.loads(value) if isinstance(value, JsonText) else value)
+        except SampleError as error:
+            raise error.located(key=sample["__key__"]) from error.__cause__
+        own = self._labels.column
+        return {LABEL if n == own else n: label if n == own else v for n, v in sample.items()}
+
+    def narrow(self, selection: Selection) -> None:
+        self._whole = copy.copy(self._whole)
+        own = {LABEL: self._labels.column}
+        fields = selection.fields
+        theirs = None if fields is None else tuple(own.get(name, name) for name in fields)
+        drop = tuple(own.get(name, name) for name in selection.drop)
+        self._whole.narrow(replace(selection, fields=theirs, drop=drop))
+        super().narrow(selection)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._whole.sizes()
+
+    def select(self, indices: Indices) -> Labelled:
+        part = copy.copy(self)
+        part._whole = self._whole.select(indices)
+        part.requests = part._whole.requests
+        return part
+
+    def skimmed(self) -> Labelled:
+        found = copy.copy(self)
+        found._whole = self._whole.skimmed()
+        return found
+
+    def all_keys(self) -> list[str]:
+        return self._whole.all_keys()
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+
+    def fingerprint(self) -> dict[str, str] | None:
+        found = self._whole.fingerprint()
+        if found is None:
+            return None
+        made = json.dumps([found.get("files"), self._labels.column, self._labels.names])
+        return {**found, "files": xxhash.xxh3_128_hexdigest(made.encode())}
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        return self._whole.tokenizer()
+
+    def key(self, index: int) -> str | None:
+        return self._whole.key(index)
+
+    def name(self, index: int) -> str:
+        return self._whole.name(index)
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._whole.original(index, key)
+
+
+def labelled(sources: Mapping[str, Source], asked: Asked) -> dict[str, Source]:
+    """Sources, the splits of one, with labels of one table of classes.
+
+    Raises UsageError where they have no such field, or one that is none of labels.
+    """
+    first = next(iter(sources.values()))
+    for source in sources.values():
+        if error := source.others.get(asked.column):
+            raise error
+        asked.refuse_unknown(source.schema)
+    names = first.class_names.get(asked.column)
+    kind = first.schema[asked.column]
+    if names is not None:
+        if asked.classes not in (None, names):
+            raise UsageError(
+                f"the classes of {asked.column!r} have names already",
+                found=", ".join(names[:5]),
+                fix="leave --classes away",
+            )
+        asked = replace(asked, classes=names)
+    labels = find_labels(asked, kind, lambda: _values(sources, asked.column))
+    for name, source in sources.items():
+        if type(source.schema[asked.column]) is not type(kind):
+            raise UsageError(
+                f"the column {asked.column!r} is of another type in another split",
+                found=f"{source.schema[asked.column]} in {name}, {kind} in {next(iter(sources))}",
+            )
+    return {name: Labelled(source, labels) for name, source in sources.items()}
+
+
+def _values(sources: Mapping[str, Source], column: str) -> Iterator[Any]:
+    """The values of a field in all samples that can be read."""
+    for source in sources.values():
+        part = source.select(np.arange(len(source))).skimmed()
+        part.narrow(Selection((column,)))
+        for document in part.documents():
+            if isinstance(document.sample, dict):
+                value = document.sample.get(column)
+                yield json.loads(value) if isinstance(value, JsonText) else value

@@ -1,0 +1,208 @@
+"""Labels from a column: words become classes with names, lists of labels become arrays.
+
+The field is called `label`, whatever the column is called. Whole numbers are labels as they are,
+and numbers with fractions are targets of a regression.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
+from shardkit.sources.columns import whole_number
+
+if TYPE_CHECKING:
+    from shardkit.recipe import Recipe
+
+LABEL = "label"
+_LISTS = Array("<i8", (None,))
+_MOST_CLASSES = 100_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which column has the labels, and how they are written."""
+
+    column: str
+    separator: str | None = None  # between the labels in a cell of text
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Asked | None:
+        if recipe.label_column is None:
+            return None
+        classes = recipe.classes
+        if isinstance(classes, Mapping):
+            raise UsageError("class names by field are for sequences whose labels are numbers")
+        if classes is not None:
+            check_names(classes)
+        return cls(recipe.label_column, recipe.label_separator, classes)
+
+    def refuse_unknown(self, columns: Iterable[str]) -> None:
+        """Raise UsageError where there is no such column, or where `label` is another one."""
+        columns = list(columns)
+        if self.column not in columns:
+            raise UsageError(
+                f"there is no column {self.column!r} for labels",
+                expected="one of " + ", ".join(columns),
+            )
+        if self.column != LABEL and LABEL in columns:
+            raise UsageError(
+                f"labels of the column {self.column!r} become the field {LABEL!r}, which is there"
+                " already",
+                found=", ".join(columns),
+                fix=f"use --label-column {LABEL}, or give that column another name",
+            )
+
+
+class Labels:
+    """Makes the label of a value of the column; raises SampleError for one that is none."""
+
+    def __init__(self, asked: Asked, kind: FieldType, names: Sequence[str] | None) -> None:
+        self.column = asked.column
+        self.names = None if names is None else tuple(names)
+        self._separator = asked.separator
+        lists = asked.separator is not None or not isinstance(kind, Int | Float | Bool | Text)
+        # Labels are there for all samples: one without is an error.
+        self.kind: FieldType = (
+            _LISTS if lists else Int() if isinstance(kind, Text) else type(kind)()
+        )
+        self._number = {name: number for number, name in enumerate(self.names or ())}
+
+    @property
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        return {} if self.names is None else {LABEL: self.names}
+
+    def __call__(self, value: Any) -> Any:
+        if value is None or value == "":
+            raise SampleError(
+                "there is no label",
+                field=self.column,
+                fix="fill it in, or drop such samples with --on-error skip",
+            )
+        if self.kind == _LISTS:
+            return np.array([self._label(word) for word in words(value, self._separator)], np.int64)
+        if isinstance(self.kind, Int):
+            return self._label(value)
+        try:
+            return self.kind.check(value)
+        except TypeError:
+            raise self._unknown(value) from None
+
+    def of_words(self, values: Sequence[Any]) -> list[int] | None:
+        """The same for many words; None unless all of them are classes."""
+        if self.kind == _LISTS:
+            return None
+        found = [number for value in values if (number := self._number.get(value)) is not None]
+        return found if len(found) == len(values) else None
+
+    def _label(self, value: Any) -> int:
+        found = self._number.get(value) if isinstance(value, str) else value
+        if found is None and self._separator is not None:
+            found = _whole(value)
+        if type(found) is not int:
+            raise self._unknown(value)
+        least = -1 if isinstance(self.kind, Int) else 0  # -1: of no class
+        if self.names is not None and not least <= found < len(self.names):
+            raise self._unknown(value)
+        return found
+
+    def _unknown(self, value: Any) -> SampleError:
+        names = None
+        if self.names is not None:
+            some = ", ".join(map(repr, self.names[:5])) + ", ..." * (len(self.names) > 5)
+            names = f"one of {len(self.names):,} classes: {some}, or the number of one"
+        return SampleError(
+            "the label is of no class",
+            field=self.column,
+            expected=names or self.kind.python,
+            found=f"{value!r:.60}",
+            fix="repair it, add it to the list of --classes, or use --on-error skip",
+        )
+
+
+def words(value: Any, separator: str | None) -> list[Any]:
+    """The labels in a value: a list, or text with a separator."""
+    if isinstance(value, str) and separator is not None:
+        return [word for part in value.split(separator) if (word := part.strip())]
+    if isinstance(value, np.ndarray):
+        return list(value.tolist())
+    return value if isinstance(value, list) else [None]  # None is no label
+
+
+def find_labels(asked: Asked, kind: FieldType, values: Callable[[], Iterable[Any]]) -> Labels:
+    """The labels of a column of this type; `values` are gone through where words are to be found.
+
+    Raises UsageError for a column that has no labels.
+    """
+    if asked.separator is not None and not isinstance(kind, Text):
+        raise UsageError(
+            f"the column {asked.column!r} is not text, so that no separator divides it",
+            found=kind.python,
+            fix="leave --label-separator away",
+        )
+    arrays = isinstance(kind, Array) and (kind.dtype or "")[1:2] in ("i", "u")
+    if isinstance(kind, Float | Bool) and asked.classes is not None:
+        raise UsageError(
+            f"the labels of {asked.column!r} are no classes",
+            found=f"{kind.python} in every row",
+            fix="leave --classes away: they are stored as they are",
+        )
+    if not (arrays or isinstance(kind, Int | Float | Bool | Text | Json)):
+        raise UsageError(
+            f"the column {asked.column!r} has no labels",
+            expected="words, numbers, or lists of one of them",
+            found=kind.python,
+        )
+    names = asked.classes
+    if isinstance(kind, Text | Json) and names is None:
+        names = _found(asked, values(), lists=asked.separator is not None or isinstance(kind, Json))
+    return Labels(asked, kind, names)
+
+
+def _found(asked: Asked, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:
+    """The words of all values, by name, after the classes that are known; None for numbers."""
+    found: dict[str, None] = {}
+    numbers = False
+    for value in values:
+        if not lists and value in found:
+            continue
+        for word in words(value, asked.separator) if lists else (value,):
+            if isinstance(word, str) and word:
+                found[word] = None
+            numbers |= type(word) is int
+        if len(found) > _MOST_CLASSES:
+            raise UsageError(
+                f"the column {asked.column!r} has over {_MOST_CLASSES:,} different values, too many"
+                " for classes",
+                found=f"such as {next(iter(found))!r:.60}",
+                fix="name the column of the labels with --label-column",
+            )
+    if numbers and found:
+        raise SourceError(
+            f"the column {asked.column!r} has both words and numbers in its lists",
+            found=f"such as {next(iter(found))!r:.60}",
+            fix="write all of them as words",
+        )
+    whole = asked.separator is not None and all(_whole(word) is not None for word in found)
+    return None if numbers or whole else tuple(sorted(found))
+
+
+def _whole(word: Any) -> int | None:
+    try:
+        return whole_number(word)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_names(classes: Sequence[str]) -> None:
+    """Raise UsageError for a list of classes that names one twice."""
+    if len(set(classes)) != len(classes):
+        twice = next(name for name, count in Counter(classes).items() if count > 1)
+        raise UsageError("the list of classes names one twice", found=repr(twice))

@@ -1,0 +1,96 @@
+"""What corpora of speech have beside their clips: transcripts, lists of splits, noise.
+
+LibriSpeech has `84-121123.trans.txt` in each folder, with lines of a clip's name and its text.
+Speech Commands has `validation_list.txt` and `testing_list.txt`, which name clips, and a folder
+`_background_noise_` that is no word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.schema import Schema, Text
+from shardkit.sources.columns import Column
+from shardkit.sources.file_table import FileTable
+from shardkit.sources.image_folder import ImageFolder
+from shardkit.sources.metadata import Metadata
+
+TRANSCRIPTS = ".trans.txt"
+NOISE = "_background_noise_"
+_LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
+
+
+def has_lists(names: Collection[str]) -> bool:
+    """Whether these files in a folder are the lists of Speech Commands."""
+    return set(_LISTS.values()) <= set(names)
+
+
+def read_transcripts(
+    root: Path, files: Iterable[str], clips: FileTable, problems: list[ShardkitError]
+) -> Metadata:
+    """The texts of clips, by the names that stand before them in files of their folders.
+
+    Clips that are not there are added to `problems`. Raises SourceError for a damaged file.
+    """
+    numbers = {clips.stem(number): number for number in range(len(clips))}
+    rows, texts = np.full(len(clips), -1, np.int64), list[str]()
+    for file in sorted(files):
+        folder = file.rpartition("/")[0]
+        for line in filter(None, _lines(root / file)):
+            name, _, text = line.partition(" ")
+            number = numbers.get(f"{folder}/{name}" if folder else name)
+            if number is None:
+                problems.append(_no_clip(root / file, name))
+            else:
+                rows[number] = len(texts)
+                texts.append(text.strip())
+    kind = Text(optional=bool((rows < 0).any()))
+    return Metadata(Schema({"text": kind}), {"text": Column.of(kind, texts)}, rows)
+
+
+def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
+    """The clips of each list, and those of none as `train`. Raises UsageError for one in both."""
+    numbers = {source.name(number): number for number in range(len(source))}
+    split_of = np.zeros(len(source), np.int8)
+    problems: list[ShardkitError] = []
+    for number, file in enumerate(_LISTS.values(), 1):
+        for name in filter(None, _lines(root / file)):
+            if name not in numbers:
+                problems.append(_no_clip(root / file, name))
+            elif split_of[numbers[name]] not in (0, number):
+                raise UsageError("two lists of splits name one file", path=root, found=name)
+            else:
+                split_of[numbers[name]] = number
+    found = {}
+    for number, split in enumerate(("train", *_LISTS)):
+        if (split_of == number).any():
+            found[split] = source.select(np.flatnonzero(split_of == number))
+    first = next(iter(found.values()))
+    words = f"the splits are those of {' and '.join(_LISTS.values())}"
+    first.notes, first.problems = (*source.notes, words), (*source.problems, *problems)
+    first.ignored = dict(Counter(source.ignored) - Counter({".txt file": len(_LISTS)}))
+    return found
+
+
+def _lines(path: Path) -> Sequence[str]:
+    try:
+        return [line.strip() for line in storage.read(path).decode("utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8, or move it away"
+        what = "the file is not UTF-8"
+        raise SourceError(what, path=path, offset=error.start, fix=fix) from error
+
+
+def _no_clip(path: Path, name: str) -> SampleError:
+    return SampleError(
+        "a clip that is named is not there",
+        path=path,
+        found=name,
+        fix="restore it or remove the line, or use --on-error skip",
+    )

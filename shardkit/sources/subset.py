@@ -1,0 +1,439 @@
+"""Some samples of a source: those of chosen classes and keys, that a condition holds for, or drawn.
+
+Of a list of samples they are chosen while planning, from the fields alone that are asked for; of a
+stream, while it is read. What is left out is counted, not listed: the recipe says what is chosen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import xxhash
+
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.options import Selection
+from shardkit.recipe import Recipe
+from shardkit.sample import Sample
+from shardkit.schema import Audio, Image, Int, Schema, Video
+from shardkit.sources.base import Described, Document, Source, Stream
+from shardkit.sources.key_lists import KeyList, check_found
+from shardkit.where import Condition, condition, near, value_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.sources.base import Indices
+
+
+def chance(key: str, seed: int, what: str) -> float:
+    """A number from 0 to 1 by key and seed, another one for each purpose."""
+    data = f"{what}\0{key}".encode("utf-8", "surrogateescape")
+    return xxhash.xxh3_64_intdigest(data, seed) / 2**64
+
+
+# --- what is chosen -------------------------------------------------------------------------------
+
+
+class Filter(Protocol):
+    """Decides on samples by some of their fields. It is pickled for the tasks of a stream."""
+
+    @property
+    def fields(self) -> tuple[str, ...]: ...
+
+    def reason(self, sample: Sample) -> str:
+        """Why a sample is left out, in words that stand behind a number; "" if it is not."""
+
+
+@dataclass(frozen=True)
+class OfClasses:
+    """Samples of some classes. One without a class is left out where classes are included."""
+
+    label: str
+    numbers: Mapping[int, int]  # of the classes that stay: old -> new
+    unlabelled: bool
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    def reason(self, sample: Sample) -> str:
+        label = sample.get(self.label, -1)
+        stays = self.unlabelled if label == -1 else label in self.numbers
+        return "" if stays else "samples of other classes"
+
+
+@dataclass(frozen=True)
+class OfKeys:
+    """Samples that one of these lists names."""
+
+    lists: tuple[KeyList, ...]
+    fields = ()
+
+    def reason(self, sample: Sample) -> str:
+        named = any(sample["__key__"] in keys for keys in self.lists)
+        return "" if named else "samples that are not among the keys"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Samples that a condition holds for."""
+
+    text: str
+    schema: Schema
+    class_names: Mapping[str, tuple[str, ...]]
+    part: int | None = None  # of its conjuncts only this one
+
+    def __post_init__(self) -> None:
+        found = condition(self.text, self.schema, self.class_names)
+        found = found if self.part is None else found.conjuncts[self.part]
+        object.__setattr__(self, "_condition", found)
+
+    @property
+    def condition(self) -> Condition:
+        found: Condition = self.__dict__["_condition"]
+        return found
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.condition.fields
+
+    def parts(self) -> list[Where]:
+        """The same as conditions that all have to hold, each of which may need fewer fields."""
+        every = range(len(self.condition.conjuncts))
+        return [Where(self.text, self.schema, self.class_names, n) for n in every] or [self]
+
+    def reason(self, sample: Sample) -> str:
+        found = self.condition(sample)
+        if found is None:
+            return "samples without a value that --where asks for"
+        return "" if found else "samples that --where leaves out"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Where, (self.text, self.schema, self.class_names, self.part)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """About such a share of all samples, the same whatever samples are added."""
+
+    share: float
+    seed: int
+    fields = ()
+
+    def reason(self, sample: Sample) -> str:
+        drawn = chance(sample["__key__"], self.seed, "sample") < self.share
+        return "" if drawn else "samples that --sample leaves out"
+
+
+# --- sources of what is chosen --------------------------------------------------------------------
+
+
+class _Chosen(Described):
+    """What a subset has of the whole source, with the classes that are left."""
+
+    def __init__(self, whole: Source | Stream, classes: OfClasses | None) -> None:
+        super().__init__()
+        self.describe_as(whole)
+        self.ignored = dict(whole.ignored)
+        self._classes = classes
+        if classes is not None and classes.label in self.class_names:
+            names = self.class_names[classes.label]
+            left = tuple(names[number] for number in classes.numbers)
+            self.class_names = {**self.class_names, classes.label: left}
+
+    def _renumbered(self, sample: Sample) -> Sample:
+        classes = self._classes
+        if classes is None or sample.get(classes.label, -1) == -1:
+            return sample
+        return {**sample, classes.label: classes.numbers[sample[classes.label]]}
+
+
+class Subset(_Chosen, Source):
+    """The samples at `indices` of a whole source."""
+
+    def __init__(self, whole: Source, indices: Indices, classes: OfClasses | None = None) -> None:
+        super().__init__(whole, classes)
+        self.requests = whole.requests
+        self._whole, self._indices = whole, indices
+        # Of the fields that a split is made by, the value of each sample.
+        self.values: dict[str, Sequence[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._renumbered(self._whole[int(self._indices[index])])
+
+    def narrow(self, selection: Selection) -> None:
+        self._whole = copy.copy(self._whole)
+        self._whole.narrow(selection)
+        super().narrow(selection)
+        if self._classes is not None and self._classes.label not in self.schema:
+            self._classes = None
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._whole.sizes()[self._indices]
+
+    def select(self, indices: Indices) -> Source:
+        part = self._whole.select(self._indices[indices])
+        return part if self._classes is None else Subset(part, np.arange(len(part)), self._classes)
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+
+    def fingerprint(self) -> dict[str, str] | None:
+        return self._whole.fingerprint()
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        return self._whole.tokenizer()
+
+    def key(self, index: int) -> str | None:
+        return self._whole.key(int(self._indices[index]))
+
+    def all_keys(self) -> list[str]:
+        every = self._whole.all_keys()
+        return [every[index] for index in self._indices.tolist()]
+
+    def name(self, index: int) -> str:
+        return self._whole.name(int(self._indices[index]))
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._whole.original(int(self._indices[index]), key)
+
+
+class SubsetStream(_Chosen, Stream):
+    """The documents of a whole stream that are chosen; the others are marked as left out.
+
+    `also` are fields that are read only to choose by them.
+    """
+
+    def __init__(
+        self,
+        whole: Stream,
+        filters: Sequence[Filter],
+        classes: OfClasses | None = None,
+        also: Collection[str] = (),
+    ) -> None:
+        super().__init__(whole, classes)
+        self._whole, self._filters, self._also = whole, filters, also
+        self.schema = Schema({n: kind for n, kind in whole.schema.items() if n not in also})
+        self.others = {**whole.others, **dict.fromkeys(also)}
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def narrow(self, selection: Selection) -> None:
+        super().narrow(selection)  # not the whole: what is chosen by is read
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._whole.sizes()
+
+    def select(self, ranges: Indices) -> SubsetStream:
+        part = SubsetStream(self._whole.select(ranges), self._filters, self._classes, self._also)
+        part.selection, part.schema = self.selection, self.schema
+        part.class_names = dict(self.class_names)
+        return part
+
+    def fingerprint(self) -> dict[str, str] | None:
+        return self._whole.fingerprint()
+
+    def documents(self) -> Iterator[Document]:
+        for document in self._whole.documents():
+            sample = document.sample
+            yield self._judged(document, sample) if isinstance(sample, dict) else document
+
+    def _judged(self, document: Document, sample: Sample) -> Document:
+        try:
+            reasons = (one.reason(sample) for one in self._filters)
+            reason = next(filter(None, reasons), "")
+        except SampleError as error:
+            return document._replace(sample=error)
+        if reason:
+            return document._replace(left_out=reason)
+        stored = {"__key__", *self.schema}
+        more = [n for n in self._also if n in sample and n not in stored and self.selection.has(n)]
+        return document._replace(
+            sample={n: v for n, v in self._renumbered(sample).items() if n in stored},
+            ignored=(*document.ignored, *more),
+        )
+
+
+def choose(
+    sources: dict[str, Source | Stream],
+    recipe: Recipe,
+    lists: Mapping[str, KeyList],
+    strict: bool = True,
+) -> dict[str, Source | Stream]:
+    """Of each of the sources, the splits of one, the samples that a recipe asks for.
+
+    `lists` are the keys that the recipe tells of. Unless `strict`, classes may be unknown. Raises
+    UsageError where the options do not fit, SourceError where no sample is left.
+    """
+    named = {*recipe.include_class, *recipe.exclude_class}
+    divided = recipe.stratify or recipe.group
+    if not (recipe.chooses or lists):
+        return sources
+    if named and strict:
+        _check_classes(named, sources)
+    for source in sources.values():
+        if isinstance(source, Stream) and recipe.dedup is not None:
+            raise UsageError(
+                "documents of a long file are known only once they are read: they are not compared",
+                fix="convert them without --dedup first, and then that dataset with it",
+            )
+        if isinstance(source, Stream) and (lists or divided):
+            raise UsageError(
+                "documents of a long file are known only once they are read: they are not divided"
+                " by keys, strata or groups",
+                fix="convert them without these options first, and then that dataset with them",
+            )
+    if lists and strict:
+        check_found(lists.values(), [s for s in sources.values() if isinstance(s, Source)])
+    found = {name: _chosen(source, recipe, lists) for name, source in sources.items()}
+    if not any(map(len, found.values())):
+        bad = [problem for source in found.values() for problem in source.problems]
+        if bad and recipe.on_error == "fail":
+            raise bad[0]
+        raise nothing_left(sum((Counter(s.ignored) for s in found.values()), Counter()))
+    return found
+
+
+def nothing_left(left_out: Mapping[str, int]) -> SourceError:
+    reasons = (f"{count:,} {why}" for why, count in left_out.items() if why.startswith("samples "))
+    return SourceError(
+        "no sample of the source is left",
+        found=", ".join(reasons),
+        fix="choose others with --where, --include-class, --keys or --sample",
+    )
+
+
+def _check_classes(named: set[str], sources: Mapping[str, Source | Stream]) -> None:
+    known = {name: None for source in sources.values() for name in source.classes or ()}
+    for name in sorted(named):
+        if name not in known:
+            raise UsageError(
+                f"there is no class {name!r}" if known else "the source has no names of classes",
+                expected=near(name, list(known)) if known else None,
+                fix=None if known else "--where 'label == 3' chooses by numbers",
+            )
+
+
+def _chosen(
+    source: Source | Stream, recipe: Recipe, lists: Mapping[str, KeyList]
+) -> Source | Stream:
+    filters: list[Filter] = []
+    classes = _of_classes(source, recipe)
+    if classes is not None:
+        filters.append(classes)
+    if lists:
+        filters.append(OfKeys(tuple(lists.values())))
+    if recipe.where is not None:
+        filters += Where(recipe.where, source.schema, dict(source.class_names)).parts()
+    drawn = [] if recipe.sample is None else [Drawn(recipe.sample, recipe.seed or 0)]
+    if isinstance(source, Stream):
+        filters += drawn
+        return SubsetStream(source, filters, classes, source.also)
+    left_out: Counter[str] = Counter()
+    problems: list[ShardkitError] = []
+    indices = np.arange(len(source))
+    for images in (False, True):  # which are read of those alone that are left
+        some = [one for one in filters if _of_images(one, source.schema) == images]
+        if some:
+            indices = _filtered(source, indices, some, left_out, problems)
+    copies: dict[int, dict[str, str]] = {}
+    if recipe.dedup is not None:
+        from shardkit.sources.duplicates import duplicates  # decodes images
+
+        copies = duplicates(source.select(indices), recipe.dedup, recipe.selection)
+        indices = np.delete(indices, list(copies))
+    if drawn:
+        indices = _filtered(source, indices, drawn, left_out, problems)
+    subset = Subset(source, indices, classes)
+    subset.ignored.update(left_out)
+    subset.problems = (*source.problems, *problems)
+    subset.filtered = tuple(copies.values())
+    subset.key_lists = {name: keys.hashes for name, keys in lists.items()}
+    for name in filter(None, (recipe.stratify, recipe.group)):
+        subset.values[name] = _values(source, indices, name)
+    return subset
+
+
+def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:
+    included, excluded = recipe.include_class, recipe.exclude_class
+    if not (included or excluded) or source.classes is None:
+        return None
+    if not isinstance(source.schema[source.label], Int):
+        raise UsageError(
+            "samples have several classes each, so that none can be chosen alone",
+            field=source.label,
+            fix="choose by one of them: --where '\"NAME\" in FIELD'",
+        )
+    names = enumerate(source.classes)
+    stay = [n for n, name in names if (name in included if included else name not in excluded)]
+    numbers = {old: new for new, old in enumerate(stay)}
+    return OfClasses(source.label, numbers, unlabelled=not included)
+
+
+def _of_images(one: Filter, schema: Schema) -> bool:
+    return any(isinstance(schema[name], Image | Audio | Video) for name in one.fields)
+
+
+def _read(
+    source: Source, indices: Indices, fields: Iterable[str]
+) -> Iterator[tuple[int, Document]]:
+    """Some samples with some fields alone; of images, as much as tells about them."""
+    part = source.select(indices).skimmed()
+    part.narrow(Selection(tuple(dict.fromkeys(fields)), partial=True))
+    yield from zip(indices.tolist(), part.documents(), strict=True)
+
+
+def _filtered(
+    source: Source,
+    indices: Indices,
+    filters: Sequence[Filter],
+    left_out: Counter[str],
+    problems: list[ShardkitError],
+) -> Indices:
+    """Those of the samples that all filters let pass."""
+    kept = []
+    for index, document in _read(source, indices, (n for one in filters for n in one.fields)):
+        try:
+            if isinstance(document.sample, SampleError):
+                raise document.sample
+            reason = next(filter(None, (one.reason(document.sample) for one in filters)), "")
+        except SampleError as error:  # it is not known whether it was asked for
+            problems.append(error.located(path=document.name))
+            continue
+        if reason:
+            left_out[reason] += 1
+        else:
+            kept.append(index)
+    return np.array(kept, np.int64)
+
+
+def _values(source: Source, indices: Indices, name: str) -> list[Any]:
+    """A field's value in each of the samples, to divide them by; None where it is absent.
+
+    Raises UsageError for values of other types than numbers, text, true and false.
+    """
+    fields, get = value_of(name, source.schema, source.class_names)
+    values: list[Any] = []
+    for _, document in _read(source, indices, fields):
+        if isinstance(document.sample, SampleError):  # the conversion will meet it again
+            values.append(None)
+            continue
+        value = get(document.sample)
+        if value is not None and not isinstance(value, int | str):
+            raise UsageError(
+                f"samples cannot be divided by {name!r}",
+                key=document.sample["__key__"],
+                expected="whole numbers, text, or true and false",
+                found=f"{type(value).__name__} {value!r:.60}",
+            )
+        values.append(value)
+    return values

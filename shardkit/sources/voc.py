@@ -1,0 +1,157 @@
+"""Pascal VOC's annotations of objects: an XML file for each image.
+
+Its coordinates count pixels from 1, and the last one is in the box: xmin 1 and xmax 500 are the
+whole of 500 pixels, 0 to 500 here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import SampleError, ShardkitError
+from shardkit.remote.path import RemotePath
+from shardkit.sources.annotations import Read
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+_MOST_BYTES = 1 << 20  # of one file
+_REQUESTS = 64  # at a time
+FLAGS = ("difficult", "truncated")
+_KNOWN = {"folder", "filename", "path", "size", "object"}  # of an image
+_KNOWN_OF_OBJECT = {"name", "bndbox", *FLAGS}
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+
+
+class _Object(NamedTuple):
+    name: str
+    box: tuple[float, ...]
+    flags: tuple[bool, ...]
+
+
+class _Image(NamedTuple):
+    size: tuple[int, int]
+    objects: list[_Object]
+    ignored: Counter[str]
+
+
+def read_voc(folder: Path, images: Sequence[str]) -> Read:
+    """What the files in a folder say of images, each of the name of its image.
+
+    A file that cannot be read or is damaged makes its image bad.
+    """
+    paths = [folder / f"{name.rpartition('.')[0]}.xml" for name in images]
+    found: list[_Image] = []
+    bad, ignored = {}, Counter[str]()
+    for number, image in enumerate(_each(paths, _parsed)):
+        if isinstance(image, SampleError):
+            bad[number] = image
+        found.append(_Image((0, 0), [], Counter()) if number in bad else image)
+        ignored.update(found[-1].ignored)
+    objects = [one for image in found for one in image.objects]
+    of = np.repeat(np.arange(len(found)), [len(image.objects) for image in found])
+    kinds = sorted({one.name for one in objects})
+    number_of = {name: number for number, name in enumerate(kinds)}
+    flags = np.array([one.flags for one in objects], np.bool_).reshape(-1, len(FLAGS))
+    return Read(
+        folder,
+        list(images),
+        np.array([image.size for image in found], np.int32).reshape(-1, 2),
+        np.array([one.box for one in objects], np.float64).reshape(-1, 4),
+        of.astype(np.int64),
+        np.array([number_of[one.name] for one in objects], np.int64),
+        kinds,
+        {name: flags[:, n] for n, name in enumerate(FLAGS)},
+        lambda number: {"path": paths[of[number]]},
+        bad=bad,
+        ignored=ignored,
+    )
+
+
+def _each(paths: Sequence[Path], do: Callable[[Path], Any]) -> Iterator[Any]:
+    """What is done to each path, in order; of a store many at a time."""
+    if not any(isinstance(path, RemotePath) for path in paths[:1]):
+        yield from map(do, paths)
+        return
+    with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
+        yield from pool.map(do, paths)
+
+
+def _parsed(path: Path) -> _Image | SampleError:
+    try:
+        return _image(storage.read(path, _MOST_BYTES))
+    except (ValueError, ElementTree.ParseError) as error:
+        return SampleError(
+            f"the annotations of an image are damaged: {error}",
+            path=path,
+            expected="XML as Pascal VOC has it",
+            fix="repair the file, or leave the image out with --on-error skip",
+        )
+    except FileNotFoundError:
+        return SampleError(
+            "an image has no annotations",
+            path=path,
+            expected="a file with the name of the image",
+            fix="restore it, or leave the image out with --on-error skip",
+        )
+    except ShardkitError as error:
+        if storage.shortage(error):  # no image is at fault
+            raise
+        return SampleError(error.what, path=path, found=error.found, fix=error.fix)
+
+
+def _image(data: bytes) -> _Image:
+    """Raises ValueError and ParseError. What could make more of the text than there is is refused:
+    definitions of entities, and encodings in which they could hide."""
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"the file has more than {_MOST_BYTES:,} bytes")
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise ValueError("it has a DOCTYPE, which is not read: entities could be defined there")
+    if b"\0" in data:
+        raise ValueError("it is not UTF-8")
+    data.decode()
+    root = ElementTree.fromstring(data, ElementTree.XMLParser(encoding="utf-8"))
+    if root.tag != "annotation":
+        raise ValueError(f"it begins with <{root.tag:.40}>, and not with <annotation>")
+    size = root.find("size")
+    sides = (0, 0) if size is None else (_whole(size, "width"), _whole(size, "height"))
+    objects = root.findall("object")
+    ignored = _unread(root, _KNOWN)
+    for one in objects:
+        ignored += _unread(one, _KNOWN_OF_OBJECT)
+    return _Image(sides, [_object(one) for one in objects], ignored)
+
+
+def _object(element: Element) -> _Object:
+    name, box = (element.findtext("name") or "").strip(), element.find("bndbox")
+    if not name or box is None:
+        raise ValueError("an object has no name" if not name else f"a {name!r:.40} has no bndbox")
+    x0, y0, x1, y1 = (float(_text(box, edge)) for edge in _EDGES)
+    flags = tuple((element.findtext(flag) or "0").strip() == "1" for flag in FLAGS)
+    return _Object(name, (x0 - 1, y0 - 1, x1, y1), flags)
+
+
+def _whole(element: Element, name: str) -> int:
+    value = float(_text(element, name))
+    if not 0 <= value < 2**31 or value != int(value):
+        raise ValueError(f"{value:g} is no number of pixels")
+    return int(value)
+
+
+def _text(element: Element, name: str) -> str:
+    text = element.findtext(name)
+    if text is None:
+        raise ValueError(f"a <{element.tag}> has no <{name}>")
+    return text
+
+
+def _unread(element: Element, known: Iterable[str]) -> Counter[str]:
+    return Counter(f"values of {child.tag!r:.60}" for child in element if child.tag not in known)

@@ -1,0 +1,356 @@
+"""`Dataset.stats`: numbers that training needs, from one pass over all samples."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import xxhash
+
+from shardkit.checked import Count, plain
+from shardkit.codecs.image import NotAnImageError, probe, unusable
+from shardkit.codecs.pixels import to_rgb
+from shardkit.errors import UsageError
+from shardkit.manifest import PixelStats
+from shardkit.page_cache import cache_from
+from shardkit.pages import Pages, through
+from shardkit.processors import in_threads, processors
+from shardkit.remote.path import RemotePath
+from shardkit.sample import Sample
+from shardkit.schema import Array, Bool, FieldType, Float, Image, Images, Int, Schema, Text
+from shardkit.sizes import FieldSizes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+
+_CHUNK = 32  # samples that a thread takes at once
+_REMOTE_THREADS = 32  # each waits for a request
+_ROWS = 1 << 20  # pixels that are counted at once: counting takes 8 bytes for each
+_EXAMPLES = 5  # groups of duplicates that are named
+
+
+class Samples(Protocol):
+    """The part of `Dataset` that is needed here."""
+
+    schema: Schema
+
+    @property
+    def paths(self) -> Sequence[Path]: ...
+    @property
+    def transform(self) -> Callable[[Sample], Sample] | None: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...] | None: ...
+    @property
+    def class_names(self) -> Mapping[str, tuple[str, ...]]: ...
+    def __len__(self) -> int: ...
+    def read(self, index: int) -> Sample: ...
+    def transform_of(self, index: int) -> Callable[[Sample], Sample] | None: ...
+    def at(self, change: Callable[[Path], Path]) -> Samples: ...
+
+
+@dataclass
+class Pixels:
+    """How many pixels of some images have each value of each channel.
+
+    So mean and deviation are exact, and counts of parts merge in any order to the same.
+    """
+
+    images: Count = 0
+    counts: list[Count] = field(default_factory=lambda: [0] * 768)  # of red, green, blue
+
+    def __post_init__(self) -> None:
+        self._pending = np.zeros(768, np.int64)
+
+    def add(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Count an image, (height, width, 3); `counts` is whole only after `flush`."""
+        rows = max(_ROWS // max(pixels.shape[1], 1), 1)
+        for start in range(0, len(pixels), rows):
+            for channel in range(3):
+                values = pixels[start : start + rows, :, channel].ravel()
+                place = slice(256 * channel, 256 * (channel + 1))
+                self._pending[place] += np.bincount(values, minlength=256)
+        self.images += 1
+
+    def flush(self) -> None:
+        self.counts = (np.array(self.counts, np.int64) + self._pending).tolist()
+        self._pending[:] = 0
+
+    def merge(self, other: Pixels) -> None:
+        self.images += other.images
+        self._pending += np.array(other.counts, np.int64) + other._pending
+        self.flush()
+
+    def summary(self) -> PixelStats | None:
+        """None without a pixel."""
+        channels = np.array(self.counts, np.float64).reshape(3, 256)
+        number = sum(self.counts[:256])
+        if not number:
+            return None
+        values = np.arange(256) / 255
+        means = channels @ values / number
+        distances = (values - means[:, None]) ** 2
+        std = np.sqrt((channels * distances).sum(axis=1) / number)
+        return PixelStats(self.images, number, tuple(means.tolist()), tuple(std.tolist()))
+
+
+def pixels_of(value: Any, kind: FieldType) -> npt.NDArray[np.uint8] | None:
+    """The pixels of a value as training sees them, (height, width, 3); None for no image.
+
+    Raises NotAnImageError for a damaged image.
+    """
+    if isinstance(value, bytes) and isinstance(kind, Image):
+        return to_rgb(value)
+    is_image = isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] == 3
+    if is_image and value.dtype == np.uint8 and isinstance(kind, Image | Array):
+        pixels: npt.NDArray[np.uint8] = value
+        return pixels
+    return None
+
+
+@dataclass
+class _Numbers:
+    """Mean and deviation of numbers, by Chan, Golub and LeVeque's formula for merging (1979)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # of the distances from the mean
+    min: float = math.inf
+    max: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.merge(_Numbers(1, value, 0.0, value, value))
+
+    def merge(self, other: _Numbers) -> None:
+        if not other.count:
+            return
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        self.squares += other.squares + apart**2 * self.count * other.count / count
+        self.mean += apart * other.count / count
+        self.count = count
+        self.min, self.max = min(self.min, other.min), max(self.max, other.max)
+
+    def summary(self) -> dict[str, Any]:
+        std = math.sqrt(self.squares / self.count)
+        return {"min": self.min, "max": self.max, "mean": self.mean, "std": std}
+
+
+class _Field:
+    """What is counted of the values of a field."""
+
+    def __init__(self, kind: FieldType) -> None:
+        self.kind = kind
+        self.values = 0
+        self.sizes: dict[str, FieldSizes] = {}  # by what is measured
+        self.formats: Counter[str] = Counter()
+        self.numbers = _Numbers()
+        self.pixels = Pixels()
+
+    def add(self, value: Any) -> None:
+        """Count a value as it is stored. Raises NotAnImageError for a damaged image."""
+        self.values += 1
+        if isinstance(self.kind, Image | Images):
+            for image in value if isinstance(self.kind, Images) else [value]:
+                found = probe(image)
+                self.formats[found.format] += 1
+                self._size(bytes=len(image), width=found.width, height=found.height)
+        elif isinstance(self.kind, Text):
+            self._size(characters=len(value))
+        elif isinstance(self.kind, Array):
+            if value.ndim == 1:
+                self._size(length=len(value))
+        elif isinstance(self.kind, Int | Float | Bool):
+            if math.isfinite(value):
+                self.numbers.add(float(value))
+        elif isinstance(value, bytes):
+            self._size(bytes=len(value))
+
+    def look(self, value: Any) -> None:
+        """Count the pixels of a value as training sees it."""
+        pixels = pixels_of(value, self.kind)
+        if pixels is not None:
+            self.pixels.add(pixels)
+        elif isinstance(self.kind, Image):
+            raise UsageError(
+                "the transforms leave no pixels to count",
+                expected="uint8 (height, width, 3)",
+                found=f"{getattr(value, 'dtype', type(value).__name__)} {np.shape(value)}",
+                fix="open the dataset with transforms= that do not normalize",
+            )
+
+    def _size(self, **sizes: int) -> None:
+        for measure, size in sizes.items():
+            self.sizes.setdefault(measure, FieldSizes()).append(size)
+
+    def merge(self, other: _Field) -> None:
+        self.values += other.values
+        for measure, sizes in other.sizes.items():
+            sizes.flush()
+            self.sizes.setdefault(measure, FieldSizes()).merge(sizes)
+        self.formats += other.formats
+        self.numbers.merge(other.numbers)
+        self.pixels.merge(other.pixels)
+
+    def summary(self, *, numbers: bool) -> dict[str, Any]:
+        """`numbers`: whether they are quantities, not classes."""
+        found: dict[str, Any] = {"type": type(self.kind).__name__, "values": self.values}
+        if self.formats:
+            found["formats"] = dict(self.formats.most_common())
+        for measure, sizes in self.sizes.items():
+            about = sizes.summary()
+            found[measure] = {
+                "min": about.min,
+                "median": about.median,
+                "mean": about.bytes / about.count,
+                "max": about.max,
+            }
+        if numbers and self.numbers.count:
+            found.update(self.numbers.summary())
+        if (pixels := self.pixels.summary()) is not None:
+            found["pixels"] = {n: v for n, v in plain(pixels).items() if n != "unknown"}
+        return found
+
+
+class _Tally:
+    """What is counted of some samples, in their order."""
+
+    def __init__(self, dataset: Samples) -> None:
+        self._dataset = dataset
+        self._fields = {name: _Field(kind) for name, kind in dataset.schema.items()}
+        self._compared = compared(dataset.schema, dataset.label)
+        self._labels: list[Any] = []
+        self._digests: list[bytes] = []
+
+    def add(self, sample: Sample, transform: Callable[[Sample], Sample] | None) -> None:
+        """Count a sample as it is stored, and as it is after its transform."""
+        self._digests.append(content_digest(sample, self._compared))
+        self._labels.append(sample.get(self._dataset.label))
+        self._each(sample, _Field.add)
+        if transform is not None:
+            sample = transform(sample)
+        self._each(sample, _Field.look)
+
+    def _each(self, sample: Sample, count: Callable[[_Field, Any], None]) -> None:
+        for name, field_ in self._fields.items():
+            if name in sample:
+                try:
+                    count(field_, sample[name])
+                except NotAnImageError as error:
+                    raise unusable(error, sample["__key__"], name, "repair it") from error
+
+    def merge(self, other: _Tally) -> None:
+        """Add the samples that follow."""
+        for name, field_ in self._fields.items():
+            field_.merge(other._fields[name])
+        self._labels += other._labels
+        self._digests += other._digests
+
+    def summary(self) -> dict[str, Any]:
+        numbered = (self._dataset.label, *self._dataset.class_names)
+        return {
+            "samples": len(self._digests),
+            "fields": {
+                name: field_.summary(numbers=name not in numbered)
+                for name, field_ in self._fields.items()
+            },
+            "classes": self._classes(),
+            "duplicates": self._duplicates(),
+        }
+
+    def _classes(self) -> list[dict[str, Any]] | None:
+        """Those of the label, each with the weight by which all classes count alike."""
+        names = self._dataset.classes
+        if not isinstance(self._dataset.schema.get(self._dataset.label), Int):
+            return None
+        none = {None, -1} if names else {None}  # -1 is no class where classes have names
+        counts = Counter(label for label in self._labels if label not in none)
+        each = counts.total() / max(len(counts), 1)
+        return [
+            {
+                "label": label,
+                "name": names[label] if names else None,
+                "samples": counts[label],
+                "weight": each / counts[label] if counts[label] else None,
+            }
+            for label in (range(len(names)) if names else sorted(counts))
+        ]
+
+    def _duplicates(self) -> dict[str, Any]:
+        """Samples whose values are those of one before them."""
+        every = np.frombuffer(b"".join(self._digests), "S16" if not self._digests else "V16")
+        _, group, counts = np.unique(every, return_inverse=True, return_counts=True)
+        members: dict[int, list[int]] = {}
+        for index in np.flatnonzero((counts > 1)[group]).tolist():
+            members.setdefault(int(group[index]), []).append(index)
+        groups = list(members.values())
+        return {
+            "compared": list(self._compared),
+            "samples": sum(map(len, groups)) - len(groups),
+            "groups": len(groups),
+            "groups_of_several_labels": sum(
+                len({repr(self._labels[n]) for n in group}) > 1 for group in groups
+            ),
+            "first": [
+                [self._dataset.read(n)["__key__"] for n in group[:_EXAMPLES]]
+                for group in groups[:_EXAMPLES]
+            ],
+        }
+
+
+def compared(schema: Schema, label: str) -> tuple[str, ...]:
+    """The fields by which samples are duplicates: those of images, else all but the label."""
+    images = tuple(name for name, kind in schema.items() if isinstance(kind, Image | Images))
+    return images or tuple(name for name in schema if name != label)
+
+
+def content_digest(sample: Sample, fields: Iterable[str]) -> bytes:
+    """A digest that two samples share only if the values of these fields are the same."""
+    digest = xxhash.xxh3_128()
+    for name in fields:
+        value = _bytes_of(sample.get(name))
+        digest.update(len(value).to_bytes(8, "little") + value)
+    return digest.digest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Bytes that are the same for equal values of a field."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes()
+    if isinstance(value, list) and all(isinstance(entry, bytes) for entry in value):
+        return b"".join(len(entry).to_bytes(8, "little") + entry for entry in value)
+    return repr(value).encode("utf-8", "surrogatepass")
+
+
+def stats(dataset: Samples) -> dict[str, Any]:
+    """See `Dataset.stats`."""
+    threads = processors()
+    if any(isinstance(path, RemotePath) for path in dataset.paths):
+        pages, threads = Pages(cache_from(None, None)), _REMOTE_THREADS
+        dataset = dataset.at(lambda path: through(path, pages))
+    found = _Tally(dataset)
+    for part in _tallies(dataset, threads):
+        found.merge(part)
+    return found.summary()
+
+
+def _tallies(dataset: Samples, threads: int) -> Iterator[_Tally]:
+    """The tallies of runs of samples, in order."""
+
+    def measure(start: int) -> _Tally:
+        tally = _Tally(dataset)
+        for index in range(start, min(start + _CHUNK, len(dataset))):
+            tally.add(dataset.read(index), dataset.transform_of(index))
+        return tally
+
+    return in_threads(measure, range(0, len(dataset), _CHUNK), threads, 2)

@@ -1,0 +1,245 @@
+"""Sampling: how often each sample comes in an epoch, where that is not once.
+
+`Balanced` and `Weighted` are what a user gives as `sampling`. Both say for an epoch, by arithmetic
+on seed and epoch, which samples are drawn how often; `Sampled` puts these draws into the order of
+order.py, copies of a sample side by side before they are shuffled. So it depends on no ranks or
+workers, and a state remains a position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import xxhash
+
+from shardkit.errors import UsageError
+from shardkit.order import permutation, seed_of, splitmix
+from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_DRAWS, _OFFSET = 5, 6  # purposes of a seed, beside those of order.py and schedule.py
+_MOST = 1 << 30  # draws of an epoch
+_LARGEST = 1e200  # weight, so that their sum is a number
+
+
+class Sampler(Protocol):
+    """Which samples an epoch has."""
+
+    samples: int  # draws of an epoch
+
+    def drawn(self, epoch: int) -> Draw:
+        """All draws of an epoch, in any order. No two draws of a sample have one turn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Balanced:
+    """Each class as often as every other: of C classes 1/C of an epoch's draws.
+
+    Which classes have one draw more, where C does not divide the draws, changes from epoch to
+    epoch. A sample comes again only after all samples of its class have come, in this epoch or
+    those before; each such pass through a class has an order of its own.
+
+    classes: the name of a field with a value per sample (None: the labels), or these values
+    themselves, of shape (samples,). Every value that occurs is a class.
+    samples: draws of an epoch, of all ranks together; None: as many as the datasets have samples.
+    """
+
+    classes: str | Sequence[Any] | npt.NDArray[Any] | None = None
+    samples: int | None = None
+
+    def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
+        """For the classes of all samples."""
+        kinds = {type(value) for value in classes} if classes.dtype == object else {str}
+        if classes.dtype.kind not in "iubUSO" or not (kinds <= {str} or kinds <= {int, bool}):
+            found = ", ".join(sorted(kind.__name__ for kind in kinds - {str}))
+            raise UsageError(
+                "Balanced needs a class for each sample",
+                expected="whole numbers, booleans or text",
+                found=f"values of type {found or classes.dtype}",
+                fix="use shardkit.Weighted with a weight for each sample",
+            )
+        return _ByClass(classes, samples, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Each sample in proportion to its weight.
+
+    In an epoch of n draws a sample of weight w comes n * w / (sum of weights) times, rounded down
+    or up: systematic sampling (Madow, 1949), for which the samples are put in another order each
+    epoch. torch's WeightedRandomSampler has these counts on average.
+
+    weights: the name of a field with a number per sample, or these numbers, of shape (samples,).
+    None is negative; a sample of weight 0 never comes.
+    samples: as in `Balanced`.
+    """
+
+    weights: str | Sequence[float] | npt.NDArray[Any]
+    samples: int | None = None
+
+    def sampler(self, weights: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
+        """For the weights of all samples."""
+        if weights.dtype.kind not in "iubf":
+            raise UsageError("weights must be numbers", found=f"values of type {weights.dtype}")
+        weights = weights.astype(np.float64)
+        bad = np.flatnonzero(~(weights >= 0) | (weights > _LARGEST))
+        if len(bad):
+            raise UsageError(
+                "weights must be finite and not negative",
+                expected=f"0 to {_LARGEST:g}",
+                found=f"{weights[bad[0]]} of sample {bad[0]}, and {len(bad) - 1:,} others",
+            )
+        if not weights.any():
+            raise UsageError("all weights are 0, so that no sample would come")
+        return _ByWeight(weights, samples, seed)
+
+
+Sampling: TypeAlias = Balanced | Weighted
+
+
+def values_of(sampling: Sampling) -> str | npt.NDArray[Any] | None:
+    """The field that a sampling goes by (None: the labels), or its values."""
+    given = sampling.classes if isinstance(sampling, Balanced) else sampling.weights
+    if isinstance(given, str) or (given is None and isinstance(sampling, Balanced)):
+        return given
+    try:
+        values = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        values = np.array(None)
+    if values.ndim != 1:
+        raise UsageError(
+            "sampling needs one value for each sample",
+            expected="the name of a field, a list, or an array of one dimension",
+            found=f"{type(given).__name__} {given!r:.80}",
+        )
+    return values
+
+
+def identity(sampling: Sampling) -> list[Any]:
+    """What tells it from others, as JSON, for a state."""
+    values = values_of(sampling)
+    if values is not None and not isinstance(values, str):
+        data = "\0".join(map(str, values.tolist())).encode()
+        values = "xxh3-64 " + xxhash.xxh3_64_hexdigest(data)
+    return [type(sampling).__name__, values, sampling.samples]
+
+
+class Sampled:
+    """The order of an epoch's draws, with the methods of `Order` that schedules use.
+
+    In memory: 8 to 24 bytes a sample for the sampler, and 16 bytes a draw of the current epoch.
+    """
+
+    def __init__(
+        self, sizes: Numbers, sampler: Sampler, *, seed: int, parts: int = 1, window: int = WINDOW
+    ) -> None:
+        """`sizes` has the samples of each shard, in order."""
+        self.samples = sampler.samples
+        self.parts = parts
+        self._ends = sizes.cumsum()
+        self._sampler = sampler
+        self._ordering: dict[str, Any] = {"seed": seed, "parts": parts, "window": window}
+        self._epoch = -1
+        self._drawn: Draw
+        self._order: Order
+
+    def draw(self, epoch: int, positions: Numbers) -> Draw:
+        """The draws at these positions of an epoch, each in [0, samples)."""
+        if epoch != self._epoch:
+            number, turn = self._sampler.drawn(epoch)
+            stored = np.lexsort((turn, number))
+            self._drawn = Draw(number[stored], turn[stored])
+            # The shards of this epoch are those of the dataset with the draws for samples.
+            stops = np.searchsorted(self._drawn.number, self._ends, side="left")
+            self._order = Order(np.diff(stops, prepend=0), shuffle=True, **self._ordering)
+            self._epoch = epoch
+        listed = self._order.draw(epoch, positions).number
+        return Draw(self._drawn.number[listed], self._drawn.turn[listed])
+
+
+AnyOrder: TypeAlias = Order | Mixture | Sampled
+
+
+class _ByClass:
+    """`Balanced`: the draws of a class go on from epoch to epoch, pass by pass.
+
+    Of all draws since the beginning, number k belongs to class k mod C.
+    """
+
+    def __init__(self, classes: npt.NDArray[Any], samples: int, seed: int) -> None:
+        self.samples = samples
+        self._seed = seed
+        _, which, self._sizes = np.unique(classes, return_inverse=True, return_counts=True)
+        self._members = np.argsort(which, kind="stable")  # class by class
+        self._class = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        self._starts = self._sizes.cumsum() - self._sizes
+
+    def drawn(self, epoch: int) -> Draw:
+        first, begin = np.divmod(self._before(epoch), self._sizes)
+        last, end = np.divmod(self._before(epoch + 1), self._sizes)
+        of = self._class
+        # The rest of the pass that is under way, the passes between, the beginning of the last.
+        rest = self._rank(first) >= begin[of]
+        beginning = self._rank(last) < end[of]
+        one = (first == last)[of]
+        rest, beginning = rest & (~one | beginning), beginning & ~one
+        between = np.maximum(last - first - 1, 0)[of]
+        copies = np.arange(between.sum()) - np.repeat(between.cumsum() - between, between)
+        number = (self._members[rest], np.repeat(self._members, between), self._members[beginning])
+        turn = (first[of][rest], np.repeat(first[of] + 1, between) + copies, last[of][beginning])
+        return Draw(np.concatenate(number), np.concatenate(turn))
+
+    def _before(self, epoch: int) -> Numbers:
+        """How many draws of each class all epochs before have."""
+        classes = len(self._sizes)
+        return (epoch * self.samples - np.arange(classes) + classes - 1) // classes
+
+    def _rank(self, turns: Numbers) -> Numbers:
+        """The position of each member in the pass of its class, of which `turns` has the number."""
+        seed = np.uint64(seed_of(self._seed, _DRAWS))
+        of_pass = splitmix(splitmix(turns.astype(np.uint64) ^ seed))[self._class]
+        hashes = splitmix(of_pass ^ self._members.astype(np.uint64))
+        rank = np.empty(len(hashes), np.int64)
+        rank[np.lexsort((hashes, self._class))] = np.arange(len(hashes))
+        return rank - self._starts[self._class]
+
+
+class _ByWeight:
+    """`Weighted`: points at equal distances on a line on which samples have their weights."""
+
+    def __init__(self, weights: npt.NDArray[np.float64], samples: int, seed: int) -> None:
+        self.samples = samples
+        self._seed = seed
+        self._expected = weights / weights.sum() * samples  # draws of each sample
+        self._most = math.ceil(self._expected.max()) + 1
+
+    def drawn(self, epoch: int) -> Draw:
+        order = permutation(len(self._expected), seed_of(self._seed, epoch, _DRAWS))
+        offset = (seed_of(self._seed, epoch, _OFFSET) >> 11) / 2**53
+        ends = np.floor(self._expected[order].cumsum() + offset).astype(np.int64)
+        # Sums of fractions are off by their last bits.
+        ends = np.minimum(ends, self.samples)
+        ends[np.flatnonzero(self._expected[order])[-1] :] = self.samples
+        counts = np.diff(ends, prepend=0)
+        copies = np.arange(self.samples) - np.repeat(ends - counts, counts)
+        return Draw(np.repeat(order, counts), epoch * self._most + copies)
+
+
+def draws_of(sampling: Sampling, usual: int) -> int:
+    """The draws of an epoch."""
+    samples = sampling.samples
+    if samples is None:
+        return usual
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= _MOST:
+        raise UsageError(
+            "samples= of a sampling must be a whole number",
+            expected=f"1 to {_MOST:,}",
+            found=repr(samples)[:200],
+        )
+    return samples

@@ -1,0 +1,110 @@
+"""Boxes while they are loaded: they go where their image goes, with all that has a row for each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.boxes import WITH_BOXES, boxes_in, is_boxes, turned_boxes
+from shardkit.codecs.header import Header
+from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.window import Window
+from shardkit.errors import UsageError
+from shardkit.schema import Array, FieldType, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MASK, BOXES, ROWS = "mask", "boxes", "rows"  # what lies on an image; rows: one for each box
+
+
+class OnImageError(NotAnImageError):
+    """A value of one of several fields on an image; `column` is its number."""
+
+    def __init__(self, found: str, column: int) -> None:
+        super().__init__(found)
+        self.column = column
+
+
+class BoxesError(OnImageError):
+    """A value that is no boxes."""
+
+    what = "the value is not boxes"
+    expected = "an array of floats, (n, 4): x0, y0, x1, y1 in pixels of the image"
+    fix = "repair it"
+
+
+class RowsError(OnImageError):
+    """An array that has not a row for each box."""
+
+    what = "there are other numbers of boxes and of what goes with them"
+    expected = "a row for each box"
+    fix = "repair it, or leave the field out of the transform"
+
+
+def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """What each field that is transformed with an image is: a mask, its boxes, or their rows."""
+    boxes = [name for name in fields if _may_be_boxes(name, schema[name])]
+    if len(boxes) > 1:
+        raise UsageError(
+            "an image is transformed with one field of boxes",
+            found=", ".join(boxes),
+            fix="concatenate them before",
+        )
+    return tuple(
+        BOXES if name in boxes else ROWS if boxes and _are_rows(name, schema[name]) else MASK
+        for name in fields
+    )
+
+
+def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> None:
+    """Raise UsageError where a crop would drop boxes, but not what goes with them."""
+    left = [name for name in WITH_BOXES if name in schema and name not in fields]
+    if BOXES in kinds and left:
+        named = ", ".join(f'"{name}"' for name in (*fields, *left))
+        raise UsageError(
+            f"a crop drops boxes that nothing is left of, and {left[0]!r} has a row for each",
+            fix=f"name it too, ({named}), or leave it out of fields=[...]",
+        )
+
+
+def move_boxes(
+    columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
+) -> None:
+    """Put the boxes of an image where its window goes; `columns` are those of `kinds`.
+
+    Raises OnImageError.
+    """
+    at = kinds.index(BOXES)
+    boxes = columns[at][number]
+    if not is_boxes(boxes):
+        found = (
+            f"{boxes.dtype} {boxes.shape}" if isinstance(boxes, np.ndarray) else f"{boxes!r:.60}"
+        )
+        raise BoxesError(found, at)
+    rows = [n for n, kind in enumerate(kinds) if kind == ROWS]
+    for n in rows:
+        if len(columns[n][number]) != len(boxes):
+            raise RowsError(f"{len(columns[n][number]):,} rows for {len(boxes):,} boxes", n)
+    if header.orientation != 1:
+        boxes = turned_boxes(boxes, header.orientation, (header.width, header.height))
+    if window != Window.whole(*header.upright):
+        boxes, kept = boxes_in(boxes, window)
+        for n in rows:
+            columns[n][number] = columns[n][number][kept]
+    columns[at][number] = boxes
+
+
+def _may_be_boxes(name: str, kind: FieldType) -> bool:
+    if not isinstance(kind, Array):
+        return False
+    if kind.dtype is None or kind.shape is None:
+        return name == "boxes"
+    return np.dtype(kind.dtype).kind == "f" and len(kind.shape) == 2 and kind.shape[1] in (4, None)
+
+
+def _are_rows(name: str, kind: FieldType) -> bool:
+    return isinstance(kind, Array) and (
+        name in WITH_BOXES or (kind.shape is not None and len(kind.shape) == 1)
+    )

@@ -1,0 +1,163 @@
+"""Images with painted objects, and annotations that say where these are: as COCO and VOC have it.
+
+Object n of an image is a rectangle in a colour of its own, so that any box can be compared with the
+pixels that are painted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from tests.sources.real import put
+
+COLOURS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255), (255, 0, 255)]
+# By COCO's id: its ids are sparse, and the order of the file is another one.
+CATEGORIES = {44: "bottle", 1: "person", 90: "toothbrush"}
+
+
+class Painted(NamedTuple):
+    """An image: its size, upright, and a box of whole pixels and a category for each object."""
+
+    name: str
+    size: tuple[int, int]
+    boxes: list[tuple[int, int, int, int]]
+    names: list[str]
+    orientation: int = 1
+
+    def file(self, format: str = "PNG") -> bytes:
+        """The image as it is stored: turned, where it has an orientation."""
+        pixels = np.zeros((self.size[1], self.size[0], 3), np.uint8)
+        for (x0, y0, x1, y1), colour in zip(self.boxes, COLOURS, strict=False):
+            pixels[y0:y1, x0:x1] = colour
+        exif = Image.Exif()
+        exif[0x0112] = self.orientation
+        file = io.BytesIO()
+        stored = Image.fromarray(turned_back(pixels, self.orientation))
+        more = {} if format == "PNG" else {"quality": 95, "subsampling": 0}
+        stored.save(file, format, **({"exif": exif} if self.orientation != 1 else {}), **more)
+        return file.getvalue()
+
+
+def turned_back(pixels: Any, orientation: int) -> Any:
+    """Upright pixels as they are stored in an orientation (TIFF 6.0, tag 274)."""
+    back = {
+        1: lambda p: p,
+        2: lambda p: p[:, ::-1],
+        3: lambda p: p[::-1, ::-1],
+        4: lambda p: p[::-1],
+        5: lambda p: p.swapaxes(0, 1),
+        6: lambda p: p.swapaxes(0, 1)[::-1],
+        7: lambda p: p.swapaxes(0, 1)[::-1, ::-1],
+        8: lambda p: p.swapaxes(0, 1)[:, ::-1],
+    }
+    return np.ascontiguousarray(back[orientation](pixels))
+
+
+def painted_box(pixels: Any, colour: Sequence[int]) -> tuple[int, int, int, int] | None:
+    """The box of all pixels that are about of a colour; None if there are none."""
+    near = (np.abs(pixels.astype(int) - colour) < 100).all(axis=2)
+    if not near.any():
+        return None
+    rows, columns = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def some_painted(
+    count: int = 6, seed: int = 0, orientations: Sequence[int] = (1,)
+) -> list[Painted]:
+    """Images of any size with 0 to 3 objects that do not touch each other."""
+    rng, made = np.random.default_rng(seed), []
+    for number in range(count):
+        width, height = (int(n) for n in rng.integers(60, 160, 2))
+        columns = np.sort(rng.choice(np.arange(1, width // 4), 6, replace=False)) * 4
+        boxes, names = [], []
+        for n in range(number % 4):
+            y0 = int(rng.integers(0, height - 20))
+            y1 = int(rng.integers(y0 + 12, height))
+            boxes.append((int(columns[2 * n]), y0, int(columns[2 * n + 1]), y1))
+            names.append(str(rng.choice(list(CATEGORIES.values()))))
+        turn = orientations[number % len(orientations)]
+        made.append(Painted(f"{number:06d}", (width, height), boxes, names, turn))
+    return made
+
+
+def coco_json(painted: Sequence[Painted], suffix: str = "png", **more: Any) -> str:
+    """The file of instances; `more` replaces its lists."""
+    ids = {name: id for id, name in CATEGORIES.items()}
+    annotations: list[dict[str, Any]] = []
+    for number, image in enumerate(painted):
+        for (x0, y0, x1, y1), name in zip(image.boxes, image.names, strict=True):
+            annotations.append(
+                {
+                    "segmentation": [[x0, y0, x1, y0, x1, y1, x0, y1]],
+                    "area": (x1 - x0) * (y1 - y0),
+                    "iscrowd": int(len(annotations) % 5 == 4),
+                    "image_id": 100 + number,
+                    "bbox": [x0, y0, x1 - x0, y1 - y0],
+                    "category_id": ids[name],
+                    "id": 900 - len(annotations),
+                }
+            )
+    whole = {
+        "info": {"year": 2017},
+        "licenses": [{"id": 1, "name": "CC"}],
+        "images": [
+            {
+                "license": 1,
+                "file_name": f"{image.name}.{suffix}",
+                "height": image.size[1],
+                "width": image.size[0],
+                "id": 100 + number,
+            }
+            for number, image in enumerate(painted)
+        ],
+        "annotations": annotations,
+        "categories": [{"supercategory": "x", "id": id, "name": n} for id, n in CATEGORIES.items()],
+    }
+    return json.dumps({**whole, **more})
+
+
+def coco(root: Path, train: Sequence[Painted], val: Sequence[Painted] = ()) -> Path:
+    """As cocodataset.org has it, unpacked into one folder."""
+    for split, images in {"train2017": train, "val2017": val}.items():
+        if images:
+            put(root, {f"{split}/{image.name}.png": image.file() for image in images})
+            put(root, {f"annotations/instances_{split}.json": coco_json(images)})
+            put(root, {f"annotations/captions_{split}.json": '{"images": [], "annotations": []}'})
+    return root
+
+
+def voc_xml(image: Painted, *, size: str | None = None, objects: str | None = None) -> str:
+    parts = [
+        f"<object><name>{name}</name><pose>Left</pose><truncated>{int(x0 == 0)}</truncated>"
+        f"<difficult>{n % 2}</difficult><bndbox><xmax>{x1}</xmax><xmin>{x0 + 1}</xmin>"
+        f"<ymax>{y1}</ymax><ymin>{y0 + 1}</ymin></bndbox></object>"
+        for n, ((x0, y0, x1, y1), name) in enumerate(zip(image.boxes, image.names, strict=True))
+    ]
+    width, height = image.size
+    sides = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+    return (
+        f"<annotation><folder>VOC2012</folder><filename>{image.name}.jpg</filename>"
+        f"<source><database>x</database></source>{sides if size is None else size}"
+        f"<segmented>0</segmented>{''.join(parts) if objects is None else objects}</annotation>\n"
+    )
+
+
+def voc(root: Path, splits: dict[str, Sequence[Painted]]) -> Path:
+    """As the devkit is unpacked; images are PNG, to compare their pixels."""
+    for split, images in splits.items():
+        for image in images:
+            put(root, {f"JPEGImages/{image.name}.png": image.file()})
+            put(root, {f"Annotations/{image.name}.xml": voc_xml(image)})
+        lines = "".join(f"{image.name}\n" for image in images)
+        put(root, {f"ImageSets/Main/{split}.txt": lines})
+        put(root, {f"ImageSets/Main/bottle_{split}.txt": lines.replace("\n", "  1\n")})
+    put(root, {"SegmentationClass/000000.png": None})
+    return root

@@ -1,0 +1,706 @@
+"""Some of the samples: by class, key, condition or at random; and how they are divided."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit.cli import group as commands
+from shardkit.conversion.run import prepare
+from shardkit.conversion.strata import by_group, by_stratum
+from shardkit.errors import OutputError, SampleError, SourceError, UsageError
+from shardkit.manifest import load
+from shardkit.options import ConvertOptions
+from shardkit.schema import Array, Bool, Float, Int, Json, Text
+from shardkit.sources import files as source_files
+from shardkit.sources import image_folder
+from shardkit.testing import make_image
+from tests.codecs import tokenizer_zoo
+from tests.conftest import files_of, write_images
+from tests.sources.test_text import put, put_lines
+
+
+def made(source: Any, out: Path, to: str = "wds", **options: Any) -> list[dict[str, Any]]:
+    """The samples of the dataset that was made, which was compared with its source."""
+    shardkit.convert(source, to, out, **{"workers": 0, **options})
+    if isinstance(source, Path):
+        found = shardkit.verify(out, against=source)
+        assert found.problems == []
+        assert "limit" in options or not any("not in the dataset" in n for n in found.notes)
+    with shardkit.open(out) as ds:
+        return [ds[n] for n in range(len(ds))]
+
+
+def splits(source: Any, out: Path, to: str = "wds", **options: Any) -> dict[str, list[str]]:
+    """The keys of each split that was made; each is compared with its source by itself too."""
+    shardkit.convert(source, to, out, **{"workers": 0, **options})
+    found = {}
+    for folder in sorted(p.parent.parent for p in out.glob("*/__shardkit__/manifest.json")):
+        if isinstance(source, Path):
+            checked = shardkit.verify(folder, against=source)
+            assert checked.problems == []
+            assert "limit" in options or not any("not in the dataset" in n for n in checked.notes)
+        with shardkit.open(folder) as ds:
+            found[folder.name] = [ds[n]["__key__"] for n in range(len(ds))]
+    if isinstance(source, Path):
+        assert shardkit.verify(out, against=source).problems == []
+    return found
+
+
+def command(*words: object) -> str:
+    found = CliRunner().invoke(commands, ["convert", *map(str, words), "--workers", "0"])
+    if found.exception is not None:
+        raise found.exception
+    return found.output
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def test_classes_that_are_left_are_numbered_from_zero(images: Path, tmp_path: Path) -> None:
+    samples = made(images, tmp_path / "in", include_class=["class2", "class1"])
+    assert [(s["__key__"][:6], s["label"]) for s in samples] == [("class1", 0)] * 4 + [
+        ("class2", 1)
+    ] * 4
+    manifest = load(tmp_path / "in")
+    assert manifest.class_names == {"label": ("class1", "class2")}
+    assert manifest.label_counts == (4, 4)
+    assert manifest.ignored == {"samples of other classes": 4}
+    left = made(images, tmp_path / "out", exclude_class=["class0"])
+    assert [s["label"] for s in left] == [s["label"] for s in samples]
+    assert load(tmp_path / "out").class_names == manifest.class_names
+
+
+def test_classes_of_datasets_sequences_and_names_in_an_order(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "parquet", tmp_path / "all", workers=0)
+    names = ["class2", "class1", "class0"]
+    for source, options in (
+        (tmp_path / "all", {}),
+        (images, {"classes": names}),
+        ([{"x": n, "label": n % 3} for n in range(12)], {"classes": names}),
+    ):
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        samples = made(source, out, "lmdb", include_class=["class2", "class0"], **options)
+        order = ("class2", "class0") if options else ("class0", "class2")
+        assert load(out).class_names == {"label": order}
+        assert Counter(s["label"] for s in samples) == {0: 4, 1: 4}
+        for sample in samples if isinstance(source, Path) else ():
+            assert sample["__key__"].startswith(order[sample["label"]])
+
+
+def test_labels_may_be_left_out_after_choosing_by_them(images: Path, tmp_path: Path) -> None:
+    samples = made(images, tmp_path / "out", include_class=["class1"], drop=["label"])
+    assert [sorted(sample) for sample in samples] == [["__key__", "image"]] * 4
+
+
+def test_samples_without_a_class_are_of_no_class(tmp_path: Path) -> None:
+    source: list[dict[str, Any]] = [{"x": n, "label": n - 1} for n in range(3)]
+    options = {"classes": ["a", "b"], "schema": {"x": Int(), "label": Int(optional=True)}}
+    source.append({"x": 3})
+    found = made(source, tmp_path / "in", include_class=["b"], **options)
+    assert [(s["x"], s["label"]) for s in found] == [(2, 0)]
+    found = made(source, tmp_path / "out", exclude_class=["a"], **options)
+    assert [(s["x"], s.get("label")) for s in found] == [(0, -1), (2, 0), (3, None)]
+
+
+def test_classes_of_texts_and_of_tables(tmp_path: Path) -> None:
+    for n in range(12):
+        put(tmp_path / f"in/{('neg', 'pos')[n % 2]}/{n}.txt", f"text {n}")
+    found = made(tmp_path / "in", tmp_path / "a", include_class=["pos"], where="length == 6")
+    assert [(s["text"], s["label"]) for s in found] == [(f"text {n}", 0) for n in (1, 3, 5, 7, 9)]
+    found = made(tmp_path / "in", tmp_path / "b", where="label == 'pos'", drop=["label"])
+    assert [sorted(s) for s in found] == [["__key__", "text"]] * 6
+    found = splits(tmp_path / "in", tmp_path / "c", folds=3, stratify="label")
+    assert all(Counter(key[:3] for key in keys) == {"pos": 2, "neg": 2} for keys in found.values())
+    rows = [{"text": f"text {n}", "kind": "xyz"[n % 3], "n": n} for n in range(30)]
+    options = {"label_column": "kind", "exclude_class": ["y"], "where": "n >= 20"}
+    found = made(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "d", **options)
+    assert [(s["text"], s["label"]) for s in found] == [
+        (f"text {n}", {0: 0, 2: 1}[n % 3]) for n in range(20, 30) if n % 3 != 1
+    ]
+    assert load(tmp_path / "d").class_names == {"label": ("x", "z")}
+
+
+def test_several_sources_are_chosen_from_as_one(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "parquet", tmp_path / "more", workers=0)
+    both = [images, tmp_path / "more"]
+    options = {"include_class": ["class2"], "where": "width == 8 and '/00' in key"}
+    plan = prepare(both, "wds", tmp_path / "out", ConvertOptions(**options, group="key", folds=4))
+    assert [part.samples for part in plan.parts] == [2, 2, 2, 2]
+    shardkit.convert(both, "wds", tmp_path / "out", workers=0, **options)
+    assert shardkit.verify(tmp_path / "out", against=both).problems == []
+    keys = ["images/class0/001", "more/class0/001"]
+    found = [sample["__key__"] for sample in made(both, tmp_path / "keys", keys=keys)]
+    assert found == keys
+    texts = [lines(tmp_path / f"{name}.jsonl") for name in "ab"]
+    shardkit.convert(texts, "wds", tmp_path / "text", workers=0, where="score >= 0.9", sample=0.5)
+    assert 5 < load(tmp_path / "text").samples < 35
+    assert shardkit.verify(tmp_path / "text", against=texts).problems == []
+
+
+def test_mistakes_with_classes(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="no class 'clas1'") as caught:
+        command(images, "--to", "wds", "-o", out, "--include-class", "class0,clas1")
+    assert caught.value.expected is not None
+    assert caught.value.expected.startswith("class1")
+    with pytest.raises(UsageError, match="exclude each other"):
+        command(images, "--to", "wds", "--include-class", "class0", "--exclude-class", "class1")
+    with pytest.raises(SourceError, match="no sample of the source is left") as left:
+        made(images, out, exclude_class=["class0", "class1", "class2"])
+    assert left.value.found == "12 samples of other classes"
+    with pytest.raises(UsageError, match="no names of classes"):
+        made([{"x": 1}], out, include_class=["a"])
+    labels = [{"label": np.array([0, 1])}]
+    several: dict[str, Any] = {"schema": {"label": Array("<i8", (None,))}, "classes": ["a", "b"]}
+    with pytest.raises(UsageError, match="several classes each"):
+        made(labels, out, include_class=["a"], **several)
+    assert not out.exists()
+
+
+# --- conditions -----------------------------------------------------------------------------------
+
+
+def with_metadata(root: Path, count: int = 20) -> Path:
+    """Images of several sizes with metadata; every fifth has no row."""
+    for n in range(count):
+        put(root / f"{n:02}.jpg", make_image(n, size=(20 + n, 30)))
+    rows = "".join(f"{n:02}.jpg,{n / 10},p{n % 4}\n" for n in range(count) if n % 5)
+    put(root / "metadata.csv", "file_name,score,patient\n" + rows)
+    return root
+
+
+def test_where_over_metadata_and_image_headers(tmp_path: Path) -> None:
+    source = with_metadata(tmp_path / "in")
+    found = made(source, tmp_path / "a", where="score >= 0.5 and width < 36")
+    assert [s["__key__"] for s in found] == [f"{n:02}" for n in range(5, 16) if n % 5]
+    assert load(tmp_path / "a").ignored == {
+        "images without a row of metadata": 4,
+        "samples that --where leaves out": 8,
+        "samples without a value that --where asks for": 4,
+    }
+    found = made(source, tmp_path / "b", where="score is null", fields=["image"])
+    assert [s["__key__"] for s in found] == ["00", "05", "10", "15"]
+    found = made(source, tmp_path / "c", where="not (width > 21 or key == '00')", to="parquet")
+    assert [s["__key__"] for s in found] == ["01"]
+
+
+def test_planning_reads_no_more_than_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = with_metadata(tmp_path / "in")
+    put(source / "30.jpg", make_image(1, size=(99, 9)) + bytes(10**6))
+
+    def refused(*_: Any) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr(image_folder, "read_file", refused)
+    read: Counter[str] = Counter()
+    first = source_files._first
+
+    def counted(path: Any, stop: int) -> bytes:
+        data = first(path, stop)
+        read[path] += len(data)
+        return data
+
+    monkeypatch.setattr(source_files, "_first", counted)
+    options = ConvertOptions(where="width == 99 and score is null", split="a=0.5,b=0.5")
+    plan = prepare(source, "parquet", tmp_path / "out", options)
+    assert plan.samples == 1
+    assert len(read) == 5  # images of those without a score
+    assert max(read.values()) == 1 << 14
+
+
+def test_long_headers_are_read_to_their_end(tmp_path: Path) -> None:
+    image = make_image(1, size=(40, 30))
+    comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
+    put(tmp_path / "in/a.jpg", image[:2] + comment + image[2:])
+    put(tmp_path / "in/b.jpg", make_image(2))
+    assert [s["__key__"] for s in made(tmp_path / "in", tmp_path / "out", where="width == 40")] == [
+        "a"
+    ]
+
+
+def test_images_that_the_condition_cannot_read(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=1)
+    put(source / "class0/000.jpg", b"no image")
+    with pytest.raises(SampleError, match="not an image") as caught:
+        made(source, tmp_path / "out", where="width == 8")
+    assert caught.value.where["path"] == "class0/000.jpg"
+    with pytest.raises(SampleError, match="not an image"):
+        made(source, tmp_path / "out", where="width == 9")
+    with pytest.raises(SourceError, match="no sample of the source is left"):
+        made(source, tmp_path / "out", where="width == 9", on_error="skip")
+    found = made(source, tmp_path / "out", where="width == 8", on_error="skip", overwrite=True)
+    assert [s["__key__"] for s in found] == ["class0/001", "class0/002", "class0/003"]
+    (line,) = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "class0/000"
+
+
+def lines(path: Path, count: int = 200) -> Path:
+    rows = [
+        {"text": f"text {n}", "score": n / count, "lang": "de" if n % 3 else "en"}
+        for n in range(count)
+    ]
+    return put_lines(path, rows)
+
+
+def test_where_over_documents_while_they_are_read(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in/a.jsonl")
+    where = "score < 0.5 and lang == 'en' and length > 6"
+    found = made(source, tmp_path / "out", where=where)
+    assert [s["text"] for s in found] == [f"text {n}" for n in range(12, 100, 3)]
+    assert all(s.keys() == {"__key__", "text"} for s in found)
+    manifest = load(tmp_path / "out")
+    assert manifest.ignored == {
+        "samples that --where leaves out": 200 - len(found),
+        "values of 'lang'": len(found),
+        "values of 'score'": len(found),
+    }
+    kept = made(source, tmp_path / "kept", where=where, fields=["text", "score"])
+    assert [s["score"] for s in kept] == [n / 200 for n in range(12, 100, 3)]
+    assert load(tmp_path / "kept").ignored == {
+        "samples that --where leaves out": 200 - len(found),
+        "fields left out as asked: 'lang'": 1,
+    }
+    assert len(made(source, tmp_path / "first", where=where, limit=7)) == 7
+
+
+def test_documents_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    rows = [{"text": f"{n}" * 100, "lang": "de" if n % 3 else "en"} for n in range(3000)]
+    source = put_lines(tmp_path / "in/a.jsonl", rows)  # of several byte ranges
+    options = {"where": "lang == 'en'", "sample": 0.5, "split": "a=0.8,b=0.2"}
+    options["shard_size"] = "100kB"
+    for workers in (0, 2):
+        shardkit.convert(source, "wds", tmp_path / f"{workers}", workers=workers, **options)
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
+    counts = [load(tmp_path / "0" / name) for name in ("a", "b")]
+    total = sum((Counter(m.ignored) for m in counts), Counter(n=sum(m.samples for m in counts)))
+    assert (
+        total["n"]
+        + total["samples that --where leaves out"]
+        + total["samples that --sample leaves out"]
+        == 3000
+    )
+    assert shardkit.verify(tmp_path / "0", against=source).problems == []
+    assert shardkit.verify(tmp_path / "0/b", against=source).problems == []
+
+
+def test_blocks_of_tokens_of_chosen_documents(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in/a.jsonl")
+    tokenizer = tokenizer_zoo.write_json(tmp_path, tokenizer_zoo.tokenizer_json("gpt2"))
+    text = shardkit.TextOptions(tokenizer=tokenizer, seq_len=32)
+    made(source, tmp_path / "out", where="lang == 'en'", text=text)
+    assert load(tmp_path / "out").text["documents"] == 67
+
+
+def test_a_condition_that_leaves_nothing(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl")
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        made(source, tmp_path / "out", where="score > 7")
+    assert "200 samples that --where leaves out" in str(caught.value)
+    with pytest.raises(SourceError, match="no sample of the source is left"):
+        made(write_images(tmp_path / "in"), tmp_path / "out", where="width > 7000", sample=0.5)
+    with pytest.raises(UsageError, match="no field 'scor'"):
+        made(source, tmp_path / "out", where="scor > 7")
+    assert not (tmp_path / "out").exists()
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_keys_of_a_file(images: Path, tmp_path: Path) -> None:
+    keys = put(tmp_path / "keys.txt", "\ufeffclass2/001\r\nclass0/003\r\n\n")
+    out = tmp_path / "out"
+    assert [s["__key__"] for s in made(images, out, keys=keys)] == ["class0/003", "class2/001"]
+    assert load(out).ignored == {"samples that are not among the keys": 10}
+    again = tmp_path / "again"
+    assert [s["__key__"] for s in made(out, again, keys=["class2/001"], to="lmdb")] == [
+        "class2/001"
+    ]
+    assert shardkit.verify(again, against=out).problems == []
+    short = put(tmp_path / "short.txt", "class2/001")
+    assert "complete already" in command(images, "--to", "wds", "-o", out, "--keys", keys)
+    with pytest.raises(OutputError):
+        command(images, "--to", "wds", "-o", out, "--keys", short)
+    (images / "class2/001.jpg").unlink()  # which verify misses, as it knows the list
+    assert len(shardkit.verify(out, against=images).problems) == 1
+
+
+def test_verify_misses_samples_of_the_list(images: Path, tmp_path: Path) -> None:
+    keys = ["class0/001", "class1/001", "class2/001"]
+    put(images / "class1/001.jpg", b"no image")
+    with pytest.raises(SampleError):
+        made(images, tmp_path / "out", keys=keys)
+    made(images, tmp_path / "out", keys=keys, on_error="skip", overwrite=True)
+    put(images / "class1/001.jpg", make_image(5))
+    notes = shardkit.verify(tmp_path / "out", against=images).notes
+    assert any("dropped when the dataset was made" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "found"),
+    [
+        ("class0/001\nclass9/1\na.jpg", "list that no sample has", "2 of 3 keys, such as 'a.jpg'"),
+        ("class0/001\nclass0/002\nclass0/001\n", "more than once", "1 such lines"),
+        ("\n\n", "the list of keys is empty", None),
+        (b"\xff\xfe", "not UTF-8", None),
+    ],
+)  # fmt: skip
+def test_mistakes_in_lists_of_keys(
+    images: Path, tmp_path: Path, text: str | bytes, message: str, found: str | None
+) -> None:
+    with pytest.raises(SourceError, match=message) as caught:
+        made(images, tmp_path / "out", keys=put(tmp_path / "keys.txt", text))
+    assert caught.value.found == found
+    assert not (tmp_path / "out").exists()
+
+
+def test_splits_by_lists(images: Path, tmp_path: Path) -> None:
+    train = put(tmp_path / "train.txt", "class0/000\nclass0/001\nclass1/002\n")
+    val = put(tmp_path / "val.txt", "class2/000\n")
+    how = f"train={train},val={val}"
+    assert splits(images, tmp_path / "out", split=how) == {
+        "train": ["class0/000", "class0/001", "class1/002"],
+        "val": ["class2/000"],
+    }
+    assert load(tmp_path / "out/train").recipe["split"] == "lists"
+    assert str(tmp_path) not in (tmp_path / "out/__shardkit__/manifest.json").read_text()
+    found = splits(images, tmp_path / "one", split=how, include_class=["class0", "class2"])
+    assert found == {"train": ["class0/000", "class0/001"], "val": ["class2/000"]}
+    put(val, "class2/000\nclass0/001\n")
+    with pytest.raises(UsageError, match="splits train and val have samples in common") as caught:
+        made(images, tmp_path / "other", split=how)
+    assert caught.value.where["key"] == "class0/001"
+    with pytest.raises(UsageError, match="which samples"):
+        ConvertOptions(split=how, keys=["a"])
+    with pytest.raises(UsageError, match="nothing"):
+        made(images, tmp_path / "other", split="train=nothing.txt")
+
+
+def test_keys_and_strata_of_documents_are_refused(tmp_path: Path) -> None:
+    source = lines(tmp_path / "a.jsonl")
+    shares = {"split": "a=0.5,b=0.5"}
+    for options in ({"keys": ["a"]}, {"stratify": "lang", **shares}, {"group": "lang", **shares}):
+        with pytest.raises(UsageError, match="known only once they are read"):
+            made(source, tmp_path / "out", **options)
+    found = splits(source, tmp_path / "out", folds=3)
+    assert sum(map(len, found.values())) == 200
+    assert min(map(len, found.values())) > 40
+
+
+# --- samples at random ----------------------------------------------------------------------------
+
+
+def test_a_share_at_random_stays_when_samples_are_added(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=4, each=50)
+    asked = ((0.1, 0), (0.5, 0), (0.5, 1), (1, 0))
+    outs = {(share, seed): tmp_path / f"{share}-{seed}" for share, seed in asked}
+    found = {
+        (share, seed): [s["__key__"] for s in made(source, out, sample=share, seed=seed)]
+        for (share, seed), out in outs.items()
+    }
+    half = set(found[0.5, 0])
+    assert 8 <= len(found[0.1, 0]) <= 35
+    assert 75 <= len(half) <= 125
+    assert set(found[0.1, 0]) < half
+    assert len(half & set(found[0.5, 1])) < 75
+    assert len(found[1, 0]) == 200
+    put(source / "class0/more.jpg", make_image())
+    more = {s["__key__"] for s in made(source, tmp_path / "more", sample=0.5)}
+    assert more - {"class0/more"} == half
+    divided = splits(source, tmp_path / "split", sample=0.5, split="a=0.5,b=0.5")
+    assert set(divided["a"]) | set(divided["b"]) == more
+    assert 25 <= len(divided["a"]) <= 75  # other numbers at random
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.1, float("nan"), "0.1"])
+def test_shares_that_are_none(share: Any) -> None:
+    with pytest.raises(UsageError, match="share of samples"):
+        ConvertOptions(sample=share)
+
+
+# --- strata, groups, folds ------------------------------------------------------------------------
+
+SHARES = st.lists(st.integers(1, 9), min_size=2, max_size=5).map(lambda n: np.array(n) / sum(n))
+VALUES = st.lists(st.integers(0, 6), min_size=5, max_size=200).map(
+    lambda v: np.unique(v, return_inverse=True)[1]
+)
+
+
+@given(VALUES, SHARES, st.integers(0, 99))
+def test_strata_have_their_shares_to_a_sample(values: Any, shares: Any, seed: int) -> None:
+    chances = np.random.default_rng(seed).random(len(values))
+    number = by_stratum(values, shares, chances)
+    assert number.min() >= 0
+    for stratum in range(values.max() + 1):
+        mine = number[values == stratum]
+        exact = shares * len(mine)
+        counts = np.bincount(mine, minlength=len(shares))
+        assert (counts >= np.floor(exact + 1e-9)).all()
+        assert (counts <= np.ceil(exact - 1e-9)).all()
+    totals = np.bincount(number, minlength=len(shares)) - shares * len(values)
+    assert np.abs(totals).max() < 2
+    order = np.random.default_rng(seed).permutation(len(values))
+    assert (by_stratum(values[order], shares, chances[order]) == number[order]).all()
+
+
+@given(VALUES, st.integers(2, 5), st.integers(0, 99))
+def test_folds_are_as_those_of_scikit_learn(values: Any, folds: int, seed: int) -> None:
+    """StratifiedKFold: folds, and the parts of each class in them, differ by one sample at most."""
+    chances = np.random.default_rng(seed).random(len(values))
+    number = by_stratum(values, np.full(folds, 1 / folds), chances)
+    for mine in (number, *(number[values == v] for v in range(values.max() + 1))):
+        counts = np.bincount(mine, minlength=folds)
+        assert counts.max() - counts.min() <= 1
+
+
+@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), SHARES, st.integers(0, 99))
+def test_groups_are_never_cut(values: list[int], shares: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    groups = np.unique(values, return_inverse=True)[1]
+    strata = rng.integers(0, 3, len(groups))
+    strata = np.unique(strata, return_inverse=True)[1]
+    ranks = rng.random(groups.max() + 1)
+    for own in (strata, np.zeros(len(groups), np.int64)):
+        number = by_group(groups, own, shares, ranks)
+        assert all(len(set(number[groups == g])) == 1 for g in range(groups.max() + 1))
+        order = rng.permutation(len(groups))
+        assert (by_group(groups[order], own[order], shares, ranks) == number[order]).all()
+
+
+@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), st.integers(2, 5))
+def test_groups_are_divided_as_by_scikit_learn(values: list[int], folds: int) -> None:
+    """GroupKFold: the largest groups first, each to the smallest fold."""
+    groups = np.unique(values, return_inverse=True)[1]
+    number = by_group(
+        groups, np.zeros_like(groups), np.full(folds, 1 / folds), np.zeros(groups.max() + 1)
+    )
+    sizes = [0] * folds
+    for size in sorted(np.bincount(groups).tolist(), reverse=True):
+        sizes[sizes.index(min(sizes))] += size
+    assert sorted(np.bincount(number, minlength=folds).tolist()) == sorted(sizes)
+
+
+def test_groups_of_equal_size_come_to_their_shares() -> None:
+    groups = np.repeat(np.arange(100), 7)
+    number = by_group(
+        groups,
+        np.zeros_like(groups),
+        np.array([0.8, 0.1, 0.1]),
+        np.random.default_rng(0).random(100),
+    )
+    assert np.bincount(number).tolist() == [560, 70, 70]
+    sizes = np.repeat(np.arange(300), np.random.default_rng(0).integers(1, 30, 300))
+    strata = sizes % 5
+    number = by_group(sizes, strata, np.array([0.8, 0.2]), np.zeros(300))
+    for stratum in range(5):
+        mine = number[strata == stratum]
+        assert abs(np.mean(mine) - 0.2) < 0.03
+    small, large = (np.bincount(sizes)[np.unique(sizes[number == n])].mean() for n in (0, 1))
+    assert 0.7 < small / large < 1.4  # the largest groups are not all on one side
+
+
+def samples_of(patients: int, each: int) -> list[dict[str, Any]]:
+    return [
+        {"__key__": f"{p:02}-{n}", "label": (p + n) % 3, "patient": f"p{p}", "x": n}
+        for p in range(patients)
+        for n in range(each)
+    ]
+
+
+def divided(source: Iterable[dict[str, Any]], out: Path, **options: Any) -> dict[str, str]:
+    found = splits([*source], out, "parquet", **options)
+    keys = [key for own in found.values() for key in own]
+    assert len(keys) == len(set(keys))
+    return {key: name for name, own in found.items() for key in own}
+
+
+def test_strata_groups_and_folds_of_datasets(tmp_path: Path) -> None:
+    source = samples_of(20, 10)
+    for number, options in enumerate(
+        [
+            {"split": "train=0.7,val=0.2,test=0.1", "stratify": "label"},
+            {"split": "train=0.7,val=0.3", "group": "patient"},
+            {"split": "train=0.7,val=0.3", "group": "patient", "stratify": "label"},
+            {"folds": 4},
+            {"folds": 4, "stratify": "label"},
+            {"folds": 4, "group": "patient"},
+        ]
+    ):
+        found = divided(source, tmp_path / f"a{number}", **options)
+        assert found.keys() == {sample["__key__"] for sample in source}
+        mixed = random.Random(number).sample(source, len(source))
+        assert divided(mixed, tmp_path / f"b{number}", **options) == found
+        other = divided(source, tmp_path / f"c{number}", seed=1, **options)
+        assert other != found
+        counts = Counter(found.values())
+        if "folds" in options:
+            assert counts == {f"fold{n}": 50 for n in range(4)}
+        if options.get("stratify") and "group" not in options:
+            every = Counter(s["label"] for s in source)
+            for share, name in zip((0.7, 0.2, 0.1), ("train", "val", "test"), strict=True):
+                mine = Counter(s["label"] for s in source if found[s["__key__"]] == name)
+                assert all(abs(mine[n] - share * every[n]) < 1 for n in every) or "folds" in options
+        if "group" in options:
+            assert len({(s["patient"], found[s["__key__"]]) for s in source}) == 20
+            assert "folds" in options or counts == {"train": 140, "val": 60}
+
+
+def test_strata_and_groups_of_files(tmp_path: Path) -> None:
+    source = with_metadata(tmp_path / "in", 40)
+    options = {"where": "patient is not null", "group": "patient", "fields": ["image"]}
+    found = splits(source, tmp_path / "out", split="a=0.5,b=0.5", **options)
+    patients = [{int(key) % 4 for key in keys} for keys in found.values()]
+    assert sorted(map(sorted, patients)) in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    plan = prepare(source, "wds", tmp_path / "x", ConvertOptions(split="a=0.5,b=0.5", **options))
+    assert "groups of 'patient' stay whole: the shares are a 0.500, b 0.500" in plan.notes()
+    found = splits(source, tmp_path / "by", split="a=0.5,b=0.5", stratify="patient")
+    assert [len(keys) for keys in found.values()] == [20, 20]
+    images = splits(
+        write_images(tmp_path / "im"),
+        tmp_path / "f",
+        folds=2,
+        stratify="label",
+        shuffle=True,
+        limit=5,
+    )
+    assert [len(keys) for keys in images.values()] == [5, 5]
+
+
+def test_json_and_headers_divide_too(tmp_path: Path) -> None:
+    source = [{"json": {"site": {"name": f"s{n % 4}"}}, "x": n} for n in range(40)]
+    found = divided(source, tmp_path / "out", folds=2, group="json.site.name")
+    assert len(found) == 40
+    images = [{"image": make_image(n, "PNG" if n % 2 else "JPEG")} for n in range(8)]
+    found = divided(images, tmp_path / "images", split="a=0.5,b=0.5", stratify="format")
+    assert Counter((name, int(key) % 2) for key, name in found.items()) == {
+        (n, f): 2 for n in "ab" for f in (0, 1)
+    }
+
+
+def test_a_split_that_is_left_without_samples_is_told_of(tmp_path: Path) -> None:
+    for name in ("train/a/1", "train/a/2", "train/b/3", "val/a/4"):
+        put(tmp_path / "in" / f"{name}.png", make_image(int(name[-1]), "PNG"))
+    found = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", include_class=["b"])
+    assert "the split 'val' has no samples" in found.notes
+
+
+def test_mistakes_with_splits(tmp_path: Path) -> None:
+    source = samples_of(3, 4)
+    shares = {"split": "a=0.5,b=0.5"}
+    for options, message in (
+        ({"stratify": "label"}, "stratify says how samples are divided"),
+        ({"group": "label"}, "group says how samples are divided"),
+        ({"folds": 2, **shares}, "there is no other beside it"),
+        ({"folds": 1}, "folds must be a whole number from 2 up"),
+        ({"folds": 13}, "fewer samples than splits"),
+        ({"folds": 4, "group": "patient"}, "fewer groups than splits"),
+        ({"group": "patint", **shares}, "no field 'patint'"),
+        ({"stratify": "x > 3", **shares}, "expected a field"),
+        ({"group": "'x'", **shares}, "expected a field"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            made(source, tmp_path / "out", **options)
+    lacking = [{"x": 0}, {"x": 1, "patient": "p"}]
+    grouped = {"schema": {"patient": Text(optional=True), "x": Int()}, "group": "patient", **shares}
+    with pytest.raises(UsageError, match="samples without a value of 'patient'") as caught:
+        made(lacking, tmp_path / "out", **grouped)
+    assert caught.value.found == "1 of 2 samples"
+    with pytest.raises(UsageError, match="samples cannot be divided by 'score'"):
+        made([{"score": 0.5}, {"score": 1.5}], tmp_path / "out", stratify="score", **shares)
+    write_images(tmp_path / "in/train", classes=2)
+    write_images(tmp_path / "in/val", classes=2)
+    with pytest.raises(UsageError, match="splits of its own"):
+        made(tmp_path / "in", tmp_path / "out", folds=2)
+    assert not (tmp_path / "out").exists()
+
+
+# --- together -------------------------------------------------------------------------------------
+
+
+def test_all_of_it_together_and_in_the_plan(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=5, each=40)
+    names = [f"class{c}/{n:03}" for c in (0, 1, 2, 4) for n in range(30)]
+    keys = put(tmp_path / "keys.txt", "\n".join(names))
+    words = [
+        *("--include-class", "class0,class1", "--include-class", "class4", "--keys", keys),
+        *("--where", "label != 'class1' and width == 8", "--sample", 0.5, "--seed", 3),
+        *("--split", "train=0.5,val=0.5", "--stratify", "label", "--shuffle", "--limit", 10),
+    ]
+    plan = json.loads(
+        command(source, "--to", "wds", "-o", tmp_path / "out", *words, "--plan", "--json")
+    )
+    ignored = plan["ignored"]
+    assert ignored.pop("samples that --sample leaves out") + 2 * plan["parts"][0]["samples"] >= 20
+    assert ignored == {
+        "samples of other classes": 80,
+        "samples that are not among the keys": 30,
+        "samples that --where leaves out": 30,
+    }
+    assert plan["parts"][0]["classes"] == 3
+    assert "passed over" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
+    assert "complete already" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
+    for name in ("train", "val"):
+        checked = shardkit.verify(tmp_path / "out" / name, against=source)
+        assert checked.problems == []
+        with shardkit.open(tmp_path / "out" / name) as ds:
+            assert ds.classes == ("class0", "class1", "class4")
+            assert {ds[n]["label"] for n in range(len(ds))} == {0, 2}
+    with pytest.raises(OutputError):
+        command(source, "--to", "wds", "-o", tmp_path / "out", *words[:8])
+
+
+def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=3, each=10)
+    options = {"include_class": ["class0", "class2"], "where": "width == 8", "sample": 0.7}
+    made(source, tmp_path / "a", **options)
+    made(tmp_path / "a", tmp_path / "b", "parquet", **options)
+    assert shardkit.verify(tmp_path / "b", against=tmp_path / "a").problems == []
+    put(source / "class0/new.jpg", make_image(9))
+    found = shardkit.verify(
+        tmp_path / "a",
+        against=source,
+    ).problems
+    grown = shardkit.convert(source, "wds", tmp_path / "grown", workers=0, **options)
+    assert len(found) == grown.samples - load(tmp_path / "a").samples
+
+
+def test_damage_is_found_in_subsets(images: Path, tmp_path: Path) -> None:
+    made(images, tmp_path / "out", include_class=["class1"])
+    put(images / "class1/002.jpg", make_image(50))
+    put(images / "class0/002.jpg", make_image(50))  # which is no part of it
+    assert len(shardkit.verify(tmp_path / "out", against=images).problems) == 1
+
+
+@pytest.mark.parametrize("to", ["parquet", "wds", "lmdb", "arrow"])
+def test_numbers_of_datasets_are_read_field_by_field(to: str, tmp_path: Path) -> None:
+    schema = {"x": Int(), "score": Float(optional=True), "good": Bool(), "about": Json()}
+    source = [
+        {"x": n, "good": n % 3 == 0, "about": {"n": n}, **({"score": n / 50} if n % 4 else {})}
+        for n in range(50)
+    ]
+    shardkit.convert(source, to, tmp_path / "in", schema=schema, shard_samples=20, workers=0)
+    for where, test in {
+        "score > 0.3 and good": lambda s: s.get("score", 0) > 0.3 and s["good"],
+        "score is null and x >= 18": lambda s: "score" not in s and s["x"] >= 18,
+        "about.n in (3, 19, 20, 49) or x == 7": lambda s: s["x"] in (3, 7, 19, 20, 49),
+    }.items():
+        out = tmp_path / str(len([*tmp_path.iterdir()]))
+        found = made(tmp_path / "in", out, "lmdb", where=where)
+        assert [s["x"] for s in found] == [s["x"] for s in source if test(s)]
+    with shardkit.open(tmp_path / "in") as ds:
+        keys = [ds[n]["__key__"] for n in (12, 13, 30)]
+        view = made(ds[10:40], tmp_path / "view", where="good", keys=keys)
+        assert [s["x"] for s in view] == [12, 30]

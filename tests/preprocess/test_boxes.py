@@ -1,0 +1,312 @@
+"""Boxes while converting: what is painted stays in its box, wherever the image goes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+
+import shardkit
+from shardkit import ImageOptions, SampleError, UsageError
+from shardkit.codecs.boxes import TURNED_BACK, boxes_in, turned_boxes
+from shardkit.codecs.window import Window
+from shardkit.preprocess.images import Shaped
+from shardkit.preprocess.steps import steps_for
+from shardkit.schema import Array, Image, Json, Schema
+from shardkit.sources.sequence import SequenceSource
+from tests.boxed import COLOURS, Painted, coco, painted_box, some_painted, turned_back
+
+SCHEMA = Schema(
+    {
+        "image": Image(),
+        "boxes": Array("<f4", (None, 4)),
+        "categories": Array("<i8", (None,)),
+    }
+)
+FORMATS = ["wds", "lmdb", "arrow", "parquet", "hf", "beton"]
+
+
+def stored_sample(image: Painted, format: str = "PNG") -> dict[str, Any]:
+    """A sample as it is stored: boxes in pixels of the stored image."""
+    upright = np.array(image.boxes, np.float32).reshape(-1, 4)
+    return {
+        "__key__": image.name,
+        "image": image.file(format),
+        "boxes": turned_boxes(upright, TURNED_BACK[image.orientation], image.size),
+        "categories": np.arange(len(upright)),
+    }
+
+
+def converted(sample: dict[str, Any], raw: str = "array", **options: Any) -> Shaped:
+    steps = steps_for(SCHEMA, ImageOptions(**options), None, raw)
+    assert steps is not None
+    return steps(sample)
+
+
+def assert_painted(sample: dict[str, Any], image: Painted, tolerance: float) -> None:
+    """All objects that are painted have their boxes, and those that are gone have none."""
+    with Pillow.open(io.BytesIO(sample["image"])) as file:
+        assert file.getexif().get(0x0112, 1) == 1
+        pixels = np.asarray(file.convert("RGB"))
+    height, width, _ = pixels.shape
+    boxes = dict(zip(sample["categories"].tolist(), sample["boxes"].tolist(), strict=True))
+    for number in range(len(image.boxes)):
+        seen = painted_box(pixels, COLOURS[number])
+        if number not in boxes:
+            assert seen is None
+            continue
+        x0, y0, x1, y1 = boxes[number]
+        assert 0 <= x0 < x1 <= width
+        assert 0 <= y0 < y1 <= height
+        if min(x1 - x0, y1 - y0) >= 3:  # else resizing blends it with what is around
+            assert seen is not None
+            assert np.abs(np.array(seen) - boxes[number]).max() <= tolerance
+
+
+SIDES = st.integers(40, 130)
+
+
+@st.composite
+def painted_images(draw: Any) -> Painted:
+    """Up to 3 objects, side by side, in an image of any size and orientation."""
+    width, height = draw(SIDES), draw(SIDES)
+    edges = sorted(draw(st.lists(st.integers(0, width), min_size=6, max_size=6, unique=True)))
+    boxes = []
+    for n in range(draw(st.integers(0, 3))):
+        y0 = draw(st.integers(0, height - 1))
+        boxes.append((edges[2 * n], y0, edges[2 * n + 1], draw(st.integers(y0 + 1, height))))
+    return Painted("0", (width, height), boxes, ["person"] * len(boxes), draw(st.integers(1, 8)))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    painted_images(),
+    st.sampled_from(["shorter", "longer", "exact", "crop", "pad"]),
+    st.integers(20, 160),
+    st.booleans(),
+)
+def test_what_is_painted_stays_in_its_box(
+    image: Painted, mode: str, side: int, upscale: bool
+) -> None:
+    """Through every orientation, and every way of resizing. Blended edges may seem a pixel off."""
+    shaped = converted(stored_sample(image), resize=side, resize_mode=mode, upscale=upscale)
+    scale = max(side / min(image.size), 1) if upscale else 1
+    assert_painted(shaped.sample, image, 1 + scale)
+    gone = len(image.boxes) - len(shaped.sample["boxes"])
+    assert sum(shaped.ignored.values()) == gone
+    assert gone == 0 or mode == "crop"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["shorter", "crop", "pad"])
+def test_turning_cutting_and_padding_are_exact(orientation: int, mode: str) -> None:
+    for image in some_painted(12, orientation, (orientation,)):
+        side = {"shorter": 500, "crop": min(image.size), "pad": max(image.size)}[mode]
+        shaped = converted(
+            stored_sample(image), resize=side, resize_mode=mode, format="png", icc="srgb"
+        )
+        assert_painted(shaped.sample, image, 0)
+
+
+def test_turning_there_and_back_gives_the_same(tmp_path: Path) -> None:
+    boxes = np.array([[1, 2, 30, 14], [0, 0, 80, 20]], np.float32)
+    for orientation in range(1, 9):
+        size = (80, 20)
+        stored = size if orientation < 5 else size[::-1]
+        back = turned_boxes(boxes, TURNED_BACK[orientation], size)
+        assert np.array_equal(turned_boxes(back, orientation, stored), boxes)
+        pixels = np.zeros((20, 80, 3), np.uint8)
+        pixels[2:14, 1:30] = COLOURS[0]
+        assert painted_box(turned_back(pixels, orientation), COLOURS[0]) == tuple(back[0])
+
+
+def test_an_image_that_passes_leaves_its_boxes_alone() -> None:
+    """Also those that are clipped otherwise, or have no area: nothing is looked at twice."""
+    sample = stored_sample(some_painted(4)[3])
+    sample["boxes"] = np.array([[-5, 0, 900, 3], [1, 1, 1, 1], [0, 0, 1, 1]], np.float64)
+    steps = steps_for(
+        Schema({**SCHEMA, "boxes": Array("<f8", (None, 4))}),
+        ImageOptions(icc="srgb"),
+        None,
+        "array",
+    )
+    assert steps is not None
+    assert steps(sample).sample["boxes"] is sample["boxes"]
+    shaped = converted(sample, resize=20)
+    assert shaped.sample["boxes"].dtype == np.float64
+    assert shaped.sample["categories"].tolist() == [0, 2]
+    assert shaped.ignored == {"boxes of which a crop left nothing": 1}
+
+
+def test_a_crop_drops_boxes_with_their_rows() -> None:
+    """What touches the edge from outside is gone; what reaches in is clipped."""
+    window = Window.whole(100, 50)
+    window.cut(25, 0, 50, 50)
+    boxes = np.array([[0, 0, 25, 9], [0, 0, 26, 9], [75, 0, 90, 9], [30, 10, 80, 60]], np.float32)
+    made, kept = boxes_in(boxes, window)
+    assert kept.tolist() == [False, True, False, True]
+    assert made.tolist() == [[0, 0, 1, 9], [5, 10, 50, 50]]
+    assert boxes_in(boxes[:0], window)[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_boxes_through_every_format_with_and_without_steps(tmp_path: Path, to: str) -> None:
+    """From COCO to a format, moved there; and on to another, moved again."""
+    images = some_painted(7, 3, (1, 5, 6, 7, 8))
+    root = coco(tmp_path / "coco", images)
+    shardkit.convert(root, to, tmp_path / "a", workers=0)
+    shardkit.convert(
+        tmp_path / "a", "wds", tmp_path / "b", workers=0, image=ImageOptions(icc="srgb")
+    )
+    shardkit.convert(
+        tmp_path / "b", to, tmp_path / "c", workers=0,
+        image=ImageOptions(resize=50, resize_mode="crop"),
+    )  # fmt: skip
+    for folder, tolerance in (("b", 3 if to == "beton" else 0), ("c", 3)):
+        dataset = shardkit.open(tmp_path / folder / "train")
+        assert dataset.class_names["categories"] == ("person", "bottle", "toothbrush")
+        lost = dict(dataset.manifest.ignored).get("boxes of which a crop left nothing", 0)
+        boxes = sum(len(sample["boxes"]) for sample in dataset)
+        assert boxes + lost == sum(len(image.boxes) for image in images)
+        for sample, image in zip(dataset, images, strict=True):
+            assert len(sample["boxes"]) == len(sample["categories"]) == len(sample["iscrowd"])
+            if folder == "b":
+                sample["categories"] = np.arange(len(sample["boxes"]))
+                assert_painted(sample, image, tolerance)
+    assert shardkit.verify(tmp_path / "c", against=tmp_path / "b").sound
+
+
+def dataset_of(*samples: dict[str, Any], **kinds: Any) -> SequenceSource:
+    return SequenceSource(list(samples), Schema({"image": Image(), **kinds}), None)
+
+
+def test_which_fields_are_boxes() -> None:
+    boxes, numbers = Array("<f4", (None, 4)), Array("<i8", (None,))
+    schema = Schema({"image": Image(), "boxes": boxes, "iscrowd": numbers, "tokens": numbers})
+    steps = steps_for(schema, ImageOptions(resize=9), None, "array")
+    assert steps is not None
+    assert steps.boxes["boxes"] == ("image", ("iscrowd",))
+    assert "'boxes' is taken for boxes on 'image': x0, y0, x1, y1 in pixels" in steps.notes()[0]
+    assert steps.notes()[0].endswith("with them 'iscrowd'")
+    for options in (ImageOptions(min_size=3), ImageOptions(check="decode")):
+        quiet = steps_for(schema, options, None, "array")
+        assert quiet is not None
+        assert not quiet.notes()
+    none = steps_for(schema, ImageOptions(resize=9, boxes="none"), None, "array")
+    assert none is not None
+    assert not none.boxes
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"bbox": Array("<f4", (None, 4))},
+        {"gt_bboxes": Array("<f8", (None, 4))},
+        {"boxes": Array("<i8", (None, 4))},
+        {"boxes": Array()},
+        {"boxes": Array("<f4", (None, None))},
+        {"box": Array("<f4", (4,))},
+    ],
+)
+def test_what_may_be_boxes_is_asked_about(kinds: dict[str, Array]) -> None:
+    schema = Schema({"image": Image(), **kinds})
+    ((name, _),) = kinds.items()
+    with pytest.raises(UsageError, match=f"'{name}' may be boxes") as error:
+        steps_for(schema, ImageOptions(resize=9), None, "array")
+    assert f"--boxes {name}" in str(error.value.fix)
+    for options in (ImageOptions(min_size=3), ImageOptions(resize=9, boxes="none")):
+        steps = steps_for(schema, options, None, "array")
+        assert steps is not None
+        assert not steps.boxes
+    said = steps_for(schema, ImageOptions(resize=9, boxes=name), None, "array")
+    assert said is not None
+    assert list(said.boxes) == [name]
+
+
+def test_what_cannot_be_boxes_is_not_asked_about() -> None:
+    kinds = {"box": Array("<f4", (None, 3)), "inbox": Array("<f4", (None, 4)), "objects": Json()}
+    schema = Schema({"image": Image(), **kinds})
+    steps = steps_for(schema, ImageOptions(resize=9), None, "array")
+    assert steps is not None
+    assert steps.notes() == ["'objects' is JSON: boxes in it are not moved"]
+    for name in ("box", "objects", "image", "other"):
+        with pytest.raises(UsageError, match=f"'{name}' is no field of boxes"):
+            steps_for(schema, ImageOptions(boxes=name), None, "array")
+
+
+def test_arrays_with_as_many_rows_go_with_the_boxes() -> None:
+    """A few samples tell; one that differs later is an error, and not cut."""
+    samples = [stored_sample(image) for image in some_painted(5)]
+    for sample in samples:
+        sample["scores"] = sample["categories"] / 8
+        sample["tokens"] = np.arange(7)
+        sample["points"] = np.repeat(sample["boxes"][:, None], 2, axis=1)
+    kinds = {
+        **SCHEMA,
+        "scores": Array("<f8", (None,)),
+        "tokens": Array("<i8", (None,)),
+        "points": Array("<f4", (None, 2, 4)),
+    }
+    source = dataset_of(*samples, **kinds)
+    steps = steps_for(
+        source.schema, ImageOptions(resize=30, resize_mode="crop"), None, "array", source
+    )
+    assert steps is not None
+    assert steps.boxes["boxes"].others == ("categories", "scores", "points")
+    shaped = steps(
+        {**samples[3], "boxes": samples[3]["boxes"] - [[400, 0, 400, 0], *[[0] * 4] * 2]}
+    )
+    assert shaped.sample["categories"].tolist()[0] != 0
+    assert np.array_equal(shaped.sample["scores"] * 8, shaped.sample["categories"])
+    assert len(shaped.sample["points"]) == len(shaped.sample["boxes"])
+    assert len(shaped.sample["tokens"]) == 7
+    with pytest.raises(SampleError, match="other numbers of what they have") as error:
+        steps({**samples[3], "scores": np.arange(9)})
+    assert error.value.where["field"] == "scores"
+
+
+def test_values_that_are_no_boxes_are_an_error() -> None:
+    schema = Schema({"image": Image(), "bbox": Array()})
+    steps = steps_for(schema, ImageOptions(resize=30, boxes="bbox"), None, "array")
+    assert steps is not None
+    for value in (np.zeros((2, 5), np.float32), np.zeros((2, 4), int), np.zeros(4)):
+        with pytest.raises(SampleError, match="the value is not boxes"):
+            steps({**stored_sample(some_painted(1)[0]), "bbox": value})
+
+
+def halved(sample: dict[str, Any]) -> dict[str, Any]:
+    """A transform that sees boxes where the pixels are, and moves both."""
+    pixels, boxes = sample["image"], sample["boxes"]
+    for box, colour in zip(boxes.astype(int), COLOURS, strict=False):
+        assert painted_box(pixels, colour) == tuple(box)
+    return {**sample, "image": pixels[::2, ::2], "boxes": boxes / 2}
+
+
+def test_a_transform_gets_boxes_on_the_pixels_that_it_gets(tmp_path: Path) -> None:
+    images = some_painted(7, 5, range(1, 9))
+    samples = [stored_sample(image) for image in images]
+    out = tmp_path / "out"
+    shardkit.convert(samples, "wds", out, schema=SCHEMA, transform=halved)
+    for sample, image in zip(shardkit.open(out), images, strict=True):
+        assert_painted(sample, image, 1)
+
+
+def test_options_decide_whether_a_run_is_the_same(tmp_path: Path) -> None:
+    root = coco(tmp_path / "coco", some_painted(4))
+    options = ImageOptions(resize=50, resize_mode="crop")
+    first = shardkit.convert(root, "wds", tmp_path / "out", workers=0, image=options)
+    assert not first.already_complete
+    assert any("'boxes' is taken for boxes" in note for note in first.notes)
+    assert shardkit.convert(
+        root, "wds", tmp_path / "out", workers=0, image=options
+    ).already_complete
+    assert shardkit.verify(tmp_path / "out", against=root).sound
+    alone = ImageOptions(resize=50, resize_mode="crop", boxes="none")
+    with pytest.raises(shardkit.ShardkitError, match=r"already|differ|exists"):
+        shardkit.convert(root, "wds", tmp_path / "out", workers=0, image=alone)

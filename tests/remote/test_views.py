@@ -1,0 +1,199 @@
+"""Views and concatenations of datasets in a store: as on this machine, with the bytes they need."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.dataset import Dataset
+from shardkit.errors import ShardkitWarning
+from shardkit.page_cache import PAGE
+from shardkit.pages import file_id
+from shardkit.remote.path import RemotePath
+from shardkit.schema import Bytes, Int
+from shardkit.stream.loader import Loader
+from shardkit.stream.order import Order
+from shardkit.stream.read_ahead import NextUse
+from tests.remote.conftest import Through
+from tests.remote.proxy import Proxy
+from tests.remote.servers import S3, Google
+from tests.remote.test_reading import upload
+
+SAMPLES, SIZE = 400, 40_000  # 16 MB
+CHOSEN = np.random.default_rng(2).permutation(SAMPLES)[:150]
+VIEWS: dict[str, Callable[[Dataset], Dataset]] = {
+    "slice": lambda ds: ds[90:290],
+    "backwards": lambda ds: ds[::-3],
+    "chosen": lambda ds: ds.select(CHOSEN),
+    "where": lambda ds: ds.filter("label in (3, 5)"),
+    "twice": lambda ds: shardkit.concatenate([ds[:50], ds[30:80]]),
+}
+
+
+small_cache = pytest.mark.filterwarnings("ignore:the cache has room:shardkit.ShardkitWarning")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, rng = tmp_path_factory.mktemp("views"), np.random.default_rng(5)
+    schema = {"x": Bytes(), "label": Int()}
+    with shardkit.create(root / "d", "wds", schema=schema, shard_size="3MB") as out:
+        for n in range(SAMPLES):
+            out.write({"__key__": f"k{n}", "x": rng.bytes(SIZE), "label": n % 7})
+    return root / "d"
+
+
+@pytest.fixture(scope="module")
+def bucket(google: Google, here: Path) -> str:
+    return upload(google, here)
+
+
+@pytest.fixture
+def counted(google: Google, bucket: str, through: Through) -> Proxy:
+    return through(google)
+
+
+@pytest.fixture
+def there(google: Google, bucket: str, counted: Proxy) -> Dataset:
+    options = google.options(counted.endpoint)
+    return shardkit.open(google.url(bucket), storage_options=options)
+
+
+def loader(source: Any, **options: Any) -> Loader:
+    return Loader(source, batch_size=16, seed=7, **options)
+
+
+@small_cache
+@pytest.mark.parametrize(
+    ("name", "shuffle"),
+    [
+        ("slice", True),
+        ("chosen", False),
+        ("chosen", True),
+        ("twice", True),
+        *(
+            pytest.param(name, shuffle, marks=pytest.mark.large)
+            for name in ("slice", "backwards", "where", "twice")
+            for shuffle in (False, True)
+        ),
+    ],
+)
+def test_the_batches_are_those_of_this_machine(
+    there: Dataset, here: Path, name: str, shuffle: bool
+) -> None:
+    local, remote = VIEWS[name](shardkit.open(here)), VIEWS[name](there)
+    assert remote.keys() == local.keys()
+    expected = loader(local, shuffle=shuffle)
+    found = loader(remote, shuffle=shuffle, cache_limit=6 * PAGE)
+    for _ in range(2):
+        assert pickle.dumps(list(found)) == pickle.dumps(list(expected))
+
+
+def test_a_view_downloads_its_pages_alone(there: Dataset, counted: Proxy) -> None:
+    made = loader(there[90:290], shuffle=True)
+    counted.clear()
+    list(made)
+    assert counted.count("GET", "tar").sent <= 200 * 42_000 + 2 * PAGE
+    counted.clear()
+    list(made)
+    assert counted.count("GET", "tar").sent == 0
+
+
+@small_cache
+def test_a_small_cache_keeps_what_the_view_needs_next(there: Dataset, counted: Proxy) -> None:
+    """Half of the pages stay; with the oldest removed first, a whole epoch is downloaded anew."""
+    view = there[50:350]
+    size = len(view) * 42_000
+    made = loader(view, shuffle=True, cache_limit=size // 2)
+    found = []
+    for _ in range(3):
+        counted.clear()
+        list(made)
+        found.append(counted.count("GET", "tar").sent)
+    assert max(found[1:]) <= 0.7 * size
+
+
+def test_the_next_use_of_a_page_is_that_of_its_samples_in_the_view(there: Dataset) -> None:
+    view = there[5::30]
+    stream = Loader(view, batch_size=2, shuffle=True, window=2).dataset.stream
+    order = stream.order
+    assert isinstance(order, Order)
+    uses = NextUse(order, stream.datasets)
+    uses.at(0, 0, None)
+    window = np.empty(len(view))  # in which each sample of the view comes
+    window[order.draw(0, np.arange(len(view))).number] = np.arange(len(view)) // order.window
+    [dataset] = stream.datasets
+    numbers = dataset.stored(np.arange(len(view)))
+    seen = 0
+    for shard in range(dataset.shards):
+        path = dataset.shard_path(shard)
+        assert isinstance(path, RemotePath)
+        info = path.store.info(path.key)
+        samples = dataset.extent(shard)[0]
+        for page in range(-(-info.size // PAGE)):
+            first = dataset.start(shard) + page * PAGE * samples / info.size
+            last = first + PAGE * samples / info.size
+            half = 0.6 * (last - first) + 1
+            own = (numbers >= dataset.start(shard)) & (numbers < dataset.start(shard) + samples)
+            inside = window[own & (numbers >= first) & (numbers < last)]
+            near = window[own & (numbers >= first - half) & (numbers < last + half)]
+            found = uses(file_id(path, info), page)
+            if not len(near):
+                assert found == np.inf
+            elif len(inside):
+                assert found <= inside.min()
+                seen += found > 0
+    assert seen
+
+
+def test_a_filter_requests_each_page_once(there: Dataset, here: Path, counted: Proxy) -> None:
+    counted.clear()
+    view = there.filter(lambda sample: sample["x"][0] < 100)
+    assert counted.count("GET", "tar").sent <= sum(f.stat().st_size for f in here.rglob("*.tar"))
+    assert view.keys() == shardkit.open(here).filter(lambda s: s["x"][0] < 100).keys()
+    with pytest.raises(ZeroDivisionError):
+        there.filter(lambda sample: 1 // 0)
+
+
+def test_large_downloads_of_small_fields_are_warned_of(
+    there: Dataset, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.views._LARGE", 8_000_000)
+    for read, what in (
+        (lambda ds: ds.keys(), "keys of 400"),
+        (lambda ds: ds.column("label"), "values of 'label' of 400"),
+        (lambda ds: ds["k12"], "keys of 400"),
+        (lambda ds: ds.filter("label == 3"), "values of 'label' of 400"),
+    ):
+        with pytest.warns(ShardkitWarning, match=f"the {what} samples.* about 0.0 GB") as told:
+            read(there)
+        assert [warning.filename for warning in told] == [__file__]
+        read(there[:100])
+        read(shardkit.open(here))
+
+
+def test_concatenated_data_of_a_store_and_of_this_machine(there: Dataset, here: Path) -> None:
+    local = shardkit.open(here)
+    both = shardkit.concatenate([there[100:160], local[:40]])
+    alone = shardkit.concatenate([shardkit.open(here)[100:160], local[:40]])
+    for shuffle in (False, True):
+        batches = [list(loader(one, shuffle=shuffle)) for one in (both, alone)]
+        assert pickle.dumps(batches[0]) == pickle.dumps(batches[1])
+
+
+@pytest.mark.large
+def test_views_are_converted_from_a_store(s3: S3, here: Path, tmp_path: Path) -> None:
+    url, options = s3.url(upload(s3, here)), s3.options()
+    remote, local = shardkit.open(url, storage_options=options), shardkit.open(here)
+    view, same = remote.select(CHOSEN[:40]), local.select(CHOSEN[:40])
+    shardkit.convert(view, "arrow", tmp_path / "out", workers=0)
+    assert [*shardkit.open(tmp_path / "out")] == [*same]
+    assert shardkit.verify(tmp_path / "out", view).sound
+    assert remote["k12"] == local["k12"]
+    assert (remote.column("label") == local.column("label")).all()

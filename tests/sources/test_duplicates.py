@@ -1,0 +1,295 @@
+"""Samples that are copies of others: found, listed with the one that stays, and left out."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import tracemalloc
+from itertools import combinations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shardkit
+from shardkit.codecs.perceptual import distances, perceptual_hash
+from shardkit.errors import SourceError, UsageError
+from shardkit.sources import duplicates
+from shardkit.sources.duplicates import NEAR, Content, Copy, copies
+from tests.codecs.sample_images import photo_like
+from tests.test_cli import run
+
+
+@functools.cache
+def encoded(number, size=(320, 240), format="JPEG", **options):
+    image = Image.fromarray(photo_like(number, 320, 240)).resize(size)
+    with io.BytesIO() as file:
+        image.save(file, format, **options)
+        return file.getvalue()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes: photos, a copy of one, two that look like it, and two flat images."""
+    files = {
+        "a/0.jpg": encoded(0),
+        "a/1.jpg": encoded(1),
+        "a/2.jpg": encoded(0),
+        "b/3.webp": encoded(0, (80, 60), "WEBP", quality=40),
+        "b/4.png": encoded(1, (640, 480), "PNG"),
+        "b/5.jpg": encoded(2),
+        "b/6.png": flat(200),
+        "b/7.png": flat(201),
+        "b/8.png": flat(200),
+    }
+    for name, data in files.items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "photos"
+
+
+def flat(grey):
+    with io.BytesIO() as file:
+        Image.new("L", (30, 30), grey).save(file, "PNG")
+        return file.getvalue()
+
+
+def keys(path):
+    return [sample["__key__"] for sample in shardkit.open(path)]
+
+
+def listed(path):
+    text = (path / "__shardkit__/filtered.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
+    out = tmp_path / "out"
+    found = json.loads(
+        run("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact", "--json").stdout
+    )
+    assert found["splits"][""]["filtered"] == {"duplicate": 2}
+    assert keys(out) == ["a/0", "a/1", "b/3", "b/4", "b/5", "b/6", "b/7"]
+    assert listed(out) == [
+        {"source": "a/2.jpg", "key": "a/2", "reason": "duplicate", "found": "the same as a/0"},
+        {"source": "b/8.png", "key": "b/8", "reason": "duplicate", "found": "the same as b/6"},
+    ]
+    again = run("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact").stdout
+    assert "2 duplicate; listed in" in " ".join(again.split())
+
+
+def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_path):
+    out = tmp_path / "out"
+    shardkit.convert(photos, "arrow", out, dedup="near")
+    assert keys(out) == ["a/0", "a/1", "b/5", "b/6", "b/7"], "flat images are compared byte by byte"
+    reasons = {line["key"]: (line["reason"], line["found"].split()[-1]) for line in listed(out)}
+    assert reasons == {
+        "a/2": ("duplicate", "a/0"),
+        "b/3": ("near duplicate with another label", "a/0"),
+        "b/4": ("near duplicate with another label", "a/1"),
+        "b/8": ("duplicate", "b/6"),
+    }
+    assert shardkit.verify(out).sound
+    assert shardkit.verify(out, against=photos).sound
+    (photos / "b/9.jpg").write_bytes(encoded(3))
+    assert not shardkit.verify(out, against=photos).sound
+
+
+@pytest.mark.parametrize("how", ["exact", "near"])
+def test_any_workers_and_formats_leave_out_the_same(photos, tmp_path, how):
+    shardkit.convert(photos, "wds", tmp_path / "all")
+    outs = []
+    for workers, source in ((0, photos), (2, photos), (0, tmp_path / "all")):
+        out = tmp_path / f"out{len(outs)}"
+        shardkit.convert(source, "wds", out, dedup=how, workers=workers, shard_samples=3)
+        outs.append({path.name: path.read_bytes() for path in sorted(out.glob("*.tar"))})
+    assert outs[0] == outs[1]
+    assert keys(tmp_path / "out0") == keys(tmp_path / "out2")
+
+
+def test_they_are_left_out_before_samples_are_drawn_and_divided(photos, tmp_path):
+    plan = json.loads(
+        run(
+            *("convert", photos, "--to", "wds", "-o", tmp_path / "o", "--plan", "--json"),
+            *("--dedup", "near", "--split", "train=0.5,val=0.5"),
+        ).stdout
+    )
+    assert plan["filtered"] == {"duplicate": 2, "near duplicate with another label": 2}
+    assert plan["samples"] == 5
+    shardkit.convert(photos, "wds", tmp_path / "sample", dedup="exact", sample=0.5, seed=1)
+    drawn = set(keys(tmp_path / "sample"))
+    shardkit.convert(photos, "wds", tmp_path / "both", sample=0.5, seed=1)
+    assert drawn == set(keys(tmp_path / "both")) - {"a/2", "b/8"}
+
+
+def test_conditions_come_first(photos, tmp_path):
+    shardkit.convert(photos, "wds", tmp_path / "out", dedup="near", where="width < 320")
+    assert keys(tmp_path / "out") == ["b/3", "b/6", "b/7"]
+
+
+def test_without_images_all_but_the_label_is_compared(tmp_path):
+    rows = [{"text": text, "label": n} for n, text in enumerate(["a", "b", "a"])]
+    shardkit.convert(rows, "parquet", tmp_path / "out", dedup="exact")
+    assert [sample["label"] for sample in shardkit.open(tmp_path / "out")] == [0, 1]
+    with pytest.raises(UsageError, match="one field of images"):
+        shardkit.convert(rows, "parquet", tmp_path / "near", dedup="near")
+
+
+def test_documents_of_long_files_are_refused_with_a_way(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "a"}\n')
+    with pytest.raises(UsageError, match=r"(?s)convert them without --dedup first"):
+        shardkit.convert(tmp_path / "a.jsonl", "arrow", tmp_path / "out", dedup="exact")
+    shardkit.convert(tmp_path / "a.jsonl", "arrow", tmp_path / "out")
+    shardkit.convert(tmp_path / "out", "arrow", tmp_path / "less", dedup="exact")
+    assert len(shardkit.open(tmp_path / "less")) == 1
+
+
+def test_bad_images_are_left_to_the_conversion(photos, tmp_path):
+    (photos / "a/1.jpg").write_bytes(encoded(1)[:-40])
+    with pytest.raises(shardkit.SampleError, match=r"a/1\.jpg"):
+        shardkit.convert(photos, "wds", tmp_path / "out", dedup="near")
+    result = shardkit.convert(photos, "wds", tmp_path / "skip", dedup="near", on_error="skip")
+    assert result.splits[""].errors == 1
+    assert keys(tmp_path / "skip") == ["a/0", "b/4", "b/5", "b/6", "b/7"]
+
+
+def test_an_unknown_way_is_refused(photos, tmp_path):
+    with pytest.raises(UsageError, match="dedup must be one of 'exact', 'near'"):
+        shardkit.convert(photos, "wds", tmp_path / "out", dedup="fuzzy")
+    assert not issubclass(SourceError, UsageError)
+
+
+def test_copies_with_other_labels_are_counted_as_such(tmp_path):
+    for name in ("a/1", "a/2", "b/3"):
+        path = tmp_path / "images" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(1))
+    result = shardkit.convert(
+        tmp_path / "images", "wds", tmp_path / "out", dedup="exact", workers=0
+    )
+    [split] = result.splits.values()
+    assert split.filtered == {"duplicate": 1, "duplicate with another label": 1}
+    assert shardkit.open(tmp_path / "out").keys() == ["a/1"]
+
+
+def test_fields_that_are_not_stored_are_not_compared(tmp_path):
+    rows = [
+        {"left": encoded(n % 2), "right": encoded(n), "label": n % 2, "id": n} for n in range(4)
+    ]
+    schema = {name: shardkit.Image() for name in ("left", "right")}
+    schema |= {name: shardkit.Int() for name in ("label", "id")}
+
+    def left(**options):
+        out = tmp_path / "out"
+        shardkit.convert(rows, "parquet", out, schema=schema, overwrite=True, **options)
+        return len(shardkit.open(out))
+
+    with pytest.raises(UsageError, match="one field of images"):
+        left(dedup="near")
+    assert left(dedup="near", drop=["right"]) == 2
+    assert left(dedup="exact", fields=["left"]) == 2
+    assert left(dedup="exact", fields=["right", "label"]) == 4
+    assert left(dedup="exact", drop=["left", "right"]) == 4  # by id
+    assert left(dedup="exact", fields=["label"]) == 4  # by the images
+
+
+def test_a_split_of_which_nothing_is_left_has_no_copies(tmp_path):
+    images = tmp_path / "images"
+    for name in ("train/a/1", "train/a/2", "val/b/1"):
+        (images / name).parent.mkdir(parents=True, exist_ok=True)
+        (images / f"{name}.jpg").write_bytes(encoded(1))
+    dataset, some = tmp_path / "dataset", tmp_path / "some"
+    shardkit.convert(images, "wds", dataset, workers=0)
+    shardkit.convert(dataset, "arrow", some, where="label == 'b'", dedup="exact", workers=0)
+    assert shardkit.open(some / "val").keys() == ["b/1"]
+    assert not shardkit.verify(some, against=dataset).problems
+
+
+# --- how copies are found ------------------------------------------------------------------------
+
+
+def simple(contents):
+    """The same, pair by pair."""
+    stay, found = [], []
+    for number, content in enumerate(contents):
+        if content is None:
+            continue
+        same = [n for n in stay if contents[n].digest == content.digest]
+        near = []
+        if content.looks is not None and not same:
+            near = [
+                ((contents[n].looks ^ content.looks).bit_count(), n)
+                for n in stay
+                if contents[n].looks is not None
+            ]
+            near = [pair for pair in near if pair[0] <= NEAR]
+        if same:
+            found.append(Copy(number, same[0], None))
+        elif near:
+            distance, of = min(near)
+            found.append(Copy(number, of, distance))
+        else:
+            stay.append(number)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_they_are_those_of_all_pairs(seed, monkeypatch):
+    dice = random.Random(seed)
+    monkeypatch.setattr(duplicates, "_BLOCK", dice.choice([1, 7, 1024]))
+    monkeypatch.setattr(duplicates, "_PAIRS", dice.choice([1, 50, 1 << 22]))
+    centres = [dice.getrandbits(64) for _ in range(5)]
+    contents = []
+    for number in range(dice.randrange(60)):
+        looks = dice.choice(centres)
+        for _ in range(dice.randrange(9)):
+            looks ^= 1 << dice.randrange(64)
+        bad, without = dice.random() < 0.05, dice.random() < 0.1
+        digest = dice.choice([b"%d" % number, b"same"] if without else [b"%d" % number])
+        contents.append(None if bad else Content(digest, None if without else looks))
+    assert copies(contents) == simple(contents)
+
+
+def test_a_copy_of_a_copy_is_listed_with_the_one_that_stays():
+    contents = [Content(b"a", 0), Content(b"b", 0), Content(b"b", 0), Content(b"c", 1)]
+    contents.append(Content(b"c", 1))
+    assert copies(contents) == [Copy(1, 0, 0), Copy(2, 0, 0), Copy(3, 0, 1), Copy(4, 0, 1)]
+
+
+def test_thousands_that_are_all_alike_are_compared_in_little_time_and_memory():
+    """Frames of a video: each pair is near, and none is the same."""
+    looks = [sum(1 << bit for bit in bits) for bits in combinations(range(64), 3)][:5000]
+    contents = [Content(number.to_bytes(2, "big"), hash) for number, hash in enumerate(looks)]
+    tracemalloc.start()
+    found = copies(contents)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [copy.number for copy in found] == [*range(1, 5000)]
+    assert {copy.of for copy in found} == {0}
+    assert peak < 128 << 20  # all pairs would take gigabytes
+
+
+def test_distances_are_counts_of_bits():
+    dice = random.Random(0)
+    ones = [dice.getrandbits(64) for _ in range(100)]
+    others = [dice.getrandbits(64) for _ in range(100)]
+    found = distances(np.array(ones, np.uint64), np.array(others, np.uint64))
+    assert found.tolist() == [(a ^ b).bit_count() for a, b in zip(ones, others, strict=True)]
+
+
+def test_the_hash_is_that_of_imagehash():
+    """As its `phash` computes it: the formula of the cosine transform, term by term."""
+    at, low = np.arange(32), range(8)
+    for number in range(3):
+        data = encoded(number, (100, 80), "PNG")
+        grey = Image.open(io.BytesIO(data)).convert("L").resize((32, 32), Image.Resampling.LANCZOS)
+        values = np.asarray(grey, np.float64)
+        waves = [np.cos(np.pi * k * (2 * at + 1) / 64) for k in low]
+        found = np.array(
+            [[(values * np.outer(waves[y], waves[x])).sum() for x in low] for y in low]
+        )
+        bits = (found > np.median(found)).ravel()
+        assert perceptual_hash(data) == int("".join(str(int(bit)) for bit in bits), 2)

@@ -1,0 +1,326 @@
+"""Balanced and weighted sampling: exact counts, on any number of ranks, resumed at any step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardkit
+from shardkit.errors import UsageError
+from shardkit.stream import Loader
+from shardkit.stream.sampling import Balanced, Sampled, Weighted
+from tests.stream.data import photo, write_documents
+
+GOLDEN = Path(__file__).parent / "golden/sampling-1.json"
+LABELS = [0] * 20 + [1] * 9 + [2] * 5 + [3] + [5] * 2  # class 4 has no sample
+CLASSES = 5
+
+CLASS_LISTS = st.lists(st.integers(0, 6), min_size=1, max_size=60)
+SEEDS = st.integers(0, 2**63)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Images sorted by class, with weights, whose text is their key."""
+    out = tmp_path_factory.mktemp("sampled") / "photos"
+    schema = {
+        "image": shardkit.Image(),
+        "label": shardkit.Int(),
+        "weight": shardkit.Float(),
+        "species": shardkit.Text(optional=True),
+    }
+    with shardkit.create(out, to="wds", schema=schema, shard_samples=8) as writer:
+        for number, label in enumerate(LABELS):
+            writer.write(
+                {
+                    "__key__": f"{number:04d}",
+                    "image": photo(number),
+                    "label": label,
+                    "weight": number % 4 / 2,
+                    **({"species": f"s{label}"} if number else {}),
+                }
+            )
+    return out
+
+
+def keys_of(loader):
+    """The keys of an epoch's draws, without padding."""
+    return [
+        key
+        for batch in loader
+        for key, real in zip(batch["__key__"], batch["valid"], strict=True)
+        if real
+    ]
+
+
+def loader_of(source, sampling, **options):
+    options = {"shuffle": True, "seed": 3, "fields": ["label"], "threads": 0, **options}
+    return Loader(source, sampling=sampling, **options)
+
+
+# --- which samples are drawn ---------------------------------------------------------------------
+
+
+@given(CLASS_LISTS, SEEDS, st.integers(1, 90), st.integers(0, 2**31 - 8))
+def test_classes_come_equally_often_and_samples_once_in_a_pass(classes, seed, samples, first):
+    """S1's counterpart for Balanced, over some epochs in a row, early or late ones."""
+    of = np.array(classes)
+    sampler = Balanced(of).sampler(of, samples, seed)
+    drawn = []
+    for epoch in range(first, first + 5):
+        number, turn = sampler.drawn(epoch)
+        counts = Counter(of[number].tolist())
+        assert len(number) == samples
+        every = [counts[name] for name in set(classes)]
+        assert max(every) - min(every) <= 1
+        drawn += zip(number.tolist(), turn.tolist(), strict=True)
+    assert len(set(drawn)) == len(drawn), "a sample's turns differ, so that its crops do"
+    for name in set(classes):
+        members = np.flatnonzero(of == name)
+        counts = Counter(number for number, _ in drawn if of[number] == name)
+        times = [counts[n] for n in members.tolist()]
+        # Two passes are cut by the beginning and the end of these epochs.
+        assert max(times) - min(times) <= (1 if first == 0 else 2)
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(lambda w: sum(w) > 1e-3),
+    SEEDS,
+    st.integers(1, 500),
+    st.integers(0, 2**31 - 2),
+)
+def test_weighted_samples_come_as_often_as_expected_rounded_up_or_down(
+    weights, seed, samples, epoch
+):
+    sampler = Weighted(weights).sampler(np.array(weights), samples, seed)
+    number, turn = sampler.drawn(epoch)
+    expected = np.array(weights) / sum(weights) * samples
+    counts = np.bincount(number, minlength=len(weights))
+    assert counts.sum() == samples
+    assert (counts >= np.floor(expected - 1e-6)).all()
+    assert (counts <= np.ceil(expected + 1e-6)).all()
+    assert not counts[np.array(weights) == 0].any()
+    assert len(set(zip(number.tolist(), turn.tolist(), strict=True))) == samples
+
+
+def test_over_epochs_weights_are_shares():
+    """As torch's WeightedRandomSampler has them on average, with less variance."""
+    import torch
+
+    weights = np.random.default_rng(0).random(50)
+    theirs = torch.utils.data.WeightedRandomSampler(
+        weights.tolist(), 30_000, generator=torch.Generator().manual_seed(0)
+    )
+    sampler = Weighted(weights).sampler(weights, 30, 1)
+    ours = np.concatenate([sampler.drawn(epoch).number for epoch in range(1000)])
+    expected = weights / weights.sum() * 30_000
+    chi2 = [
+        float(((np.bincount(list(drawn), minlength=50) - expected) ** 2 / expected).sum())
+        for drawn in (ours.tolist(), theirs)
+    ]
+    assert chi2[0] < 50
+    assert 20 < chi2[1] < 100  # 49 degrees of freedom
+
+
+def test_the_draws_are_those_of_their_version():
+    """Golden: states hold positions in this order."""
+    sizes, classes = np.array([5, 0, 17, 1, 14]), np.array(LABELS)
+    weights = np.arange(37) % 4 / 2
+    found = {}
+    for name, sampler in {
+        "balanced": Balanced().sampler(classes, 37, 5),
+        "more": Balanced().sampler(classes, 80, 6),
+        "weighted": Weighted(weights).sampler(weights, 37, 7),
+    }.items():
+        order = Sampled(sizes, sampler, seed=7, parts=3, window=16)
+        draws = [order.draw(epoch, np.arange(order.samples)) for epoch in range(3)]
+        found[name] = [[draw.number.tolist(), draw.turn.tolist()] for draw in draws]
+    assert found == json.loads(GOLDEN.read_text())
+
+
+# --- in a Loader ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Balanced("label"), Balanced(), Balanced(LABELS), Balanced("label", samples=61)],
+    ids=["field", "label", "values", "samples"],
+)
+def test_a_balanced_epoch_has_exact_counts(photos, sampling):
+    loader = loader_of(photos, sampling, batch_size=4)
+    samples = sampling.samples or len(LABELS)
+    assert len(loader) == -(-samples // 4)
+    for _ in range(3):
+        labels = Counter(LABELS[int(key)] for key in keys_of(loader))
+        assert labels.total() == samples
+        assert set(labels) == set(LABELS)
+        assert set(labels.values()) <= {samples // CLASSES, -(-samples // CLASSES)}
+
+
+@pytest.mark.parametrize("sampling", [Balanced("label"), Weighted("weight", samples=50)])
+@pytest.mark.parametrize("parts", [1, 6])
+def test_any_number_of_ranks_draws_the_same_global_batches(photos, sampling, parts):
+    """S2 and S3, on 1, 2, 3 and 8 ranks."""
+
+    def epoch(world):
+        ranks = [
+            loader_of(
+                photos, sampling, global_batch_size=24, rank=rank, world_size=world, parts=parts
+            )
+            for rank in range(world)
+        ]
+        steps = [[batch["__key__"] for batch in rank] for rank in ranks]
+        assert {len(batches) for batches in steps} == {len(ranks[0])}
+        return [sorted(chain(*batches)) for batches in zip(*steps, strict=True)]
+
+    alone = epoch(1)
+    assert [epoch(world) for world in (2, 3, 8)] == [alone] * 3
+
+
+@pytest.mark.parametrize("sampling", [Balanced("label", samples=45), Weighted("weight")])
+def test_a_state_continues_at_every_step_and_with_other_ranks(photos, sampling):
+    """S4."""
+
+    def loader(rank=0, world=1, state=None):
+        found = loader_of(photos, sampling, global_batch_size=6, rank=rank, world_size=world)
+        if state is not None:
+            found.load_state_dict(state)
+        return found
+
+    whole = loader()
+    states, batches = [whole.state_dict()], []
+    for _ in range(2):
+        for batch in whole:
+            batches.append(batch["__key__"])
+            states.append(whole.state_dict())
+    later = [batch["__key__"] for batch in whole]
+    for done, state in enumerate(states[:-1]):
+        again = loader(state=json.loads(json.dumps(state)))
+        rest = [batch["__key__"] for _ in range(2) for batch in again]
+        assert rest[: len(batches) - done] == batches[done:]
+        halves = [[batch["__key__"] for batch in loader(r, 2, state)] for r in range(2)]
+        for mine, theirs, both in zip(*halves, batches[done:], strict=False):
+            assert sorted(mine + theirs) == sorted(both)
+    assert later != batches[: len(later)]
+
+
+def test_a_state_of_another_sampling_is_refused(photos):
+    state = loader_of(photos, Balanced("label"), batch_size=4).state_dict()
+    for sampling in (None, Balanced("label", samples=50), Weighted("weight"), Balanced(LABELS)):
+        with pytest.raises(UsageError, match="another dataset or of other settings"):
+            loader_of(photos, sampling, batch_size=4).load_state_dict(state)
+    loader_of(photos, Balanced("label"), batch_size=4).load_state_dict(state)
+
+
+def test_copies_of_a_sample_have_crops_of_their_own(photos):
+    loader = loader_of(
+        photos,
+        Balanced("label"),
+        batch_size=37,
+        fields=["image", "label"],
+        transforms={"image": shardkit.RandomResizedCrop(16)},
+    )
+    batch = next(iter(loader))
+    crops = [
+        pixels.tobytes()
+        for key, pixels in zip(batch["__key__"], batch["image"], strict=True)
+        if key == "0034"  # the only one of its class
+    ]
+    assert len(crops) == len(set(crops)) >= 7
+
+
+def test_shards_are_read_one_after_the_other(tmp_path):
+    """S5: a part of a balanced epoch opens about its share of the shards."""
+    classes = np.repeat([0, 1], [900, 60])
+    order = Sampled(np.full(96, 10), Balanced().sampler(classes, 960, 2), seed=4, parts=4)
+    positions = np.arange(960)
+    for part in range(4):
+        shards = np.unique(order.draw(0, positions[positions % 4 == part]).number // 10)
+        assert len(shards) <= 96 / 4 + 12
+
+
+def test_batches_by_length_are_sampled(tmp_path):
+    lengths = [1 + 7 * n % 23 for n in range(50)]
+    documents = write_documents(tmp_path / "documents", lengths)
+    weights = [float(n < 10) for n in range(50)]
+    loader = Loader(
+        documents, batching=shardkit.Dynamic(64), shuffle=True, sampling=Weighted(weights)
+    )
+    counts = Counter(key for batch in loader for key in batch["__key__"])
+    assert counts == {f"{n:04d}": 5 for n in range(10)}
+
+
+def test_a_dataloader_with_workers_draws_the_same(photos):
+    from torch.utils.data import DataLoader
+
+    from shardkit.torch import StreamingDataset
+
+    options = {"sampling": Balanced("label"), "shuffle": True, "batch_size": 4, "seed": 3}
+    dataset = StreamingDataset(photos, fields=["label"], **options)
+    loaded = DataLoader(dataset, batch_size=None, num_workers=2)
+    expected = keys_of(loader_of(photos, Balanced("label"), batch_size=4))
+    assert keys_of(loaded) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sampling": "label"}, "sampling must be shardkit.Balanced"),
+        ({"sampling": Balanced("label"), "shuffle": False}, "say shuffle=True"),
+        ({"sampling": Balanced("label"), "weights": [1]}, "in two ways how often"),
+        ({"sampling": Balanced("colour")}, "no field 'colour'"),
+        ({"sampling": Balanced("weight")}, "a class for each sample"),
+        ({"sampling": Balanced("species")}, r"found: 1 of 37"),
+        ({"sampling": Balanced([1, 2])}, r"expected: 37 values"),
+        ({"sampling": Balanced(np.zeros((37, 2)))}, "of one dimension"),
+        ({"sampling": Balanced(samples=0)}, "samples= of a sampling"),
+        ({"sampling": Weighted("species")}, r"1 of 37|must be numbers"),
+        ({"sampling": Weighted([1.0] * 36 + [-1.0])}, "not negative.*sample 36"),
+        ({"sampling": Weighted([float("nan")] * 37)}, "finite"),
+        ({"sampling": Weighted([0] * 37)}, "all weights are 0"),
+        ({"sampling": Weighted([1e308] * 37)}, "0 to 1e.200"),
+        ({"sampling": Weighted(None)}, "one value for each sample"),
+        ({"sampling": Balanced([None] * 20 + [1] * 17)}, "values of type NoneType, int"),
+        ({"sampling": Balanced([[1]] * 20 + [[1, 2]] * 17)}, "one value for each sample"),
+        ({"sampling": Balanced("image")}, "needs a single value.*found: Image"),
+    ],
+)
+def test_mistakes_are_told(photos, options, words):
+    with pytest.raises(UsageError, match=f"(?s){words}"):
+        Loader(photos, batch_size=4, **{"shuffle": True, **options})
+
+
+def test_samples_without_a_class_are_no_class_of_their_own(tmp_path):
+    path, schema = tmp_path / "some", {"label": shardkit.Int()}
+    with shardkit.create(path, to="wds", schema=schema, classes=["cat", "dog"]) as writer:
+        for number, label in enumerate([0, 0, 1, -1]):
+            writer.write({"__key__": f"{number}", "label": label})
+    with pytest.raises(UsageError, match=r"(?s)without 'label'.*found: 1 of 4"):
+        Loader(path, batch_size=1, shuffle=True, sampling=Balanced("label"))
+    labelled = shardkit.open(path).filter("label >= 0")
+    loader = Loader(labelled, batch_size=1, shuffle=True, sampling=Balanced("label", samples=6))
+    assert len(loader) == 6
+    assert [entry["weight"] for entry in shardkit.open(path).stats()["classes"]] == [0.75, 1.5]
+
+
+def test_class_names_that_differ_are_no_common_classes(tmp_path):
+    paths = []
+    for names in (["cat", "dog"], ["dog", "emu"]):
+        path = tmp_path / names[1]
+        schema = {"label": shardkit.Int()}
+        with shardkit.create(path, to="wds", schema=schema, classes=names) as writer:
+            for number in range(2):
+                writer.write({"__key__": f"{number}", "label": number})
+        paths.append(path)
+    with pytest.raises(UsageError, match="other class names for 'label'"):
+        Loader(paths, batch_size=1, shuffle=True, sampling=Balanced("label"))
+    names = ["cat", "dog", "dog", "emu"]
+    loader = Loader(paths, batch_size=1, shuffle=True, sampling=Balanced(names, samples=6))
+    assert len(loader) == 6

@@ -1,0 +1,148 @@
+"""How datasets show themselves, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import shardkit
+from shardkit.dataset import Dataset
+from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema, Text
+from tests.conftest import write_images
+from tests.stream.data import photo, write_photos
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\"'>&"
+
+
+class Tags(HTMLParser):
+    """The tags of a page, those that are open, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def images(self) -> list[PIL.Image.Image]:
+        sources = [str(attributes["src"]) for tag, attributes in self.found if tag == "img"]
+        prefix = "data:image/jpeg;base64,"
+        assert all(source.startswith(prefix) for source in sources)
+        data = [base64.b64decode(source[len(prefix) :], validate=True) for source in sources]
+        return [PIL.Image.open(io.BytesIO(one)) for one in data]
+
+
+def test_a_dataset_tells_what_it_is(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=9, each=2)
+    shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
+    ds = shardkit.open(tmp_path / "out")
+    fields = (
+        "  image: Image()\n"
+        "  label: Int(), 9 classes: class0, class1, class2, class3, class4, class5, ..."
+    )
+    out = tmp_path / "out"
+    assert repr(ds) == f"<Dataset {out}: wds, 18 samples in 5 shards>\n{fields}"
+    assert repr(ds[3:5]) == f"<Dataset {out}: wds, 2 samples of 18 in 5 shards>\n{fields}"
+    both = shardkit.concatenate([ds, shardkit.open(out / "shard-000001.tar")])
+    assert repr(both) == f"<Dataset {out} and 1 more: wds, 22 samples in 6 shards>\n{fields}"
+
+
+def test_a_notebook_shows_samples(tmp_path: Path) -> None:
+    ds = shardkit.open(write_photos(tmp_path / "out", size=(480, 360)))
+    ds.transform = lambda sample: {}  # samples are shown as they are stored
+    page = Tags(ds._repr_html_())
+    assert [image.size for image in page.images] == [(96, 72)] * 5
+    assert np.abs(np.asarray(page.images[0], float).mean() - 127) < 30
+    assert all(key in page.text for key in ("0000", "0007", "0014", "0022", "0029"))
+    assert "37 samples in 5 shards" in page.text
+    assert len(ds._repr_html_()) < 50_000  # of noise, which JPEG hardly makes smaller
+    assert len(Tags(ds[:2]._repr_html_()).images) == 2
+    assert "0 samples of 37" in Tags(ds[:0]._repr_html_()).text
+
+
+def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
+    fields = {HOSTILE: Text(), "label": Int(), "json": Json(), "image": Image(), "x": Bytes()}
+    sample = {
+        "__key__": HOSTILE, HOSTILE: HOSTILE * 99, "label": 0, "json": {HOSTILE: HOSTILE},
+        "image": HOSTILE.encode(), "x": HOSTILE.encode(),
+    }  # fmt: skip
+    ds = Dataset.from_sequence(
+        [sample], Schema(fields), class_names={"label": [HOSTILE]}, path=Path(HOSTILE)
+    )
+    shown = ds._repr_html_()
+    page = Tags(shown)
+    assert {tag for tag, _ in page.found} == {"p", "b", "table", "tr", "th", "td"}
+    assert all(set(attributes) <= {"style"} for _, attributes in page.found)
+    assert "<script>alert(1)</script>" in page.text
+    assert "no image" in page.text
+    assert "\x1b" not in shown + repr(ds)
+    assert len(shown) < 5000
+    assert len(repr(ds)) < 1000
+
+
+def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    PIL.Image.new("1", (12_000, 12_000)).save(file, "png")  # 144 megapixels in 2 kB
+    gray = io.BytesIO()
+    PIL.Image.new("L", (3, 500), 7).save(gray, "png")
+    fields = {"image": Image(optional=True), "several": Images(), "raw": Array("uint8", (4, 6, 3))}
+    raw = np.zeros((4, 6, 3), np.uint8)
+    samples = [
+        {"__key__": "large", "image": file.getvalue(), "several": [], "raw": raw},
+        {"__key__": "gray", "image": gray.getvalue(), "several": [photo(1)] * 9, "raw": raw},
+        {"__key__": "cut", "image": photo(2)[:300], "several": [], "raw": raw},
+        {"__key__": "none", "several": [], "raw": raw},
+    ]
+    page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
+    assert "png 12000 x 12000" in page.text
+    sizes = [image.size for image in page.images]
+    assert sorted(sizes) == [(1, 96), *[(6, 4)] * 4, *[(48, 36)] * 2]
+    assert re.search("cut.{0,9}no image", page.text)
+
+
+def test_images_of_two_fields_are_decoded() -> None:
+    fields = {"a": Images(), **{f"image{n}": Image() for n in range(5)}, "z": Images()}
+    sample = {name: [photo(1)] * 3 if len(name) == 1 else photo(2) for name in fields}
+    samples = [{"__key__": str(n), **sample} for n in range(2)]
+    page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
+    assert len(page.images) == 2 * (2 + 1)
+    assert page.text.count("3 images") == 2
+    assert page.text.count(f"{len(photo(2)):,} bytes") == 2 * 4
+
+
+def test_a_damaged_sample_is_named(tmp_path: Path) -> None:
+    out = write_photos(tmp_path / "out", samples=3)
+    shard = out / "shard-000000.tar"
+    data = shard.read_bytes().replace(b"image 2", b"im\xffge 2")
+    shard.write_bytes(data)
+    page = Tags(shardkit.open(out)._repr_html_())
+    assert len(page.images) == 2
+    assert "a value is damaged" in page.text
+
+
+def test_many_fields_are_not_all_shown() -> None:
+    fields = {f"field {n}": Int() for n in range(200)}
+    ds = Dataset.from_sequence([{"__key__": "1", **dict.fromkeys(fields, 1)}], Schema(fields))
+    assert repr(ds).endswith("  ...: 180 more fields")
+    assert "field 20" not in ds._repr_html_()
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 11])
+def test_samples_are_taken_evenly(count: int) -> None:
+    samples = [{"__key__": f"<{n}>", "n": n} for n in range(count)]
+    text = Tags(Dataset.from_sequence(samples, Schema({"n": Int()}))._repr_html_()).text
+    shown = [n for n in range(count) if f"<{n}>" in text]
+    assert shown == sorted({n * count // min(count, 5) for n in range(min(count, 5))})

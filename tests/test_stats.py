@@ -1,0 +1,242 @@
+"""`stats`: what numpy counts of the same pixels, classes, lengths and duplicates."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.codecs.pixels import to_rgb
+from shardkit.errors import SampleError, UsageError
+from shardkit.statistics import Pixels
+from shardkit.stream import Loader
+from shardkit.testing import make_image
+from tests.test_cli import run
+
+SCHEMA = {
+    "image": shardkit.Image(),
+    "label": shardkit.Int(),
+    "caption": shardkit.Text(optional=True),
+    "tokens": shardkit.Array("uint16", (None,)),
+    "price": shardkit.Float(),
+}
+LABELS = [0, 0, 0, 0, 2, 2]
+# The second image is that of the first, with another label; the last one that of the fifth.
+IMAGES = [0, 1, 2, 0, 4, 4]
+
+
+def sample(number):
+    return {
+        "__key__": f"{number:03d}",
+        "image": make_image(IMAGES[number], ("PNG", "JPEG")[number % 2], (20 + number % 3, 30)),
+        "label": LABELS[number],
+        **({"caption": "é" * number} if number else {}),
+        "tokens": np.arange(number, dtype=np.uint16),
+        "price": float(number) ** 2,
+    }
+
+
+def samples():
+    made = [sample(number) for number in range(6)]
+    made[3]["image"], made[5]["image"] = made[0]["image"], made[4]["image"]
+    made[3]["label"] = 2
+    return made
+
+
+def write(path, to="wds", shard_samples=4):
+    with shardkit.create(
+        path, to=to, schema=SCHEMA, classes=["a", "b", "c"], shard_samples=shard_samples
+    ) as writer:
+        for one in samples():
+            writer.write(one)
+    return path
+
+
+@pytest.fixture(scope="module", params=["wds", "parquet"])
+def dataset(request, tmp_path_factory):
+    return shardkit.open(write(tmp_path_factory.mktemp("stats") / "data", request.param))
+
+
+def of_pixels(every):
+    """Mean and deviation of red, green and blue over all pixels, by numpy in float64."""
+    flat = np.concatenate([pixels.reshape(-1, 3) for pixels in every]) / 255
+    return flat.mean(axis=0), flat.std(axis=0)
+
+
+def test_they_are_what_numpy_counts(dataset):
+    found = json.loads(json.dumps(dataset.stats()))
+    assert found["samples"] == 6
+    fields, made = found["fields"], samples()
+    mean, std = of_pixels([to_rgb(one["image"]) for one in made])
+    assert np.allclose(fields["image"]["pixels"]["mean"], mean, rtol=0, atol=1e-12)
+    assert np.allclose(fields["image"]["pixels"]["std"], std, rtol=0, atol=1e-12)
+    assert fields["image"]["pixels"]["images"] == 6
+    assert fields["image"]["formats"] == {"png": 5, "jpeg": 1}
+    assert fields["image"]["height"] == {"min": 30, "median": 30, "mean": 30, "max": 30}
+    assert (fields["image"]["width"]["min"], fields["image"]["width"]["max"]) == (20, 22)
+    sizes = [len(one["image"]) for one in made]
+    assert fields["image"]["bytes"]["mean"] == pytest.approx(sum(sizes) / 6)
+    assert fields["caption"]["values"] == 5
+    assert fields["caption"]["characters"] == {"min": 1, "median": 3, "mean": 3, "max": 5}
+    assert fields["tokens"]["length"] == {"min": 0, "median": 2, "mean": 2.5, "max": 5}
+    prices = np.arange(6.0) ** 2
+    assert fields["price"]["mean"] == pytest.approx(prices.mean())
+    assert fields["price"]["std"] == pytest.approx(prices.std())
+    assert (fields["price"]["min"], fields["price"]["max"]) == (0, 25)
+    assert "mean" not in fields["label"]
+
+
+def test_weights_are_those_by_which_classes_count_alike(dataset):
+    """As scikit-learn's "balanced" has them, over classes that occur."""
+    classes = dataset.stats()["classes"]
+    assert [(entry["name"], entry["samples"]) for entry in classes] == [
+        ("a", 3), ("b", 0), ("c", 3)
+    ]  # fmt: skip
+    assert [entry["weight"] for entry in classes] == [6 / (2 * 3), None, 6 / (2 * 3)]
+
+
+def test_duplicates_are_named_with_those_of_other_labels(dataset):
+    assert dataset.stats()["duplicates"] == {
+        "compared": ["image"],
+        "samples": 2,
+        "groups": 2,
+        "groups_of_several_labels": 1,
+        "first": [["000", "003"], ["004", "005"]],
+    }
+
+
+def test_without_images_all_but_the_label_is_compared(tmp_path):
+    rows = [{"text": "same", "label": n} for n in range(3)] + [{"text": "other", "label": 0}]
+    shardkit.convert(rows, "parquet", tmp_path / "out")
+    found = shardkit.open(tmp_path / "out").stats()
+    assert found["duplicates"]["compared"] == ["text"]
+    assert (found["duplicates"]["samples"], found["duplicates"]["groups"]) == (2, 1)
+
+
+def test_pixels_are_those_that_transforms_show(tmp_path):
+    path = write(tmp_path / "data")
+    crop = {"image": shardkit.CenterCrop(8)}
+    found = shardkit.open(path, transforms=crop).stats()["fields"]["image"]
+    pixels = [batch["image"] for batch in Loader(path, batch_size=6, transforms=crop)]
+    mean, std = of_pixels(pixels)
+    assert np.allclose(found["pixels"]["mean"], mean, rtol=0, atol=1e-12)
+    assert np.allclose(found["pixels"]["std"], std, rtol=0, atol=1e-12)
+    assert found["pixels"]["pixels"] == 6 * 64
+    assert found["width"]["max"] == 22, "sizes are those stored"
+
+
+def test_normalizing_by_them_gives_zero_and_one(tmp_path):
+    path = write(tmp_path / "data")
+    normalize = shardkit.Normalize.of(shardkit.open(path))
+    transforms = {"image": [shardkit.Decode(), normalize]}
+    [batch] = Loader(path, batch_size=6, transforms=transforms)
+    values = np.concatenate([np.asarray(image).reshape(-1, 3) for image in batch["image"]])
+    assert np.allclose(values.mean(axis=0), 0, atol=1e-5)
+    assert np.allclose(values.std(axis=0), 1, atol=1e-5)
+    with pytest.raises(UsageError, match="transforms leave no pixels"):
+        shardkit.open(path, transforms=transforms).stats()
+    with pytest.raises(UsageError, match="which field has the images"):
+        shardkit.Normalize.of(shardkit.open(path), "caption")
+    with pytest.raises(UsageError, match=r"shardkit\.open"):
+        shardkit.Normalize.of(path)
+
+
+@pytest.mark.parametrize("to", ["wds", "lmdb", "arrow", "beton"])
+@pytest.mark.parametrize("options", [{}, {"image": {"resize": 16, "format": "jpeg"}}])
+def test_a_manifest_has_them_where_asked_for(tmp_path, monkeypatch, to, options):
+    fields = {"image": SCHEMA["image"], "label": SCHEMA["label"]}
+    made = [{n: one[n] for n in ("__key__", *fields)} for one in samples()]
+    if "image" in options:
+        options = {"image": shardkit.ImageOptions(**options["image"])}
+    shardkit.convert(made, to, tmp_path / "out", schema=fields, stats=True, **options)
+    dataset = shardkit.open(tmp_path / "out")
+    about = dataset.manifest.pixels["image"]
+    if to != "beton" or options:  # which makes JPEGs of others as it stores them
+        stored = [to_rgb(dataset[n]["image"]) for n in range(6)]
+        mean, std = of_pixels(stored)
+        assert np.allclose(about.mean, mean, rtol=0, atol=1e-12)
+        assert np.allclose(about.std, std, rtol=0, atol=1e-12)
+    monkeypatch.setattr(type(dataset), "stats", None)  # nothing is counted again
+    assert shardkit.Normalize.of(dataset).mean == about.mean
+
+
+def test_conversions_count_the_same_with_any_workers_and_once(tmp_path):
+    for n in range(40):
+        folder = tmp_path / "photos" / "ab"[n % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{n:03d}.png").write_bytes(make_image(n, "PNG", (20, 30)))
+    manifests = []
+    for workers in (0, 2):
+        out = tmp_path / f"out{workers}"
+        shardkit.convert(
+            tmp_path / "photos", "wds", out, stats=True, workers=workers, shard_samples=7
+        )
+        manifests.append((out / "__shardkit__/manifest.json").read_text())
+    assert manifests[0] == manifests[1]
+    assert "pixels" in run("inspect", tmp_path / "out0").stdout.lower()
+    shardkit.convert(tmp_path / "photos", "wds", tmp_path / "plain")
+    with pytest.raises(shardkit.OutputError):  # another recipe
+        shardkit.convert(tmp_path / "photos", "wds", tmp_path / "plain", stats=True)
+
+
+def test_damage_is_told_by_key(tmp_path):
+    made = samples()
+    whole = make_image(9, "PNG", (200, 300))
+    made[4]["image"] = whole[:500] + bytes([whole[500] ^ 255]) + whole[501:]
+    with pytest.raises(SampleError, match="004"):
+        shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA, stats=True)
+    shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA)
+    with pytest.raises(SampleError, match=r"(?s)004.*image"):
+        shardkit.open(tmp_path / "out").stats()
+
+
+def test_normalizing_needs_images(tmp_path):
+    shardkit.convert([{"text": "a"}], "wds", tmp_path / "out")
+    with pytest.raises(UsageError, match="no images to normalize"):
+        shardkit.Normalize.of(shardkit.open(tmp_path / "out"))
+
+
+def test_stats_need_images_in_a_conversion(tmp_path):
+    with pytest.raises(UsageError, match="there are none"):
+        shardkit.convert([{"text": "a"}], "wds", tmp_path / "out", stats=True)
+
+
+def test_counts_of_parts_merge_in_any_order():
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (h, 5, 3), np.uint8) for h in (1, 7, 400)]
+    whole, parts = Pixels(), []
+    for image in images:
+        whole.add(image)
+        parts.append(Pixels())
+        parts[-1].add(image)
+    merged = Pixels()
+    for part in reversed(parts):
+        merged.merge(part)
+    whole.flush()
+    assert merged == whole
+    mean, std = of_pixels(images)
+    assert np.allclose(whole.summary().mean, mean, rtol=0, atol=1e-12)
+    assert np.allclose(whole.summary().std, std, rtol=0, atol=1e-12)
+
+
+def test_the_command_prints_them(tmp_path):
+    path = write(tmp_path / "data")
+    text = run("stats", path).stdout
+    for words in ("(red, green, blue)", "weight 1", "2 in 2 groups", "several", "000, 003"):
+        assert words in text
+    assert json.loads(run("stats", path, "--json").stdout) == json.loads(
+        json.dumps(shardkit.open(path).stats())
+    )
+
+
+def test_splits_are_counted_one_by_one(tmp_path):
+    for split, count in (("train", 3), ("val", 2)):
+        folder = tmp_path / "photos" / split / "cat"
+        folder.mkdir(parents=True)
+        for n in range(count):
+            (folder / f"{n}.png").write_bytes(make_image(n, "PNG"))
+    shardkit.convert(tmp_path / "photos", "wds", tmp_path / "out")
+    found = json.loads(run("stats", tmp_path / "out", "--json").stdout)["splits"]
+    assert {name: report["samples"] for name, report in found.items()} == {"train": 3, "val": 2}

@@ -1,0 +1,487 @@
+"""Views of datasets: slices, numbers, conditions; keys and fields of all samples."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.dataset import Dataset
+from shardkit.errors import MissingKeyError, OutputError, SampleError, UsageError
+from shardkit.formats import FORMATS
+from shardkit.schema import Array, Int, Json, Schema, Text
+from shardkit.stream.loader import Loader
+from tests.conftest import files_of
+from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
+
+SAMPLES = 37
+GENERATOR = np.random.default_rng(3)
+MANY = 10**8
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("views") / "out")
+
+
+@pytest.fixture
+def ds(out: Path) -> Dataset:
+    return shardkit.open(out)
+
+
+def labels(dataset: Any) -> list[int]:
+    return [sample["label"] for sample in dataset]
+
+
+# --- which samples -------------------------------------------------------------------------------
+
+
+def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
+    expected, view = list(range(SAMPLES)), ds
+    steps: list[Any] = [
+        slice(None), slice(30), slice(None, None, -1), slice(2, 25, 3), [5, 0, -1, 5, 2, 1],
+        slice(None, None, -2), np.array([True, False, True]), slice(1, None), slice(5, 9),
+    ]  # fmt: skip
+    for step in steps:
+        if isinstance(step, slice):
+            view, expected = view[step], expected[step]
+        elif isinstance(step, list):
+            view, expected = view.select(step), [expected[n] for n in step]
+        else:
+            view = view.select(step)
+            expected = [value for value, has in zip(expected, step, strict=True) if has]
+        assert labels(view) == expected
+        assert view.column("label").tolist() == expected
+        assert view.keys() == [f"{n:04d}" for n in expected]
+        assert len(view) == len(expected)
+        if expected:
+            assert view[-1] == view[len(view) - 1] == ds[expected[-1]]
+        with pytest.raises(IndexError):
+            view[len(expected)]
+    for _ in range(20):
+        start, stop, step = (int(n) for n in GENERATOR.integers(-50, 50, 3))
+        cut = slice(start, stop, step or None)
+        assert labels(ds[::-3][cut]) == list(range(SAMPLES))[::-3][cut]
+
+
+def test_distances_that_are_equal_are_a_range(ds: Dataset) -> None:
+    assert ds[::-1][::2].indices == ds.select([*range(36, -1, -2)]).indices == range(36, -1, -2)
+    assert ds.select(np.arange(37) % 7 == 1).indices == range(1, 37, 7)
+    assert ds[:].indices is None
+    assert ds.select(range(37)).indices is None
+    assert ds[9:9].indices == ds.select(range(50, 40)).indices == range(0)
+    assert ds.select(range(-3, 2)).indices.tolist() == [34, 35, 36, 0, 1]  # type: ignore[union-attr]
+    assert ds.select(range(-3, -1)).indices == range(34, 36)
+    assert isinstance(ds.select([1, 2, 4]).indices, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ([37], IndexError, "there are 37 samples, not a number 37"),
+        ([0, -38], IndexError, "not a number -38"),
+        (range(30, 40), IndexError, "not a number 39"),
+        (range(10**12), IndexError, "not a number 999999999999"),
+        ([0.5], UsageError, "float64"),
+        (["0003"], UsageError, "selected by their numbers"),
+        ("0003", UsageError, "selected by their numbers"),
+        (7, UsageError, "selected by their numbers"),
+        ([[1], [2]], UsageError, r"shape \(2, 1\)"),
+        ([[1], [2, 3]], UsageError, "selected by their numbers"),
+        (np.ones(36, bool), UsageError, "a mask has one value per sample"),
+        ({3, 4}, UsageError, "selected by their numbers"),
+        (None, UsageError, "selected by their numbers"),
+    ],
+)
+def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        ds.select(given)
+
+
+def test_slices_are_of_whole_numbers(ds: Dataset) -> None:
+    for cut in (slice("a", "b"), slice(0, 1.5), slice(None, None, 0)):
+        with pytest.raises(UsageError, match="no slice of samples"):
+            ds[cut]
+
+
+def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
+    assert labels(ds.filter(lambda s: s["label"] % 5 == 2)) == [2, 7, 12, 17, 22, 27, 32]
+    assert labels(ds[::-1].filter("label < 4 or label == 20")) == [20, 3, 2, 1, 0]
+    assert labels(ds.filter("image.width == 48 and label >= 35")) == [35, 36]
+    chosen = ds.select(GENERATOR.integers(0, SAMPLES, 60))
+    for text, function in (
+        ("caption is null", lambda s: "caption" not in s),
+        ("caption > 'image 2' and label < 30", lambda s: s.get("caption", "") > "image 2"),
+        ("key in ('0003', '0004')", lambda s: s["__key__"] in ("0003", "0004")),
+    ):
+        for view in (ds, chosen, chosen[::-1]):
+            expected = [s["label"] for s in view if function(s)]
+            if "30" in text:
+                expected = [n for n in expected if n < 30]
+            assert labels(view.filter(text)) == expected
+    seen: list[Any] = []
+    ds[:3].filter(lambda sample: seen.append(sorted(sample)), fields=["caption"])
+    assert seen == [["__key__"], ["__key__", "caption"], ["__key__", "caption"]]
+    assert len(ds.filter("label > 100")) == 0
+    with pytest.raises(UsageError, match="no field 'lable'"):
+        ds.filter("lable == 3")
+    with pytest.raises(UsageError, match="no field 'lable'") as caught:
+        ds.filter(len, fields=["lable"])
+    assert caught.value.expected == "label"
+    with pytest.raises(UsageError, match="a condition names its fields itself"):
+        ds.filter("label == 3", fields=["label"])
+    with pytest.raises(UsageError, match="a condition or a function"):
+        ds.filter({"label": 3})  # type: ignore[arg-type]
+
+
+def test_they_are_as_those_of_hugging_face_datasets(ds: Dataset) -> None:
+    datasets = pytest.importorskip("datasets")
+    theirs = datasets.Dataset.from_list([{"label": n, "odd": n % 2 == 1} for n in range(SAMPLES)])
+    for chosen in ([3, 1, 1, 36], range(5, 20, 3), np.array([36, 0]), iter([4, 5])):
+        again = [4, 5] if not hasattr(chosen, "__len__") else chosen
+        assert labels(ds.select(chosen)) == theirs.select(again)["label"][:]
+    condition = lambda sample: sample["label"] % 3 == 1  # noqa: E731
+    assert labels(ds.filter(condition)) == theirs.filter(condition)["label"][:]
+    assert labels(ds[4:-3:2]) == theirs[4:-3:2]["label"]  # theirs are columns, ours a view
+    assert ds.column("label").tolist() == theirs["label"][:]
+    with pytest.raises(IndexError):
+        theirs.select([SAMPLES])
+
+
+def test_transforms_ride_along(out: Path) -> None:
+    transforms = {"image": [shardkit.Decode(), shardkit.CenterCrop(16)]}
+    ds = shardkit.open(out, transforms=transforms)
+    view = ds[::-1].filter(lambda sample: isinstance(sample["image"], bytes))[4:]
+    assert len(view) == 33
+    assert view[0]["image"].shape == (16, 16, 3)
+    assert np.array_equal(view["0007"]["image"], ds[7]["image"])
+    assert isinstance(view.column("image")[0], bytes)
+
+
+# --- what views cost -----------------------------------------------------------------------------
+
+
+class Endless:
+    schema = Schema({"label": Int()})
+
+    def __len__(self) -> int:
+        return MANY
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"__key__": str(index), "label": index}
+
+
+def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
+    many = Dataset.from_sequence(Endless())
+    view = many[::-1][10 : MANY // 2 : 2]
+    assert view[7]["label"] == MANY - 1 - 10 - 14
+    assert len(pickle.dumps(view)) < 2000
+    chosen = many.select(np.array([5, 7, MANY - 1]))[1:]
+    assert labels(chosen) == [7, MANY - 1]
+    some = ds.select(GENERATOR.permutation(SAMPLES))
+    assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
+    assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
+    assert some._readers is ds._readers  # shards are opened once for all views
+
+
+def test_views_take_8_bytes_a_sample() -> None:
+    many, count = Dataset.from_sequence(Endless()), 1_000_000
+    numbers = np.random.default_rng(0).integers(0, MANY, count)
+    tracemalloc.start()
+    try:
+        view = many.select(numbers)
+        turned = view[::-1][1:]
+        assert tracemalloc.get_traced_memory()[0] < 8.1 * count
+        loader = Loader(turned, batch_size=8, shuffle=True)
+        next(iter(loader))
+        assert tracemalloc.get_traced_memory()[0] < 18 * count  # in the order of the shards
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        next(iter(Loader(many[::-1], batch_size=8, shuffle=True)))
+        assert tracemalloc.get_traced_memory()[1] - before < 8_000_000  # of 100 million samples
+    finally:
+        tracemalloc.stop()
+
+
+# --- keys and columns ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("megatron", "beton")])
+def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
+    schema = {
+        "n": Int(), "maybe": Int(optional=True), "text": Text(), "data": Json(optional=True),
+        "row": Array("float32", (3,)), "tokens": Array("uint16", (None,)),
+    }  # fmt: skip
+    with shardkit.create(tmp_path / "out", to, schema=schema, shard_samples=7) as writer:
+        for n in range(20):
+            sample: dict[str, Any] = {
+                "__key__": f"a/{n}", "n": -n, "text": "é" * n, "row": np.full(3, n, np.float32),
+                "tokens": np.arange(n, dtype=np.uint16),
+            }  # fmt: skip
+            if n % 3:
+                sample |= {"maybe": n, "data": {"n": [n, None]}}
+            writer.write(sample)
+    every = shardkit.open(tmp_path / "out")
+    for ds in (every, every[::-1], every.select([4, 19, 4, 0, 13])):
+        samples = list(ds)
+        assert ds.columns == list(schema)
+        assert ds.keys() == [sample["__key__"] for sample in samples]
+        for field in schema:
+            column = ds.column(field)
+            assert len(column) == len(samples)
+            for value, sample in zip(column, samples, strict=True):
+                assert np.array_equal(value, sample.get(field))
+        assert ds.column("n").dtype == np.int64
+        assert (ds.column("row").dtype, ds.column("row").shape) == (np.float32, (len(ds), 3))
+        assert {ds.column(f).dtype for f in ("maybe", "text", "data", "tokens")} == {np.dtype("O")}
+        assert ds.column("__key__").tolist() == ds.keys()
+    with pytest.raises(UsageError, match="no field 'tokns'") as caught:
+        every.column("tokns")
+    assert caught.value.expected == "tokens"
+
+
+def test_columns_have_a_bound(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardkit.views._CHUNK_BYTES", 5_000)  # about three samples
+    assert ds.column("image")[3] == ds[3]["image"]
+    assert ds.keys() == [f"{n:04d}" for n in range(SAMPLES)]
+    monkeypatch.setattr("shardkit.views._MOST", 20_000)
+    with pytest.raises(UsageError, match="more memory than a column may"):
+        ds.column("image")
+
+
+def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
+    out = write_photos(tmp_path / "out", samples=9)
+    shard = out / "shard-000000.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"image 5", b"im\xffge 5"))
+    with pytest.raises(SampleError, match="a value is damaged") as caught:
+        shardkit.open(out).column("caption")
+    assert (caught.value.where["key"], caught.value.where["field"]) == ("0005", "caption")
+    schema = Schema({"row": Array("int64", (2,))})
+    rows = [{"__key__": str(n), "row": np.zeros(2 + n // 3, np.int64)} for n in range(5)]
+    with pytest.raises(SampleError, match="not of the shape") as caught:
+        Dataset.from_sequence(rows, schema).column("row")
+    assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
+
+
+def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
+    assert ds["0012"] == ds[12]
+    assert ds[::-1]["0012"] == ds[12]
+    assert "0012" in ds
+    assert "0012" not in ds[:10]
+    assert "0012" not in ds.select([3, 1, 30])
+    assert ds.select([30, 3, 12, 3])["0003"] == ds[3]
+    assert 12 not in ds
+    with pytest.raises(KeyError, match="no sample has this key") as caught:
+        ds["12"]
+    assert isinstance(caught.value, MissingKeyError)
+    assert caught.value.expected == "keys such as '0000', '0018', '0036'"
+    for path in ("0012.jpg", "train/0012.jpg"):
+        with pytest.raises(MissingKeyError) as caught:
+            ds[path]
+        assert caught.value.fix == "the key '0012' is there"
+    with pytest.raises(MissingKeyError, match="no key"):
+        ds[:0]["0001"]
+
+
+def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):  # shards of others, which number their samples from zero
+        (tmp_path / name).write_bytes((out / "shard-000000.tar").read_bytes())
+    ds = shardkit.open(tmp_path)
+    with pytest.raises(UsageError, match="several samples have this key") as caught:
+        ds["0003"]
+    assert caught.value.found == "numbers 3, 11"
+    assert ds[:8]["0003"] == ds[3]
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_loaders_read_the_samples_of_a_view(ds: Dataset, shuffle: bool) -> None:
+    chosen = GENERATOR.permutation(SAMPLES)[:23]
+    for view in (ds[30:3:-2], ds.select(chosen), ds[5:], ds.filter("label > 8")):
+        loader = Loader(view, batch_size=4, shuffle=shuffle, threads=2)
+        batches = list(loader)
+        assert real_keys(batches) == Counter(view.keys())
+        for batch in batches:
+            for key, image in zip(batch["__key__"], batch["image"], strict=True):
+                assert image == ds[key]["image"]
+        if not shuffle:
+            assert [k for b in keys(batches) for k in b][: len(view)] == view.keys()
+        ranks = [
+            list(Loader(view, batch_size=2, shuffle=shuffle, rank=rank, world_size=2))
+            for rank in range(2)
+        ]
+        together = [a + b for a, b in zip(*map(keys, ranks), strict=True)]
+        assert [sorted(b) for b in together] == [sorted(b) for b in keys(batches)]
+
+
+def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
+    view = ds.select([30, 2, 31, 3])
+    for sampling in (
+        shardkit.Weighted([0.0, 1.0, 0.0, 3.0], samples=8),
+        shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8),
+    ):
+        loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
+        assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
+    sampling = shardkit.Balanced("label", samples=8)
+    loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
+    assert real_keys(list(loader)) == dict.fromkeys(view.keys(), 2)
+
+
+def test_a_state_is_of_a_selection(ds: Dataset) -> None:
+    view = ds.select(GENERATOR.permutation(SAMPLES)[:20])
+    loader = Loader(view, batch_size=3, shuffle=True)
+    whole, states = [], []
+    for batch in loader:
+        whole.append(batch)
+        states.append(through_json(loader.state_dict()))
+    for done, state in enumerate(states[:-1], 1):
+        again = Loader(view, batch_size=3, shuffle=True)
+        again.load_state_dict(state)
+        assert same(list(again), whole[done:])
+    # Shuffled, the order of a view does not matter; which samples it has does.
+    Loader(view[::-1], batch_size=3, shuffle=True).load_state_dict(states[0])
+    for other in (ds, view[1:], ds[:20], ds[::-1][:20]):
+        with pytest.raises(UsageError):
+            Loader(other, batch_size=3, shuffle=True).load_state_dict(states[0])
+    ordered = Loader(view, batch_size=3).state_dict()
+    with pytest.raises(UsageError):
+        Loader(view[::-1], batch_size=3).load_state_dict(ordered)
+
+
+def test_formats_give_the_same_batches_of_a_view(ds: Dataset, tmp_path: Path) -> None:
+    other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
+    chosen = GENERATOR.permutation(SAMPLES)[:25]
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "window": 16, "parts": 2}
+    one, two = (keys(Loader(each.select(chosen), **options)) for each in (ds, other))
+    assert one == two
+
+
+def test_lengths_are_those_of_the_view(tmp_path: Path) -> None:
+    lengths = GENERATOR.integers(1, 60, 120)
+    ds = shardkit.open(write_documents(tmp_path / "out", lengths))
+    chosen = GENERATOR.permutation(120)[:50]
+    view = ds.select(chosen)
+    assert view.lengths("tokens").tolist() == lengths[chosen].tolist()
+    loader = Loader(view, batching=shardkit.Dynamic(max_tokens=200), shuffle=True)
+    assert real_keys(list(loader)) == Counter(view.keys())
+
+
+def test_rows_of_several_views_are_read_at_once(tmp_path: Path) -> None:
+    schema = {"row": Array("float32", (2,))}
+    with shardkit.create(tmp_path / "out", "arrow", schema=schema, shard_samples=9) as writer:
+        for n in range(40):
+            writer.write({"__key__": str(n), "row": np.array([n, -n], np.float32)})
+    ds = shardkit.open(tmp_path / "out")
+    for shuffle in (False, True):
+        views = [ds.select([30, 2, 31, 3]), ds[12:28:3], ds[35:]]
+        loader = Loader(views, batch_size=4, shuffle=shuffle, last="short")
+        found = {k: row for b in loader for k, row in zip(b["__key__"], b["row"], strict=True)}
+        assert sorted(found) == sorted(sample["__key__"] for view in views for sample in view)
+        assert all(row.tolist() == [int(key), -int(key)] for key, row in found.items())
+
+
+def test_a_view_without_samples_is_refused(ds: Dataset) -> None:
+    with pytest.raises(UsageError, match="the view has no samples") as caught:
+        Loader(ds.filter("label > 100"), batch_size=2)
+    assert "none of 37" in str(caught.value.found)
+
+
+# --- converting ----------------------------------------------------------------------------------
+
+
+def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
+    view = ds.select(GENERATOR.permutation(SAMPLES)[:21])[::-1]
+    for workers in (0, 2):
+        shardkit.convert(view, "wds", tmp_path / f"{workers}", shard_samples=4, workers=workers)
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
+    found = shardkit.open(tmp_path / "0")
+    assert [*found] == [*view]
+    assert shardkit.verify(tmp_path / "0", view).sound
+    problems = shardkit.verify(tmp_path / "0", view[1:]).problems
+    assert len(problems) == 1
+    again = shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4)
+    assert again.already_complete
+    for other in (view[::-1], view[:20], ds):
+        with pytest.raises(OutputError):
+            shardkit.convert(other, "wds", tmp_path / "0", shard_samples=4)
+
+
+def test_a_filter_leaves_what_where_leaves(out: Path, ds: Dataset, tmp_path: Path) -> None:
+    for number, text in enumerate(("label < 9 and caption is not null", "image.width > 50")):
+        view = ds.filter(text)
+        if not len(view):
+            with pytest.raises(shardkit.ShardkitError):
+                shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
+            continue
+        shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
+        assert [*shardkit.open(tmp_path / f"{number}")] == [*view]
+
+
+def test_a_sample_that_is_selected_twice_is_not_converted(ds: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(shardkit.ShardkitError, match="0003"):
+        shardkit.convert(ds.select([3, 1, 3]), "wds", tmp_path / "out")
+    with pytest.raises(shardkit.ShardkitError, match="the view has no samples"):
+        shardkit.convert(ds[:0], "wds", tmp_path / "out")
+
+
+@pytest.mark.parametrize("to", ["wds", "lmdb"])
+def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None:
+    ds = shardkit.open(write_photos(tmp_path / "out", to))
+    view = ds.select([30, 2, 31, 3, 3])
+    report = shardkit.inspect(view, full=True, samples=2)
+    assert report["samples"] == 5
+    assert [first["__key__"] for first in report["first"]] == ["0030", "0002"]
+    assert {each["label"]: each["samples"] for each in report["classes"]} == {
+        2: 1,
+        3: 2,
+        30: 1,
+        31: 1,
+    }
+    assert report["images"]["image"]["formats"] == {"jpeg": 5}
+    stats = report["fields"]["image"]["stats"]
+    if to == "wds":
+        lengths = [len(sample["image"]) for sample in view]
+        assert (stats["count"], stats["bytes"], stats["max"]) == (5, sum(lengths), max(lengths))
+    else:
+        assert stats is None
+    assert report["bytes"] is None  # `caption` is optional: its sizes are not told by sample
+    whole = shardkit.inspect(ds)
+    assert whole == shardkit.inspect(tmp_path / "out")
+    both = shardkit.inspect(shardkit.concatenate([view, ds[:3]]))
+    assert both["samples"] == 8
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.large)])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
+def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> None:
+    torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
+    view = ds.select([30, 2, 31, 3, 5])
+    collate = lambda rows: [row["label"] for row in rows]  # noqa: E731
+    loader = torch_data.DataLoader(view, batch_size=2, num_workers=workers, collate_fn=collate)
+    assert [*loader] == [[30, 2], [31, 3], [5]]
+    from shardkit.torch import StreamingDataset
+
+    streamed = StreamingDataset(view, batch_size=2, shuffle=True)
+    loader = torch_data.DataLoader(streamed, batch_size=None, num_workers=workers)
+    assert real_keys(list(loader)) == Counter(view.keys())
+
+
+def test_torchs_random_split(ds: Dataset) -> None:
+    torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
+    one, other = torch_data.random_split(ds, [30, 7])
+    assert sorted(labels(one) + labels(other)) == list(range(SAMPLES))
+    assert labels(ds.select(one.indices)) == labels(one)
+    with pytest.raises(UsageError, match="cannot be streamed") as caught:
+        Loader(one, batch_size=2)
+    assert caught.value.fix == "dataset.select(subset.indices) is a view of the same samples"

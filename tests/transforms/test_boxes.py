@@ -1,0 +1,261 @@
+"""Boxes while loading: what is painted stays in its box through crop, size, flip and margins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    SampleError,
+    UsageError,
+)
+from shardkit.schema import Array, Image, Int, Schema
+from shardkit.stream.collate import pad_collate
+from shardkit.transforms import Draws, Transforms
+from tests.boxed import COLOURS, coco, painted_box, some_painted
+from tests.preprocess.test_boxes import stored_sample
+
+FIELDS = ("image", "boxes", "categories")
+SCHEMA = Schema(
+    {"image": Image(), "boxes": Array("<f4", (None, 4)), "categories": Array("<i8", (None,))}
+)
+
+
+def applied(samples: list[Any], steps: Any, schema: Schema = SCHEMA, seed: int = 0) -> list[Any]:
+    numbers = np.arange(len(samples))
+    transforms = Transforms({FIELDS: steps}, schema)
+    found = [dict(sample) for sample in samples]
+    errors = transforms.apply(found, Draws(seed, numbers * 0, numbers), {})
+    assert not errors, errors
+    return found
+
+
+CHAINS: dict[str, list[Any]] = {
+    "decode": [Decode()],
+    "crop": [RandomResizedCrop(48, scale=(0.1, 1))],
+    "wide crop": [RandomResizedCrop((40, 90), scale=(0.05, 0.4)), RandomHorizontalFlip()],
+    "resize": [Resize(50)],
+    "flip": [RandomHorizontalFlip(1)],
+    "exact": [Resize((33, 70)), RandomHorizontalFlip()],
+    "middle": [Resize(60), CenterCrop(40), RandomHorizontalFlip()],
+    "margins": [RandomHorizontalFlip(), CenterCrop((200, 170))],
+    "two": [RandomHorizontalFlip(), RandomResizedCrop(64), CenterCrop(70), RandomHorizontalFlip()],
+    "jobs": [Resize(90), CenterCrop(80), RandomResizedCrop(50), CenterCrop(60)],
+    "function": [Decode(), lambda **values: values, RandomHorizontalFlip(), CenterCrop(50)],
+}
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_what_is_painted_stays_in_its_box(name: str, format: str) -> None:
+    """Of every orientation; objects without a box are not to be seen, but at a crop's edge."""
+    images = some_painted(48, 7, range(1, 9))
+    samples = [stored_sample(image, format) for image in images]
+    made = applied(samples, CHAINS[name], seed=len(name))
+    gone = seen = 0
+    for sample, image in zip(made, images, strict=True):
+        pixels, boxes = sample["image"], sample["boxes"]
+        height, width, _ = pixels.shape
+        assert boxes.dtype == np.float32
+        assert boxes.shape == (len(sample["categories"]), 4)
+        assert (boxes[:, :2] >= 0).all()
+        assert (boxes[:, 2:] <= (width, height)).all()
+        found = dict(zip(sample["categories"].tolist(), boxes.tolist(), strict=True))
+        for number in range(len(image.boxes)):
+            painted = painted_box(pixels, COLOURS[number])
+            if number not in found:
+                gone += 1
+                assert painted is None or min(painted[2] - painted[0], painted[3] - painted[1]) < 3
+                continue
+            box = np.array(found[number])
+            if (box[2:] - box[:2] >= 6).all():
+                seen += 1
+                assert painted is not None
+                assert np.abs(painted - box).max() <= 3.5  # enlarged edges are blurred
+    assert seen > 20
+    assert bool(gone) == (name in ("crop", "wide crop", "middle", "two", "jobs", "function"))
+
+
+@pytest.mark.parametrize("steps", [Decode(), RandomHorizontalFlip(1), CenterCrop((300, 300))])
+def test_without_resizing_boxes_are_exact(steps: Any) -> None:
+    images = some_painted(24, 3, range(1, 9))
+    for sample, image in zip(applied([*map(stored_sample, images)], steps), images, strict=True):
+        assert len(sample["boxes"]) == len(image.boxes)
+        for box, colour in zip(sample["boxes"].tolist(), COLOURS, strict=False):
+            assert painted_box(sample["image"], colour) == tuple(box)
+
+
+def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
+    """A mask of the objects goes with them; raw pixels as images do."""
+    kinds = {
+        "image": Array("|u1", (None, None, 3)),
+        "mask": Array("|i4", (None, None)),
+        "boxes": Array("<f8", (None, 4)),
+        "scores": Array("<f4", (None,)),
+    }
+    samples = []
+    for image in some_painted(8, 5):
+        pixels = applied([stored_sample(image)], Decode())[0]["image"]
+        mask = np.zeros(pixels.shape[:2], np.int32)
+        for number, (x0, y0, x1, y1) in enumerate(image.boxes):
+            mask[y0:y1, x0:x1] = number + 1
+        boxes = np.array(image.boxes, np.float64).reshape(-1, 4)
+        scores = np.arange(1, len(boxes) + 1, dtype=np.float32)
+        samples.append({"image": pixels, "mask": mask, "boxes": boxes, "scores": scores})
+    shardkit.convert(samples, "arrow", tmp_path / "out", schema=kinds)
+    steps = [RandomResizedCrop(64), RandomHorizontalFlip(), Normalize((0, 0, 0), (1, 1, 1))]
+    dataset = shardkit.open(
+        tmp_path / "out", transforms={("image", "mask", "boxes", "scores"): steps}
+    )
+    seen = 0
+    for sample in [dataset[n] for n in range(8) for _ in range(3)]:
+        for number, box in zip(sample["scores"], sample["boxes"], strict=True):
+            if (box[2:] - box[:2] >= 6).all():
+                rows, columns = np.nonzero(sample["mask"] == number)
+                drawn = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                assert np.abs(drawn - box).max() <= 3
+                seen += 1
+    assert seen > 10
+
+
+def loader(path: Path, **options: Any) -> Any:
+    from shardkit.torch import Loader
+
+    return Loader(path, **{"batch_size": 4, **options})
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    root = coco(tmp_path / "coco", some_painted(12, 2))
+    shardkit.convert(root, "wds", tmp_path / "shards", workers=0)
+    return tmp_path / "shards"
+
+
+CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
+ALL = ("image", "boxes", "categories", "iscrowd")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_batches_have_a_list_of_boxes(shards: Path, threads: int) -> None:
+    """One tensor for each sample, as detectors take them: also where all have as many."""
+    import torch
+
+    found = {}
+    for batch in loader(shards / "train", transforms={ALL: CROP}, threads=threads, batch_size=4):
+        assert batch["image"].shape == (4, 3, 32, 32)
+        for name, kind in (("boxes", torch.float32), ("categories", torch.int64)):
+            assert isinstance(batch[name], list)
+            assert all(value.dtype == kind for value in batch[name])
+        for key, boxes, kinds in zip(
+            batch["__key__"], batch["boxes"], batch["categories"], strict=True
+        ):
+            assert boxes.shape == (len(kinds), 4)
+            found[key] = boxes.tolist()
+    again = {}
+    for batch in loader(shards / "train", transforms={ALL: CROP}, threads=1, batch_size=3):
+        again |= zip(batch["__key__"], (boxes.tolist() for boxes in batch["boxes"]), strict=True)
+    assert found == again  # of any batch and number of threads
+    one = next(iter(loader(shards / "train", batch_size=1, fields=["boxes"])))
+    assert isinstance(one["boxes"], list)
+
+
+def test_a_function_leaves_boxes_in_lists(shards: Path) -> None:
+    """Also where all samples of a batch have as many, so that their type never changes."""
+
+    def one(**values: Any) -> dict[str, Any]:
+        values["boxes"] = np.zeros((1, 4), np.float32)
+        return values
+
+    alone = {ALL: [CenterCrop(32), one]}
+    batch = next(iter(loader(shards / "train", transforms=alone)))
+    assert isinstance(batch["boxes"], list)
+    assert [boxes.shape for boxes in batch["boxes"]] == [(1, 4)] * 4
+
+
+def test_batches_of_padded_boxes(shards: Path) -> None:
+    collate = pad_collate({"categories": -1}, field="boxes")
+    for batch in loader(shards / "train", transforms={ALL: CROP}, collate=collate):
+        number = max(batch["lengths"].tolist())
+        assert batch["boxes"].shape == (4, number, 4)
+        assert batch["categories"].shape == batch["attention_mask"].shape == (4, number)
+        assert ((batch["categories"] >= 0) == batch["attention_mask"]).all()
+        assert (batch["boxes"][~batch["attention_mask"]] == 0).all()
+        assert batch["image"].shape == (4, 3, 32, 32)
+    fixed = pad_collate(field="boxes", length=9)
+    batch = next(iter(loader(shards / "train", transforms={ALL: CROP}, collate=fixed)))
+    assert batch["boxes"].shape == (4, 9, 4)
+
+
+def test_padding_needs_arrays_that_are_alike() -> None:
+    samples = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
+    with pytest.raises(SampleError, match="not alike") as error:
+        pad_collate(field="boxes")(samples)
+    assert error.value.expected == "an array of float32 of shape (n, 4)"
+    assert pad_collate(field="boxes")(samples[:1])["boxes"].shape == (1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "message"),
+    [
+        (("image", "boxes"), CROP, "'categories' has a row for each"),
+        (("image", "boxes", "categories"), CROP, "'iscrowd' has a row for each"),
+        (("image", "categories"), CROP, "'categories' cannot be the mask of an image, or boxes"),
+        (("image", "boxes", "image_id"), CROP, "'image_id' cannot be the mask of an image"),
+    ],
+)
+def test_what_goes_with_boxes_is_named(shards: Path, fields: Any, steps: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        loader(shards / "train", transforms={fields: steps})
+
+
+def test_what_drops_no_boxes_needs_no_more_than_these(shards: Path) -> None:
+    transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
+    for batch in loader(shards / "train", transforms=transforms):
+        for boxes, kinds in zip(batch["boxes"], batch["categories"], strict=True):
+            assert len(boxes) == len(kinds)
+    some = loader(
+        shards / "train", transforms={("image", "boxes"): CROP}, fields=["image", "boxes"]
+    )
+    assert len(next(iter(some))["boxes"]) == 4
+
+
+def test_two_fields_of_boxes_are_refused() -> None:
+    schema = Schema({**SCHEMA, "others": Array("<f4", (None, 4))})
+    with pytest.raises(UsageError, match="one field of boxes"):
+        Transforms({(*FIELDS, "others"): CROP}, schema)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "message"),
+    [
+        ({"boxes": np.zeros((2, 4), int)}, "boxes", "not boxes"),
+        ({"boxes": np.zeros((2, 3))}, "boxes", "not boxes"),
+        ({"boxes": None}, "boxes", "not boxes"),
+        ({"categories": np.zeros(7, int)}, "categories", "other numbers of boxes"),
+    ],
+)
+def test_values_that_do_not_fit_are_errors_of_their_sample(
+    change: dict[str, Any], field: str, message: str
+) -> None:
+    schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})
+    sample = {**stored_sample(some_painted(4)[3]), **change}
+    zero = np.zeros(1, np.int64)
+    errors = Transforms({FIELDS: CROP}, schema).apply([sample], Draws(0, zero, zero), {})
+    assert message in str(errors[0])
+    assert errors[0].where["field"] == field
+
+
+def test_other_arrays_of_an_image_are_masks_as_before() -> None:
+    schema = Schema({"image": Image(), "seg": Array("<i8", (None, None)), "label": Int()})
+    assert Transforms({("image", "seg"): CROP}, schema).chains[0].kinds == ("mask",)
+    assert Transforms({("image", "seg"): CROP}, schema).lists == frozenset()
