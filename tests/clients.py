@@ -1,7 +1,7 @@
 """Libraries that read our files, each in a process of its own.
 
-They are those of tests/clients.txt, which pin others than shardkit does, or are large: README's test
-command puts them into a folder of the environment that only these processes look into.
+They are those of tests/clients.txt, which pin others than shardkit does, or are large: README's
+test command puts them into a folder of the environment that only these processes look into.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def run(library: str, script: str, *arguments: object, seconds: int = 240) -> An
         capture_output=True,
         text=True,
         timeout=seconds,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -978,8 +978,9 @@ def test_fifty_epochs_leave_nothing_behind(tmp_path):
     """No growth in memory, threads or open files, in a process that does nothing else."""
     path = write_photos(tmp_path / "p", samples=64)
     code = f"""
-import gc, os, resource, sys, threading
-from shardkit import Loader, RandomResizedCrop
+import gc, os, resource, threading
+from shardkit import RandomResizedCrop
+from shardkit.stream import Loader
 
 loader = Loader({str(path)!r}, batch_size=8, transforms={{"image": [RandomResizedCrop(32)]}},
                 shuffle=True, threads=2)
@@ -998,7 +999,9 @@ for _ in range(50):
 after = used()
 print(*before, *after)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    )
     files, threads, resident, *after = map(int, done.stdout.split())
     assert after[:2] == [files, threads]
     assert after[2] - resident < 8 << 20
