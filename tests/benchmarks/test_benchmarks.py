@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import simplejpeg
 from PIL import Image
 
 from shardkit.testing import make_image
+from tests import clients
 from tests.benchmarks import (
     bench,
     copies,
     cores,
     corpus,
+    ecosystems,
     ids,
     joined,
     loading,
@@ -105,6 +108,17 @@ def test_loading_is_measured(
     work = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
     report = loading.main([what, *work, *options])
     assert list(report["seconds"]) == runs
+
+
+@pytest.mark.parametrize("name", ecosystems.LIBRARIES)
+def test_libraries_are_compared(data: Path, tmp_path: Path, name: str) -> None:
+    library = ecosystems.LIBRARIES[name]
+    if PathFinder.find_spec(library.module, [str(clients.FOLDER), *sys.path]) is None:
+        pytest.skip(f"{library.module} is not installed")
+    words = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
+    results = ecosystems.main([*words, name])
+    assert [result["action"] for result in results] == ["write", "read", "random"]
+    assert all(min(r["samples_per_second"].values()) > 0 for r in results)
 
 
 def test_bottlenecks_are_planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

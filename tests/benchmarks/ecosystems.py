@@ -1,0 +1,204 @@
+"""Our formats against the libraries that they are for: writing, reading in order and at random.
+
+    python -m tests.benchmarks.ecosystems --data PHOTOS --work FOLDER [--rounds 5] [NAME...]
+
+PHOTOS is what photos.py made. Each round runs ours and the library's, in turns, each in a process
+of its own that says how long it took without its imports. All read files that are in memory, in one
+process with one thread that asks; both sync what they write. Prints a JSON object in a line for
+each library and action.
+
+A library is a function in `LIBRARIES`: it imports what it needs, and returns what is timed, by
+action: `write` (the photos as they are, with their labels), `read` (all in order) and `random`
+(each once, or as near to that as it comes), which return how many samples there were. It runs with
+the libraries of tests/clients.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+Actions = dict[str, Callable[[], int]]
+Photo = tuple[bytes, int]  # and its label
+
+
+def photos_in(folder: Path) -> Iterator[Photo]:
+    """The bytes and the label of every photo; classes are folders."""
+    for label, each in enumerate(sorted(path for path in folder.iterdir() if path.is_dir())):
+        for path in sorted(each.glob("*.jpg")):
+            yield path.read_bytes(), label
+
+
+def sync(store: Path) -> None:
+    for path in (store, *store.rglob("*")):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def shardkit(format: str, photos: Path, store: Path) -> Actions:
+    """Without worker processes; the index, the manifest and checksums are written as always."""
+    import shardkit
+    from shardkit import convert
+
+    def write() -> int:
+        return convert(photos, format, store, workers=0).samples
+
+    def read() -> int:
+        return sum(len(sample["image"]) > 0 for sample in shardkit.open(store))
+
+    def at_random() -> int:
+        dataset = shardkit.open(store)
+        order = random.Random(1).sample(range(len(dataset)), len(dataset))
+        return sum(len(dataset[number]["image"]) > 0 for number in order)
+
+    return {"write": write, "read": read, "random": at_random}
+
+
+# --- theirs ---------------------------------------------------------------------------------------
+
+
+def tfrecord(photos: Path, store: Path) -> Actions:
+    """TensorFlow; it has no random access: `random` is a shuffle buffer of 1,000."""
+    import tensorflow as tf
+
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def write() -> int:
+        count = 0
+        store.mkdir()
+        with tf.io.TFRecordWriter(str(store / "photos.tfrecord")) as writer:
+            for image, label in photos_in(photos):
+                feature = {
+                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+                count += 1
+        sync(store)
+        return count
+
+    def read(buffer: int = 0) -> int:
+        data = tf.data.TFRecordDataset([str(store / "photos.tfrecord")])
+        data = data.shuffle(buffer, seed=1) if buffer else data
+        data = data.map(lambda record: tf.io.parse_single_example(record, features))
+        return sum(len(sample["image"]) > 0 for sample in data.as_numpy_iterator())
+
+    return {"write": write, "read": read, "random": partial(read, 1000)}
+
+
+class Library(NamedTuple):
+    actions: Callable[[Path, Path], Actions]
+    format: str  # of ours
+    module: str
+    package: str  # whose version is reported
+
+
+LIBRARIES: dict[str, Library] = {
+    "tfrecord": Library(tfrecord, "wds", "tensorflow", "tensorflow-cpu"),
+}
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def run(name: str, who: str, action: str, photos: Path, store: Path) -> tuple[float, int]:
+    """Seconds of an action, in a process of its own, and the samples that it had."""
+    if action == "write":
+        shutil.rmtree(store, ignore_errors=True)
+        os.sync()
+    clients = [str(Path(sys.prefix, "clients"))] if who == name else []
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, "--run", name, who, action, photos, store],
+        env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([*clients, str(ROOT)])},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.decode()[-3000:])
+    seconds, count = json.loads(done.stdout.splitlines()[-1])
+    return seconds, count
+
+
+def timed(name: str, who: str, action: str, photos: str, store: str) -> None:
+    library = LIBRARIES[name]
+    make = library.actions if who == name else partial(shardkit, library.format)
+    work = make(Path(photos), Path(store))[action]
+    began = time.perf_counter()
+    count = work()
+    print(json.dumps([time.perf_counter() - began, count]))
+
+
+def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[str, Any]]:
+    """The results of a library, one for each action."""
+    seconds: dict[str, dict[str, list[float]]] = {
+        action: {"shardkit": [], name: []} for action in ("write", "read", "random")
+    }
+    samples = sum(1 for _ in photos.glob("*/*.jpg"))
+    for number in range(rounds):
+        for action, of in seconds.items():
+            for who in sorted(of, reverse=bool(number % 2)):
+                took, count = run(name, who, action, photos, work / f"{name}-{who}")
+                assert count == samples, f"{who} {action}: {count} of {samples} samples"
+                of[who].append(round(took, 4))
+    for action, of in seconds.items():
+        median = {who: statistics.median(values) for who, values in of.items()}
+        yield {
+            "library": f"{name} ({version(LIBRARIES[name].package)})",
+            "action": action,
+            "samples_per_second": {who: round(samples / m) for who, m in median.items()},
+            "faster_by": round(median[name] / median["shardkit"], 2),
+            "seconds": of,
+            "samples": samples,
+        }
+
+
+def version(package: str) -> str:
+    from importlib.metadata import distributions
+
+    for found in distributions(name=package, path=[str(Path(sys.prefix, "clients")), *sys.path]):
+        return f"{package} {found.version}"
+    raise SystemExit(f"{package} is not installed")
+
+
+def main(arguments: list[str]) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LIBRARIES))
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    results = []
+    for name in options.names or LIBRARIES:
+        for result in compare(name, options.data, options.work, options.rounds):
+            print(json.dumps(result), flush=True)
+            results.append(result)
+    return results
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        timed(*sys.argv[2:])
+    else:
+        main(sys.argv[1:])
