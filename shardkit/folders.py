@@ -16,7 +16,7 @@ from shardkit.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.codecs.media import ARRAYS, IMAGES, Kind
 from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import FormatError, UsageError
-from shardkit.formats import FORMATS, format_of
+from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats import foreign as foreigners
 from shardkit.formats.foreign import kind_by_name, kind_of_folder, not_read
 from shardkit.patterns import expand
@@ -285,15 +285,20 @@ def _datasets_among(found: Contents, names: Iterable[str]) -> list[str]:
     return [
         folder
         for folder in filter(None, holders)
-        if manifests.has_manifest(found.root / folder) or listing_format(found.root / folder)
+        if manifests.has_manifest(found.root / folder) or listed_shards(found.root / folder)
     ]
 
 
-def listing_format(folder: Path) -> str | None:
-    """The format, if any, of which a file in the folder names the shards."""
+def listed_shards(folder: Path) -> tuple[str, list[str]] | None:
+    """The format and the shards of a folder where a file names the shards (`Format.listed`)."""
+    there: dict[str, bool] = {}
     for name, declaration in FORMATS.items():
-        if declaration.listing and (folder / declaration.listing).is_file():
-            return name
+        if file := declaration.listing:
+            if file not in there:  # several formats may have a file of that name
+                there[file] = (folder / file).is_file()
+            names = get_format(name).listed(folder) if there[file] else None
+            if names is not None:
+                return name, names
     return None
 
 

@@ -18,7 +18,7 @@ from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, NotFoundError, ShardkitError, ShardkitWarning
 from shardkit.folders import (
     datasets_of_splits,
-    listing_format,
+    listed_shards,
     look_into,
     refuse_foreign,
     shards_by_split,
@@ -26,7 +26,7 @@ from shardkit.folders import (
     shards_of,
     way_to,
 )
-from shardkit.formats import FORMATS, format_of, get_format, unknown_format
+from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.manifest import Manifest, Shard, Splits
 from shardkit.patterns import is_pattern
@@ -142,10 +142,9 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
     if manifests.has_manifest(path):
         return {"": _Found(path, lambda: _open_ours(path))}
     _refuse_unfinished(path)
-    if (format := listing_format(path)) is not None:
-        listed = get_format(format).listed(path)
-        if listed is not None:
-            return {"": _Found(path, partial(_foreign, path, listed, format))}
+    if (listed := listed_shards(path)) is not None:
+        format, names = listed
+        return {"": _Found(path, partial(_foreign, path, names, format))}
     return _looked_into(path, together, subset)
 
 

@@ -14,7 +14,6 @@ from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError
 from shardkit.formats import get_format
-from shardkit.formats.base import ShardSpec
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
@@ -53,7 +52,8 @@ class DatasetWriter:
         with storage.using(storage_options, out):
             self._target = Target.of(out, to)
         max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
-        self._content = Content(format, ShardSpec(self._schema, max_bytes, names), label_of(names))
+        spec = format.spec(self._schema, max_bytes, names)
+        self._content = Content(format, spec, label_of(names))
         self._partial = _begin(self._target, overwrite)
         self._folder = self._partial.tasks
         self._shards = ShardSequence(

@@ -15,7 +15,7 @@ from shardkit.conversion.shards import Content
 from shardkit.conversion.shares import Slice, slices
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats import get_format
-from shardkit.formats.base import Format, ShardSpec
+from shardkit.formats.base import Format
 from shardkit.preprocess.items import Steps
 from shardkit.preprocess.text import text_field, text_steps
 from shardkit.recipe import Recipe, TokenizerEntry, TransformEntry
@@ -322,7 +322,7 @@ def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Re
     label = rename.get(source.label, source.label)
     guessed = [rename.get(name, name) for name in source.guessed]
     pixels = _image_fields(schema, recipe) if recipe.stats else ()
-    return Content(format, ShardSpec(schema, recipe.shard_size, names), label, guessed, pixels)
+    return Content(format, format.spec(schema, recipe.shard_size, names), label, guessed, pixels)
 
 
 def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:

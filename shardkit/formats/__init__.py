@@ -40,7 +40,7 @@ class Declaration:
     needs: the suffix of a file without which a file of the first suffix is no shard.
     beside: endings of files that belong to a shard -> the ending of the shard.
     listing: a file whose folder is a dataset of the format, and names the shards
-        (`Format.listed`).
+        (`Format.listed`). Other formats, and strangers, may have a file of that name.
     extra: of shardkit, that brings the library which the format needs.
     """
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Schema
 
@@ -272,6 +272,7 @@ class Format:
     raw_images: str = "array"  # what stores decoded pixels: arrays, or "ppm": image fields
     encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
+    largest: int | None = None  # bytes of a shard at most, whatever a user allows
     join_pads: bool = False  # a joined shard may be larger than its parts together
     grouped: bool = False  # to read a sample is to read those around it: row groups
     any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
@@ -313,6 +314,26 @@ class Format:
         None for a folder that is no dataset of the format.
         """
         return None
+
+    def check_listed(self, folder: Path, names: Sequence[str]) -> Iterator[ShardkitError]:
+        """What is wrong with foreign shards, as `Declaration.listing` describes them, if it does.
+
+        For `verify`: sizes and hashes of the folder's shards with these names.
+        """
+        yield from ()
+
+    def spec(
+        self, schema: Schema, max_bytes: int | None, classes: Mapping[str, Sequence[str]]
+    ) -> ShardSpec:
+        """What a shard of a conversion is to hold; UsageError for a bound over `largest`."""
+        if self.largest and max_bytes and max_bytes > self.largest:
+            raise UsageError(
+                f"a shard of {self.name} cannot be that large",
+                expected=f"at most {self.largest:,} bytes",
+                found=f"{max_bytes:,}",
+                fix="give a smaller --shard-size",
+            )
+        return ShardSpec(schema, max_bytes, classes)
 
     def notes(self, schema: Schema) -> list[str]:
         """What may surprise a user in how this schema is stored; shown before the work starts."""

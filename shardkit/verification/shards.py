@@ -21,6 +21,7 @@ from shardkit.byte_source import ByteSource, open_source
 from shardkit.checked import from_lines
 from shardkit.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
+from shardkit.formats import get_format
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
 from shardkit.pieces import DIGEST
@@ -124,7 +125,11 @@ def check(part: CheckedPart, meter: Meter) -> None:
             part.hashes.append(hashes)
             counts.update(found)
     _check_keys(part)
-    if part.manifest is not None and part.whole:
+    if part.manifest is None:
+        names = [part.dataset.shard_name(number) for number in range(part.dataset.shards)]
+        for problem in get_format(part.dataset.format).check_listed(part.dataset.path, names):
+            part.findings.add(problem)
+    elif part.whole:
         if not problems:
             _check_dropped(part, part.manifest)
         if part.all_readable:
