@@ -34,6 +34,7 @@ WHOLLY = (
     "formats/arrow/",  # `get_format`
     "torch.py",  # its user has torch
     "stream/torch_loader.py",  # and that
+    "tensorflow.py",  # its `dataset`, before its other functions
     "testing.py",  # pytest runs it
     "performance/",  # each looks for torch with `find_spec` before
     "verification/client_reader.py",  # `installed_clients`

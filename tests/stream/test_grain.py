@@ -82,3 +82,34 @@ def test_a_data_loader_continues_at_a_state_with_a_dataset_opened_anew(photos):
         next(first)
     again.set_state(first.get_state())
     assert [sample["key"] for sample in again] == [sample["key"] for sample in first]
+
+
+def of_two_epochs(photos, workers):
+    """Batches of two epochs in an order of Grain's, read in processes if there are any."""
+    dataset = grain.MapDataset.source(shardkit.open(photos)).seed(3).shuffle().repeat(2)
+    batches = dataset.map(without_caption).batch(6).to_iter_dataset()
+    if workers:
+        options = grain.multiprocessing.MultiprocessingOptions(num_workers=workers)
+        batches = batches.mp_prefetch(options)
+    return iter(batches)
+
+
+def labels(batches):
+    return [batch["label"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("format", "workers"),
+    [("wds", 0), *(pytest.param(f, 2, marks=pytest.mark.large) for f in ("wds", "lmdb"))],
+)
+def test_epochs_of_a_map_dataset_continue_in_the_middle(photos, format, workers):
+    expected = labels(of_two_epochs(photos[format], 0))
+    every = [label for batch in expected for label in batch]
+    assert sorted(every[:37]) == sorted(every[37:]) == list(range(37))
+    assert every[:37] != every[37:]
+    first, again = of_two_epochs(photos[format], workers), of_two_epochs(photos[format], workers)
+    done = [next(first)["label"].tolist() for _ in range(8)]
+    again.set_state(first.get_state())
+    rest = labels(again)
+    assert done + rest == expected
+    assert labels(first) == rest

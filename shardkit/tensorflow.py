@@ -1,0 +1,170 @@
+"""Streaming into TensorFlow: the batches of a `Loader` as a `tf.data.Dataset`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import UsageError
+from shardkit.extras import extra
+from shardkit.options import is_whole
+from shardkit.schema import Array
+from shardkit.stream.dataset import StreamingDataset
+from shardkit.stream.loader import Loader
+from shardkit.stream.stream import Source
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+STATE = "__state__"  # of each batch: the state after it
+
+_FIX = (
+    "make values alike with a transform or a collate function, such as shardkit.Resize(...) or"
+    " shardkit.pad_collate, or leave the field out with fields=[...]"
+)
+
+
+def dataset(
+    source: StreamingDataset | Source,
+    *,
+    epochs: int | None = 1,
+    state: dict[str, Any] | str | bytes | None = None,
+    **options: Any,
+) -> tf.data.Dataset:
+    """The batches of a rank, from epoch 0 or a state up to `epochs`; None: without end.
+
+    Every batch is a dict of tensors, and `__state__` in it is the state after it as JSON: it counts
+    what has arrived, whatever is prefetched behind it. `state` continues there. All iterations of
+    the dataset are equal. `options` are those of `shardkit.stream.Loader`.
+
+    The first batch is made at once, to know the types of all. Raises UsageError for invalid
+    options, states of other data, and fields that tensors cannot hold.
+    """
+    with extra("tensorflow", "shardkit.tensorflow"):
+        import tensorflow as tf
+    if epochs is not None and (not is_whole(epochs) or epochs < 1):
+        raise UsageError("epochs must be 1 or more, or None", found=f"{epochs!r:.200}")
+    loader = Loader(source, **options)
+    begin = _parsed(state)
+    if begin is not None:
+        Loader(loader.dataset).load_state_dict(begin)  # an invalid one is an error here
+    _check_optional(loader.dataset)
+    signature = _signature(loader.dataset)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        # A schedule of its own, as iterations may run side by side.
+        streaming = copy.copy(loader.dataset)
+        streaming._scheduled = None
+        mine = Loader(streaming, **loader.settings)
+        if begin is not None:
+            mine.load_state_dict(begin)
+        numbers = itertools.count(mine.epoch) if epochs is None else range(mine.epoch, epochs)
+        for epoch in numbers:
+            mine.set_epoch(epoch)
+            for batch in mine:
+                made = _tensors(batch)
+                made[STATE] = tf.constant(json.dumps(mine.state_dict()))
+                _compare(made, signature)
+                yield made
+
+    made = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    unsplit = tf.data.Options()  # it is this rank's share already
+    unsplit.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return made.with_options(unsplit)
+
+
+def _parsed(state: dict[str, Any] | str | bytes | None) -> dict[str, Any] | None:
+    if not isinstance(state, str | bytes):
+        return state
+    try:
+        parsed: dict[str, Any] = json.loads(state)
+    except ValueError:
+        raise UsageError(
+            "this is not a state",
+            expected=f"what was in {STATE!r} of a batch",
+            found=f"{state!r:.200}",
+        ) from None
+    return parsed
+
+
+def _check_optional(streaming: StreamingDataset) -> None:
+    stream = streaming.stream
+    for name, kind in stream.samples.schema.items():
+        if kind.optional and name not in stream.transforms.fields and not stream.own_collate:
+            raise UsageError(
+                "some samples have no such field, which a tensor cannot say",
+                field=name,
+                fix="fill it in with a collate function, or leave it out with fields=[...]",
+            )
+
+
+def _signature(streaming: StreamingDataset) -> dict[str, Any]:
+    """The specification of each entry: of the first batch, without the sides that may vary."""
+    import tensorflow as tf
+
+    first = iter(Loader(streaming, threads=0, prefetch=1))
+    made = _tensors(next(first))
+    first.close()
+    stream, options = streaming.stream, streaming.options
+    rows, fixed = None, {}
+    if stream.own_collate is None:
+        if options.batching is None and options.last != "short":
+            rows = options.per_rank(streaming.world().size)
+        fixed = {n: k.shape for n, k in stream.samples.schema.items() if isinstance(k, Array)}
+        fixed |= {name: shape for name, (shape, _) in stream.transforms.outputs().items()}
+    found = {STATE: tf.TensorSpec((), tf.string)}
+    for name, value in made.items():
+        if isinstance(value, tf.RaggedTensor):
+            inner = value.values.shape[1:]
+            found[name] = tf.RaggedTensorSpec((rows, None, *inner), value.dtype, ragged_rank=1)
+            continue
+        sides = value.shape[1:]
+        if tuple(sides) != fixed.get(name):
+            sides = [None] * len(sides)
+        found[name] = tf.TensorSpec((rows, *sides), value.dtype)
+    return found
+
+
+def _tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tensor(name, value) for name, value in batch.items()}
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """A tensor of an array, of text or of bytes; a ragged one of arrays of unlike lengths."""
+    import tensorflow as tf
+
+    try:
+        if isinstance(value, np.ndarray):
+            return tf.convert_to_tensor(value.astype(value.dtype.newbyteorder("="), copy=False))
+        kinds = {type(one) for one in value}
+        if kinds in ({str}, {bytes}):
+            return tf.constant(value, tf.string)
+        if kinds == {np.ndarray} and len({(v.dtype, v.shape[1:]) for v in value if v.ndim}) == 1:
+            rows = np.concatenate(value)
+            rows = tf.convert_to_tensor(rows.astype(rows.dtype.newbyteorder("="), copy=False))
+            return tf.RaggedTensor.from_row_lengths(rows, [len(one) for one in value])
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        if kinds == {np.ndarray}:
+            found = ", ".join(sorted({f"{one.dtype} {one.shape}" for one in value})[:5])
+    except (TypeError, ValueError) as error:
+        found = f"{type(value).__name__}: {error}"
+    raise UsageError("no tensor holds these values", field=name, found=found, fix=_FIX)
+
+
+def _compare(made: dict[str, Any], signature: dict[str, Any]) -> None:
+    """Raise UsageError for a batch that is unlike the first one."""
+    for name in {**signature, **made}:
+        spec, value = signature.get(name), made.get(name)
+        if spec is None or value is None or not spec.is_compatible_with(value):
+            raise UsageError(
+                "a batch is unlike the first one",
+                field=name,
+                expected=str(spec),
+                found="nothing" if value is None else f"{value.dtype} {value.shape}",
+                fix=_FIX,
+            )
