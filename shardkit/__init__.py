@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from shardkit.stream.options import StreamOptions as StreamOptions
     from shardkit.stream.sampling import Balanced as Balanced
     from shardkit.stream.sampling import Weighted as Weighted
+    from shardkit.transforms.audio import Mono as Mono
+    from shardkit.transforms.audio import RandomClip as RandomClip
+    from shardkit.transforms.audio import Resample as Resample
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -119,6 +122,7 @@ _PLACES = {
         ),
         "transforms.steps",
     ),
+    **dict.fromkeys(("Mono", "RandomClip", "Resample"), "transforms.audio"),
     **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
     "pad_collate": "stream.collate",
     **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),

@@ -28,6 +28,7 @@ REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
 SEEDS = (1 << 64) - 1  # the largest: order.py counts modulo 2^64
 MAX_PIXELS = 1 << 27  # of an image that is decoded, unless another limit is given
+MAX_RATE = 655_350  # Hz, of FLAC
 # What holds for images that are re-encoded, where an option is None.
 IMAGE_DEFAULTS: dict[str, Any] = {
     "quality": 90,

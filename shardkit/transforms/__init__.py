@@ -1,5 +1,8 @@
-"""Transforms of samples while they are loaded: crops and sizes of images, and a user's own."""
+"""Transforms of samples while they are loaded: of images, audio, and a user's own."""
 
+from shardkit.transforms.audio import Mono as Mono
+from shardkit.transforms.audio import RandomClip as RandomClip
+from shardkit.transforms.audio import Resample as Resample
 from shardkit.transforms.draws import Draws as Draws
 from shardkit.transforms.steps import CenterCrop as CenterCrop
 from shardkit.transforms.steps import Decode as Decode

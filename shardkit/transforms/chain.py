@@ -24,6 +24,7 @@ from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.images import ImageBatch, SizeError, TooLargeError
 from shardkit.transforms.masks import cut_mask, mask_values
+from shardkit.transforms.media import MediaJob
 from shardkit.transforms.steps import (
     BFLOAT16,
     CenterCrop,
@@ -144,12 +145,12 @@ def _checked(window: Window, size: Size | None) -> Window:
     return window
 
 
-Stage = Job | Normalize | Call
+Stage = Job | MediaJob | Normalize | Call
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The stages for some fields: for an image and its masks, or for any others."""
+    """The stages for some fields: an image and its masks, audio or video, or any others."""
 
     fields: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -162,7 +163,7 @@ class Chain:
         """The size of images after each stage, if it is always the same."""
         made, size = [], self.size
         for stage in self.stages:
-            if isinstance(stage, Call):
+            if isinstance(stage, Call | MediaJob):
                 size = None
             elif isinstance(stage, Job):
                 size = stage.known(size)
@@ -233,9 +234,11 @@ class Chain:
         errors: dict[int, ShardkitError],
     ) -> None:
         for number, stage in enumerate(self.stages):
-            enter("decode" if isinstance(stage, Job) else "transform")
+            enter("decode" if isinstance(stage, Job | MediaJob) else "transform")
             if isinstance(stage, Call):
                 failed = self._call(stage, group)
+            elif isinstance(stage, MediaJob):
+                failed = _decode(stage, group)
             elif isinstance(stage, Job):
                 make = self._maker(number, group, out, np.dtype(np.uint8))
                 failed = stage.run(group, self.sizes[number], make, self.kinds)
@@ -296,6 +299,18 @@ class Chain:
                     samples[row][name] = _as_mask(value) if name in masks else value
                 elif name in masks:
                     out[name][row] = value
+
+
+def _decode(job: MediaJob, group: Group) -> dict[int, Failed]:
+    """Replace encoded audio or video by what a job makes of it."""
+    failed = {}
+    drawn = group.draws.uniform(job.stream, job.numbers).tolist()
+    for index, value in enumerate(group.columns[0]):
+        try:
+            group.columns[0][index] = job.made(value, drawn[index])
+        except NotAnImageError as error:
+            failed[index] = Failed(error)
+    return failed
 
 
 def _normalize(step: Normalize, group: Group, make: Make) -> None:

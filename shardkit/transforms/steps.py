@@ -66,7 +66,8 @@ class Geometric(Transform):
 class Decode(Transform):
     """The image as upright pixels, (height, width, 3) uint8, as the other transforms see it.
 
-    They decode it themselves: this one is for callables that are to get pixels.
+    They decode it themselves: this one is for callables that are to get pixels. Of a field of
+    audio, its samples: float32 (channels, frames).
     """
 
 
@@ -170,7 +171,7 @@ class RandomHorizontalFlip(Geometric):
     numbers = 1
 
     def __post_init__(self) -> None:
-        if not _is_number(self.p) or not 0 <= self.p <= 1:
+        if not is_number(self.p) or not 0 <= self.p <= 1:
             raise UsageError("p must be a probability, from 0 to 1", found=repr(self.p))
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
@@ -288,7 +289,7 @@ def _width_height(size: int | tuple[int, int]) -> tuple[int, int]:
 # --- checks --------------------------------------------------------------------------------------
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
     return is_real and math.isfinite(value)
 
@@ -296,12 +297,12 @@ def _is_number(value: Any) -> bool:
 def _are_numbers(values: Any, count: int) -> bool:
     if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
         return False
-    return len(values) == count and all(_is_number(value) for value in values)
+    return len(values) == count and all(is_number(value) for value in values)
 
 
 def _check_size(transform: Any) -> None:
     size = transform.size
-    sides = (size,) if _is_number(size) else tuple(size) if _are_numbers(size, 2) else ()
+    sides = (size,) if is_number(size) else tuple(size) if _are_numbers(size, 2) else ()
     if not sides or not all(side in range(1, _MAX_SIDE + 1) for side in sides):
         raise UsageError(
             "size must be a whole number of pixels, or (height, width)",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.sample import Sample
-from shardkit.schema import Array, FieldType, Image, Schema
+from shardkit.schema import Array, Audio, FieldType, Image, Schema
+from shardkit.transforms.audio import AudioJob
 from shardkit.transforms.boxes import MASK, check_rows, kinds_of
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, Stage
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import (
     CenterCrop,
+    Decode,
     Geometric,
     Normalize,
     RandomResizedCrop,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
     Step = Transform | Callable[..., Any]
 
+_MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob}
 _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
 
 
@@ -41,7 +46,7 @@ class Transforms:
     or pixels, uint8 (height, width, 3); of several fields the first is the image and the others
     are masks or boxes, which get the same geometry, or have a row for each box. Any other callable
     gets the value of the field; of several fields it gets the values by name, and returns a dict of
-    them. It is called in several threads at once.
+    them. It is called in several threads at once. Transforms of audio come before functions.
 
     >>> from shardkit.schema import Int
     >>> from shardkit.transforms.steps import RandomResizedCrop
@@ -85,7 +90,9 @@ class Transforms:
     def images(self) -> frozenset[str]:
         """The fields whose results are images, (height, width, 3), and not of a callable."""
         return frozenset(
-            chain.fields[0] for chain in self.chains if not isinstance(chain.stages[-1], Call)
+            chain.fields[0]
+            for chain in self.chains
+            if not isinstance(chain.stages[-1], Call | MediaJob)
         )
 
     @property
@@ -165,6 +172,10 @@ def _chain(
     given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
 ) -> Chain:
     size, kinds = None, tuple[str, ...]()
+    job = _MEDIA.get(type(schema[fields[0]]))
+    if job is not None and isinstance(steps[0], Transform):
+        media = _media_stages(given, steps, job, number * _STREAMS)
+        return Chain(fields, media, isinstance(given, tuple))
     if any(isinstance(step, Transform) for step in steps):
         kinds = kinds_of(fields[1:], schema)
     if isinstance(steps[0], Transform):
@@ -176,6 +187,28 @@ def _chain(
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
     return Chain(fields, stages, isinstance(given, tuple), size, kinds)
+
+
+def _media_stages(
+    given: Any, steps: list[Step], kind: type[MediaJob], stream: int
+) -> tuple[Stage, ...]:
+    """The transforms of audio or video as one job, and the functions after it."""
+    if isinstance(given, tuple):
+        raise UsageError(
+            "transforms of audio and video are for one field", found=repr(given),
+            fix="give functions of several fields by another name, or one that decodes itself",
+        )  # fmt: skip
+    own = list(takewhile(lambda step: isinstance(step, (Decode, *kind.takes)), steps))
+    calls: list[Stage] = []
+    for number, step in enumerate(steps[len(own) :], stream + len(own)):
+        if isinstance(step, Transform):
+            raise UsageError(
+                f"{step!r} is not for {given!r}, or comes after a function",
+                expected="transforms of its type, then functions",
+            )
+        calls.append(Call(step, number))
+    job = kind(stream, tuple(step for step in own if not isinstance(step, Decode)))
+    return (job, *calls)
 
 
 def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
@@ -192,6 +225,11 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
         if not isinstance(step, Transform):
             stages.append(Call(step, number))
             continue
+        if isinstance(step, MediaTransform):
+            raise UsageError(
+                f"{step!r} is not for {given!r}, or comes after a function",
+                expected="a field of audio or video, whose transforms come before functions",
+            )
         if not isinstance(last, Job) or not last.takes(step):
             last = Job(number)
             stages.append(last)

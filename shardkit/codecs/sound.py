@@ -1,0 +1,127 @@
+"""Samples of encoded audio: decoded and encoded by libsndfile, resampled by soxr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.media import NotMediaError, media_of
+from shardkit.extras import extra
+from shardkit.schema import Audio
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Samples = npt.NDArray[np.float32]  # (frames, channels)
+
+MAX_VALUES = 1 << 28  # of all channels that are decoded at once: 1 GiB
+_MOST_RATIO = 1000  # of two rates: soxr takes seconds for more, and no sound has it
+_EXACT = ("wav", "flac", "aiff")  # a seek gives the very samples that reading up to there gives
+_UNKNOWN = 1 << 40  # frames: a stream whose length its header does not say has more
+
+
+class UndecodedError(NotMediaError):
+    """The audio cannot be decoded, resampled or encoded."""
+
+    what = "the audio cannot be decoded"
+    expected = "WAV, FLAC, MP3, Ogg (Vorbis, Opus) or AIFF that libsndfile reads to its end"
+
+
+class TooLongError(NotMediaError):
+    """The audio does not fit the memory that one sample may take."""
+
+    what = "the audio is too long to be decoded at once"
+    expected = f"at most {MAX_VALUES:,} values of all channels"
+    fix = "cut it into parts"
+
+
+class _File(io.BytesIO):
+    """Bytes as a file, in which a damaged header may seek anywhere: a callback must not raise."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        start = (0, self.tell(), len(self.getbuffer()))[whence]
+        return super().seek(min(max(start + offset, 0), 1 << 40))
+
+
+@dataclass(frozen=True)
+class Sound:
+    """An open audio file."""
+
+    file: Any  # a soundfile.SoundFile
+    format: str
+    rate: int
+    channels: int
+
+    @property
+    def frames(self) -> int | None:
+        """How many there are, where any of them can be sought exactly; None elsewhere."""
+        frames = int(self.file.frames)
+        return frames if self.format in _EXACT and frames < _UNKNOWN else None
+
+    @property
+    def bits(self) -> int:
+        """How many bits FLAC needs for its samples: 24 where they have more than 16."""
+        return 24 if self.file.subtype in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE") else 16
+
+    def read(self, start: int = 0, frames: int | None = None) -> Samples:
+        """The samples from `start` on, float32 in [-1, 1], (frames, channels); the very ones that
+        soundfile gives.
+
+        Without `frames` all there are; otherwise fewer are an error.
+        """
+        most = MAX_VALUES // self.channels
+        there = int(self.file.frames)
+        wanted = there if frames is None else frames
+        if wanted > most and (there < _UNKNOWN or frames is not None):
+            raise TooLongError(f"{wanted:,} x {self.channels} channels")
+        self.file.seek(start)  # at 0 too, as soundfile.read does: MP3 comes out otherwise
+        # In one call: soundfile seeks after each, which is not exact in MP3 and Ogg.
+        found: Samples = self.file.read(min(wanted, most + 1), dtype="float32", always_2d=True)
+        known = frames if frames is not None else self.frames
+        if known is not None and len(found) != known:
+            raise UndecodedError(f"{len(found):,} of {known:,} frames of {self.format}")
+        if len(found) > most:
+            raise TooLongError(f"more than {most:,} x {self.channels} channels")
+        return found if len(found) == wanted else found.copy()
+
+
+@contextlib.contextmanager
+def opened(data: bytes) -> Iterator[Sound]:
+    """A value of `Audio` to read samples from. Raises NotMediaError, also for errors inside."""
+    with extra("audio", "decoding audio"):
+        import soundfile
+    format = media_of(Audio(), data).format
+    if format == "mp4":
+        raise UndecodedError("M4A, which libsndfile does not read")
+    try:
+        with soundfile.SoundFile(_File(data)) as file:
+            yield Sound(file, format, file.samplerate, file.channels)
+    except soundfile.SoundFileError as error:
+        raise UndecodedError(f"{format}: {getattr(error, 'error_string', error)}") from error
+
+
+def resampled(samples: Samples, rate: int, to: int, quality: str = "HQ") -> Samples:
+    """Samples at another rate. Raises NotMediaError where there would be too many."""
+    if rate == to:
+        return samples
+    with extra("audio", "resampling audio"):
+        import soxr
+    if not 1 / _MOST_RATIO <= rate / to <= _MOST_RATIO:
+        raise UndecodedError(f"{rate:,} Hz, which is not resampled to {to:,} Hz")
+    if samples.size * to / rate > MAX_VALUES:
+        raise TooLongError(f"{samples.size:,} values at {rate:,} Hz, resampled to {to:,} Hz")
+    made: Samples = soxr.resample(samples, rate, to, quality=quality)
+    return made
+
+
+def mono(samples: Samples) -> Samples:
+    """The mean of all channels, as one."""
+    if samples.shape[1] == 1:
+        return samples
+    made: Samples = samples.mean(axis=1, keepdims=True, dtype=np.float32)
+    return made

@@ -1,0 +1,126 @@
+"""The transforms of audio: frozen objects, checked when they are created.
+
+Results are float32 (channels, frames), as torchaudio has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.sound import MAX_VALUES, TooLongError, mono, opened, resampled
+from shardkit.errors import UsageError
+from shardkit.options import MAX_RATE, check_numbers
+from shardkit.transforms.media import MediaJob, MediaTransform
+from shardkit.transforms.steps import Transform, is_number
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.codecs.sound import Samples
+
+
+class _Audio(NamedTuple):
+    samples: Samples  # (frames, channels)
+    rate: int
+    seconds: float | None = None  # that a RandomClip has cut
+
+
+@dataclass(frozen=True, repr=False)
+class AudioTransform(MediaTransform):
+    """Base of the transforms of audio."""
+
+    def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Resample(AudioTransform):
+    """The audio at `rate` samples a second, by soxr (HQ)."""
+
+    rate: int
+
+    def __post_init__(self) -> None:
+        check_numbers(self, MAX_RATE, rate=1)
+
+    def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
+        samples = resampled(audio.samples, audio.rate, self.rate)
+        if audio.seconds is not None:  # the same length from any rate
+            samples = _of_length(samples, _frames(audio.seconds, self.rate))
+        return _Audio(samples, self.rate, audio.seconds)
+
+
+@dataclass(frozen=True, repr=False)
+class Mono(AudioTransform):
+    """The mean of all channels, as one."""
+
+    def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
+        return audio._replace(samples=mono(audio.samples))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomClip(AudioTransform):
+    """A random part of so many seconds; shorter audio is followed by zeros.
+
+    As the first transform, nothing but the part is decoded of WAV, FLAC and AIFF.
+    """
+
+    seconds: float
+
+    numbers: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not is_number(self.seconds) or not 0 < self.seconds <= 1e6:
+            raise UsageError("seconds must be a number above 0", found=repr(self.seconds))
+
+    def span(self, frames: int, rate: int, drawn: float) -> tuple[int, int]:
+        """The first frame of the part of so many, and how many it has."""
+        wanted = _frames(self.seconds, rate)
+        return int(drawn * (max(frames - wanted, 0) + 1)), min(frames, wanted)
+
+    def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
+        start, frames = self.span(len(audio.samples), audio.rate, drawn[0])
+        return self.padded(audio.samples[start : start + frames], audio.rate)
+
+    def padded(self, samples: Samples, rate: int) -> _Audio:
+        """The part, with zeros behind it where it is too short."""
+        return _Audio(_of_length(samples, _frames(self.seconds, rate)), rate, self.seconds)
+
+
+@dataclass(frozen=True)
+class AudioJob(MediaJob):
+    """Decodes audio and does its transforms."""
+
+    takes: ClassVar[tuple[type[Transform], ...]] = (AudioTransform,)
+
+    def made(self, value: Any, drawn: Sequence[float]) -> npt.NDArray[np.float32]:
+        steps: list[AudioTransform] = [*self.steps]
+        with opened(value) as sound:
+            if steps and isinstance(clip := steps[0], RandomClip) and sound.frames is not None:
+                start, frames = clip.span(sound.frames, sound.rate, drawn[0])
+                audio = clip.padded(sound.read(start, frames), sound.rate)
+                steps, drawn = steps[1:], drawn[1:]
+            else:
+                audio = _Audio(sound.read(), sound.rate)
+        for step in steps:
+            audio = step.apply(audio, drawn[: step.numbers])
+            drawn = drawn[step.numbers :]
+        return np.ascontiguousarray(audio.samples.T)
+
+
+def _frames(seconds: float, rate: int) -> int:
+    return max(round(seconds * rate), 1)
+
+
+def _of_length(samples: Samples, frames: int) -> Samples:
+    """The samples, cut or followed by zeros."""
+    if len(samples) >= frames:
+        return samples[:frames]
+    if frames * samples.shape[1] > MAX_VALUES:  # a damaged header may have any rate
+        raise TooLongError(f"{frames:,} x {samples.shape[1]} channels")
+    made = np.zeros((frames, samples.shape[1]), np.float32)
+    made[: len(samples)] = samples
+    return made

@@ -1,0 +1,38 @@
+"""Transforms of audio and video: what both have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from shardkit.transforms.steps import Transform
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, repr=False)
+class MediaTransform(Transform):
+    """Base of the transforms of audio or video, some by random numbers in [0, 1)."""
+
+    numbers: ClassVar[int] = 0  # how many random numbers it takes
+
+
+@dataclass(frozen=True)
+class MediaJob:
+    """Decodes encoded files, value by value, and does the transforms that follow, in order."""
+
+    stream: int  # of random numbers
+    steps: tuple[Any, ...] = ()
+
+    takes: ClassVar[tuple[type[Transform], ...]] = ()  # the transforms that it can do
+
+    @property
+    def numbers(self) -> int:
+        """How many random numbers it takes for a value."""
+        return sum(step.numbers for step in self.steps)
+
+    def made(self, value: Any, drawn: Sequence[float]) -> npt.NDArray[Any]:
+        """The result for a value. Raises NotMediaError for one that cannot be decoded."""
+        raise NotImplementedError
