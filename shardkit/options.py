@@ -203,6 +203,7 @@ class ConvertOptions:
     rename: dict[str, str] = field(default_factory=dict)  # field -> new name
     safe_keys: bool = False  # percent-encode what is neither A-Z, a-z, 0-9, -, _ nor / in keys
     stats: bool = False  # count all pixels: their mean and deviation are in the manifest
+    beside: Sequence[str] = ()  # of TARs, files for other loaders: "dali", "energon", "wids"
     image: ImageOptions = field(default_factory=ImageOptions)
     text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
@@ -251,7 +252,7 @@ class ConvertOptions:
             raise UsageError("the lists of a split say which samples: there is no other beside it")
 
     def _check_selection(self) -> None:
-        for name in ("fields", "drop", "include_class", "exclude_class"):
+        for name in ("fields", "drop", "include_class", "exclude_class", "beside"):
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(n, str) for n in value or ()):
                 raise UsageError(f"{name} must be a list of names", found=repr(value))

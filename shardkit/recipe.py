@@ -106,6 +106,7 @@ class Recipe:
     rename: dict[str, str] = field(default_factory=dict)
     safe_keys: bool = False
     stats: bool = False
+    beside: tuple[str, ...] = ()
     image: ImageOptions = field(default_factory=ImageOptions)
     image_defaults: dict[str, Any] | None = None  # for images that are re-encoded
     text: TextOptions = field(default_factory=TextOptions)
@@ -137,6 +138,7 @@ class Recipe:
             "shuffle": options.seed if options.shuffle else None,
             "fields": None if options.fields is None else tuple(sorted(set(options.fields))),
             "drop": tuple(sorted(set(options.drop))),
+            "beside": tuple(sorted(set(options.beside))),
             "rename": dict(options.rename),
             "image_defaults": dict(IMAGE_DEFAULTS) if encodes else None,
             "transform": None,

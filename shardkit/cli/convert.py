@@ -163,6 +163,13 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     is_flag=True,
     help="Keep mean and deviation of all pixels in the manifest, which decodes each image.",
 )
+@click.option(
+    "--beside",
+    multiple=True,
+    callback=_fields,
+    metavar="A,B",
+    help="With --to wds, files for the loaders of dali, energon, wids beside the shards.",
+)
 @click.option("--resize", type=int, metavar="N", help="Make images smaller: N pixels a side.")
 @click.option(
     "--resize-mode",

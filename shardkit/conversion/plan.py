@@ -322,7 +322,8 @@ def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Re
     label = rename.get(source.label, source.label)
     guessed = [rename.get(name, name) for name in source.guessed]
     pixels = _image_fields(schema, recipe) if recipe.stats else ()
-    return Content(format, format.spec(schema, recipe.shard_size, names), label, guessed, pixels)
+    spec = replace(format.spec(schema, recipe.shard_size, names), beside=recipe.beside)
+    return Content(format, spec, label, guessed, pixels)
 
 
 def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:

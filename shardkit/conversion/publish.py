@@ -56,7 +56,7 @@ def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
         splits = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
         folder = partial.dataset
-        files = described(folder, plan.format.complete_splits(folder, list(splits)))
+        files = described(folder, plan.format.complete_splits(folder, made))
         manifest = Splits(plan.format.name, splits, errors, plan.recipe.to_json(), files)
         manifest.write(plan.target.list_path(folder, NAME))
 

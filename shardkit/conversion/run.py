@@ -142,6 +142,7 @@ def prepare(
         )
     paths = paths_of(source)
     target = Target.of(default_output(paths, to) if out is None else out, to)
+    _check_beside(recipe, target)
     if target.one_shard(options.bounded):
         recipe = replace(recipe, shard_size=None)
     transform = None
@@ -151,6 +152,21 @@ def prepare(
     target.check(expanded(paths))
     _refuse_large(plan)
     return plan
+
+
+def _check_beside(recipe: Recipe, target: Target) -> None:
+    """Raise UsageError for files for loaders that the format, or one shard alone, cannot have."""
+    loaders = get_format(recipe.format).beside
+    for name in recipe.beside:
+        if name not in loaders:
+            raise UsageError(
+                f"--to {recipe.format} has no files for {name!r} to put beside its shards",
+                expected=", ".join(loaders) or "--to wds, whose TARs other libraries' loaders read",
+            )
+        if target.single and not loaders[name]:
+            raise UsageError(
+                f"{name} reads folders, and the output is one shard", fix="give a folder with -o"
+            )
 
 
 def _refuse_large(plan: Plan) -> None:

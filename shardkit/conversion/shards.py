@@ -193,9 +193,12 @@ def finished_shard(
     own_name = file_name(stem, format)
     lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
     tops = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
-    paths = sorted(
-        path for top in tops if not top.name.startswith(lists) for path in (top, *top.rglob("*"))
-    )
+    own = [
+        top
+        for top in tops
+        if not top.name.startswith(lists) or (top.parent == folder and top.suffix != ".json")
+    ]
+    paths = sorted(path for top in own for path in (top, *top.rglob("*")))
     if any(path.parent.name == FOLDER for path in paths):
         paths.append(folder / FOLDER)
     files, digests = {}, {}
@@ -206,6 +209,5 @@ def finished_shard(
             name = path.relative_to(folder).as_posix()
             digests[name] = storage.digests(path)
             files[name] = File(name, path.stat().st_size, checksum_of(digests[name]))
-    own = files.pop(own_name)
-    shard = Shard(own, 0, tuple(files.values()))
+    shard = Shard(files.pop(own_name), 0, tuple(files.values()))
     return shard, b"".join(digests[file.name] for file in shard.files if listed(file.bytes))

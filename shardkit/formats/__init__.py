@@ -61,7 +61,7 @@ _OURS: dict[str, Declaration] = {
         "shardkit.formats.wds",
         (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
         "TAR shards as WebDataset reads them, with an index for random access",
-        beside={".index.npy": ".tar"},
+        beside={".index.npy": ".tar", ".idx": ".tar", ".tar.idx": ".tar"},
     ),
     "lmdb": Declaration(
         "shardkit.formats.lmdb",

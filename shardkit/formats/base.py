@@ -220,11 +220,13 @@ class ShardSpec:
 
     max_bytes: bound of its size; None for no bound.
     classes: the names of the values of fields, for formats that store them.
+    beside: for which other loaders files are to lie beside it, of those in `Format.beside`.
     """
 
     schema: Schema
     max_bytes: int | None = None
     classes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    beside: Sequence[str] = ()
 
 
 class ShardWriter(ABC):
@@ -276,6 +278,8 @@ class Format:
     join_pads: bool = False  # a joined shard may be larger than its parts together
     grouped: bool = False  # to read a sample is to read those around it: row groups
     any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
+    # Loaders that want files beside shards (`--beside`) -> whether a single file can have them.
+    beside: Mapping[str, bool] = MappingProxyType({})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
         """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign.
@@ -351,8 +355,8 @@ class Format:
         """Write what else belongs into a finished dataset's folder; returns those files."""
         return []
 
-    def complete_splits(self, folder: Path, names: list[str]) -> list[Path]:
-        """Write what else belongs into a folder of splits with these names; returns those files."""
+    def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
+        """Write what else belongs into a folder of these splits, by name; returns those files."""
         return []
 
 

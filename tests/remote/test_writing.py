@@ -147,6 +147,15 @@ def test_a_conversion_makes_the_bytes_that_it_makes_on_a_disk(
     assert shardkit.verify(bucket.out, source, storage_options=bucket.options).sound
 
 
+def test_files_for_other_loaders(source: Path, tmp_path: Path, bucket: Bucket) -> None:
+    options: dict[str, Any] = {"beside": ["dali", "energon", "wids"], "split": "train=0.5,val=0.5"}
+    convert(source, tmp_path / "local", **options)
+    bucket.convert(source, **options)
+    assert bucket.objects() == below(tmp_path / "local")
+    assert bucket.objects().keys() >= {"out/.nv-meta/.info.json", "out/val/shard-000000.tar.idx"}
+    assert shardkit.verify(bucket.out, storage_options=bucket.options).sound
+
+
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_COPIED_BYTES", "_LEAST_WORK"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -75,9 +76,9 @@ class Hf(ColumnFormat):
             _write(folder / "state.json", state),
         ]
 
-    def complete_splits(self, folder: Path, names: list[str]) -> list[Path]:
+    def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
         """Make a folder whose subfolders are splits one that loads as a DatasetDict."""
-        return [_write(folder / "dataset_dict.json", {"splits": names}, indent=None)]
+        return [_write(folder / "dataset_dict.json", {"splits": [*splits]}, indent=None)]
 
 
 def _fingerprint(manifest: Manifest) -> str:

@@ -8,23 +8,28 @@ reader.py       random access through the index
 members.py      the members of any TAR
 foreign.py      the index of a TAR that has none
 compressed.py   TARs unpacked to temporary files
+beside.py       files for the loaders of other libraries
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.formats.base import Format
-from shardkit.formats.wds import layout, names
+from shardkit.formats.wds import beside, layout, names
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.formats.wds.writer import ODD, WdsWriter, join
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from shardkit.manifest import Manifest
 
 
 class Wds(Format):
@@ -39,6 +44,7 @@ class Wds(Format):
     writer = WdsWriter
     join = staticmethod(join)
     any_as_bytes = True  # any member of a TAR
+    beside = MappingProxyType(beside.LOADERS)
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def layout(self, schema: Schema) -> dict[str, Any]:
@@ -55,6 +61,12 @@ class Wds(Format):
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + fields * layout.MEMBER_OVERHEAD
+
+    def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        return beside.complete(folder, {"": manifest})
+
+    def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
+        return beside.complete(folder, splits)
 
 
 FORMAT = Wds()

@@ -16,6 +16,7 @@ from shardkit.codecs.media import SUFFIXES_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.wds import names
+from shardkit.formats.wds.beside import Beside
 from shardkit.formats.wds.layout import (
     BLOCK,
     END,
@@ -43,6 +44,8 @@ class WdsWriter(ShardWriter):
         self._pack = index_struct(spec.schema).pack
         self._fields = _fields(spec.schema)
         self._rows = bytearray()
+        endings = {e for field in self._fields for e in field.extensions.values()}
+        self._beside = Beside(path, spec.beside, endings) if spec.beside else None
         self.keys: Counter[str] = Counter()
         self._file = storage.BufferedFile(path)
 
@@ -52,6 +55,7 @@ class WdsWriter(ShardWriter):
         start = at = self._file.size
         chunks: list[bytes] = []
         row: list[int] = []
+        members: list[tuple[bytes, bytes, int, int]] = []
         pixels: tuple[int, ...]
         for field in self._fields:
             if field.name not in sample:
@@ -73,12 +77,15 @@ class WdsWriter(ShardWriter):
             head = header(name + extension, size)
             at += len(head)
             row += (at, size, *pixels)
+            members.append((name, extension, at, size))
             chunks += (head, payload, padding(size))
             at += size + -size % BLOCK
         if not chunks:
             raise SampleError("a TAR cannot hold a sample without fields", key=key)
         if self.spec.max_bytes and self._rows and at + len(END) > self.spec.max_bytes:
             return False
+        if self._beside is not None:
+            self._beside.add(key, members)
         if ODD.search(key):
             blank = _BLANK.search(key)
             self.keys["blanks" if blank else "characters outside of ASCII"] += 1
@@ -91,12 +98,16 @@ class WdsWriter(ShardWriter):
     def finish(self) -> None:
         with self._file:
             self._file.write(END)
-        _write_index(self.path, np.frombuffer(self._rows, index_dtype(self.spec.schema)))
+        index = np.frombuffer(self._rows, index_dtype(self.spec.schema))
+        _write_index(self.path, index)
+        if self._beside is not None:
+            self._beside.write(index)
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """One TAR of several: their members one after the other, and their indexes moved along."""
-    indexes, start = [], 0
+    beside = Beside(path, spec.beside, ())
+    indexes, start = [np.zeros(0, index_dtype(spec.schema))], 0
     with storage.create(path) as file:
         for part in parts:
             index = np.load(index_path(part))
@@ -106,9 +117,12 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
             # The first key of a TAR is at byte 0, so keys are told by their size.
             index["__key__"]["offset"][index["__key__"]["offset"] == 0] = start
             indexes.append(index)
+            beside.append(part, start)
             start += storage.append(file, part, part.stat().st_size - len(END))
         storage.write(file, [END])
-    _write_index(path, np.concatenate([np.zeros(0, index_dtype(spec.schema)), *indexes]))
+    index = np.concatenate(indexes)
+    _write_index(path, index)
+    beside.write(index)
 
 
 def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
