@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardkit.errors import WorkerError as WorkerError
     from shardkit.inspection import inspect as inspect
     from shardkit.on_read import open as open
+    from shardkit.options import AudioOptions as AudioOptions
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
@@ -79,6 +80,7 @@ _PLACES = {
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
     "ImageOptions": "options",
+    "AudioOptions": "options",
     "TextOptions": "options",
     **dict.fromkeys(("MediaInfo", "media_info"), "codecs.media"),
     "create": "conversion.create:DatasetWriter",

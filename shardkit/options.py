@@ -105,6 +105,22 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
+class AudioOptions:
+    """What is done to audio: what it changes becomes FLAC, all else passes as it is."""
+
+    sample_rate: int | None = None  # Hz
+    mono: bool = False  # the mean of all channels, as one
+
+    def __post_init__(self) -> None:
+        check_numbers(self, MAX_RATE, sample_rate=1)
+
+    @property
+    def active(self) -> bool:
+        """Whether audio is looked at."""
+        return self != AudioOptions()
+
+
+@dataclass(frozen=True)
 class TextOptions:
     """How documents are read, and what becomes of their text.
 
@@ -205,6 +221,7 @@ class ConvertOptions:
     stats: bool = False  # count all pixels: their mean and deviation are in the manifest
     beside: Sequence[str] = ()  # of TARs, files for other loaders: "dali", "energon", "wids"
     image: ImageOptions = field(default_factory=ImageOptions)
+    audio: AudioOptions = field(default_factory=AudioOptions)
     text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
     on_error: str = "fail"  # or "skip"
@@ -221,6 +238,8 @@ class ConvertOptions:
         check_choice(self, "dedup", (None, "exact", "near"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
+        if not isinstance(self.audio, AudioOptions):
+            raise UsageError("audio must be shardkit.AudioOptions(...)", found=repr(self.audio))
         if not isinstance(self.text, TextOptions):
             raise UsageError("text must be shardkit.TextOptions(...)", found=repr(self.text))
         self._check_selection()

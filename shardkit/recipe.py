@@ -18,6 +18,7 @@ from shardkit.checked import Count, Digest, MismatchError, checked, damaged, pla
 from shardkit.errors import FormatError
 from shardkit.options import (
     IMAGE_DEFAULTS,
+    AudioOptions,
     ConvertOptions,
     ImageOptions,
     Selection,
@@ -32,6 +33,7 @@ _NO_PART = ("on_error", "classes", "metadata")
 # What a missing entry of options means.
 OPTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "image": asdict(ImageOptions()),
+    "audio": asdict(AudioOptions()),
     "text": asdict(TextOptions()),
 }
 
@@ -109,6 +111,7 @@ class Recipe:
     beside: tuple[str, ...] = ()
     image: ImageOptions = field(default_factory=ImageOptions)
     image_defaults: dict[str, Any] | None = None  # for images that are re-encoded
+    audio: AudioOptions = field(default_factory=AudioOptions)
     text: TextOptions = field(default_factory=TextOptions)
     tokenizer: TokenizerEntry | None = None
     transform: TransformEntry | None = None
@@ -180,10 +183,11 @@ class Recipe:
         return self.text if self.fields is None else replace(self.text, keep_fields=True)
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest: options of images and text only where there are any."""
+        """For a manifest: options of images, audio and text only where there are any."""
         text = None if self.text == TextOptions() else asdict(self.text)
         image = asdict(self.image) if self.image.active else None
-        return {**plain(self), "image": image, "text": text}
+        audio = asdict(self.audio) if self.audio.active else None
+        return {**plain(self), "image": image, "audio": audio, "text": text}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], path: Path | None = None) -> Recipe:

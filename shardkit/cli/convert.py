@@ -17,6 +17,7 @@ from shardkit.options import (
     PACKINGS,
     REMAINDERS,
     RESIZE_MODES,
+    AudioOptions,
     ConvertOptions,
     ImageOptions,
     TextOptions,
@@ -217,6 +218,13 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     help="Fields of boxes, x0 y0 x1 y1 in pixels; none: move none.  [default: boxes]",
 )
 @click.option(
+    "--sample-rate",
+    type=int,
+    metavar="HZ",
+    help="Audio of other rates is resampled, and stored as FLAC.",
+)
+@click.option("--mono", is_flag=True, help="Audio of several channels becomes their mean, as FLAC.")
+@click.option(
     "--text-field", metavar="NAME", help="The field with the text.  [default: text, or the only]"
 )
 @click.option("--keep-fields", is_flag=True, help="Keep the other fields of documents, too.")
@@ -307,6 +315,7 @@ def command(
 
     options["fields"] = options["fields"] or None
     options["image"] = ImageOptions(**{f.name: options.pop(f.name) for f in fields(ImageOptions)})
+    options["audio"] = AudioOptions(**{f.name: options.pop(f.name) for f in fields(AudioOptions)})
     options["field"] = options.pop("text_field")
     options["text"] = TextOptions(**{f.name: options.pop(f.name) for f in fields(TextOptions)})
     if options["transform"] is not None:

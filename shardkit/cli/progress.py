@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardkit.cli import complain
 from shardkit.cli.tables import console, counted, print_table, size, spread, tally, text_rows
 from shardkit.errors import printable
-from shardkit.options import ImageOptions, TextOptions
+from shardkit.options import AudioOptions, ImageOptions, TextOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -167,7 +167,11 @@ def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield label, size(value) if name == "shard_size" else str(value)
 
 
-_USUAL: dict[str, ImageOptions | TextOptions] = {"image": ImageOptions(), "text": TextOptions()}
+_USUAL: dict[str, ImageOptions | AudioOptions | TextOptions] = {
+    "image": ImageOptions(),
+    "audio": AudioOptions(),
+    "text": TextOptions(),
+}
 _LABELS = {"image": "images"}
 
 
@@ -192,7 +196,9 @@ def show_result(result: ConvertResult) -> None:
             words = f"{tally(split.filtered)}; listed in {split.filtered_list}"
             rows.append(("  left out", words))
         if split.images:
-            rows += _images(split)
+            rows.append(_images(split))
+        if split.reasons:
+            rows.append(("  changed", tally(split.reasons)))
         if split.text:
             seconds = 0 if result.already_complete else result.seconds
             rows += [(f"  {name}", words) for name, words in text_rows(split.text, seconds)]
@@ -209,14 +215,11 @@ def show_result(result: ConvertResult) -> None:
         print("It was complete already: same source (names and sizes), same options.")
 
 
-def _images(split: SplitResult) -> list[tuple[str, str]]:
+def _images(split: SplitResult) -> tuple[str, str]:
     """How many images were passed through, resized and re-encoded."""
     done = {words: split.images[n] for n, words in _DONE.items() if n in split.images}
     before, after = (size(split.images.get(f"bytes {way}", 0)) for way in ("in", "out"))
-    rows = [("  images", f"{tally(done) or 'none'}; {before} in, {after} out")]
-    if split.reasons:
-        rows.append(("  changed", tally(split.reasons)))
-    return rows
+    return ("  images", f"{tally(done) or 'none'}; {before} in, {after} out")
 
 
 _DONE = {

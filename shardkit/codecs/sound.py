@@ -12,6 +12,7 @@ import numpy as np
 
 from shardkit.codecs.media import NotMediaError, media_of
 from shardkit.extras import extra
+from shardkit.options import MAX_RATE
 from shardkit.schema import Audio
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ class TooLongError(NotMediaError):
     what = "the audio is too long to be decoded at once"
     expected = f"at most {MAX_VALUES:,} values of all channels"
     fix = "cut it into parts"
+
+
+class UnstorableError(NotMediaError):
+    """The audio cannot be encoded."""
+
+    what = "the audio cannot be re-encoded to FLAC"
+    expected = f"one frame or more, up to 8 channels and {MAX_RATE:,} Hz"
+    fix = "use --mono, --sample-rate, or repair it"
 
 
 class _File(io.BytesIO):
@@ -119,9 +128,43 @@ def resampled(samples: Samples, rate: int, to: int, quality: str = "HQ") -> Samp
     return made
 
 
+def encode_flac(samples: Samples, rate: int, bits: int) -> tuple[bytes, int]:
+    """FLAC with values of 16 or 24 bits, and how many values were beyond full scale: clipped.
+
+    Raises NotMediaError for what FLAC cannot hold.
+    """
+    with extra("audio", "encoding audio"):
+        import soundfile
+    full = 1 << bits - 1
+    if not samples.size or samples.shape[1] > 8 or rate > MAX_RATE:
+        frames, channels = samples.shape
+        raise UnstorableError(f"{frames:,} frames of {channels} channels at {rate:,} Hz")
+    if not np.isfinite(samples).all():
+        raise UnstorableError("values that are no numbers")
+    values = np.rint(samples.astype(np.float64) * full)
+    clipped = int(np.count_nonzero(np.abs(values) > full))
+    whole = np.clip(values, -full, full - 1).astype(np.int32) << 32 - bits
+    file = io.BytesIO()
+    soundfile.write(file, whole, rate, format="FLAC", subtype=f"PCM_{bits}")
+    return file.getvalue(), clipped
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries on which the bytes depend."""
+    with extra("audio", "re-encoding audio"):
+        import soundfile
+        import soxr
+    return {
+        "libsndfile": soundfile.__libsndfile_version__,
+        "soxr": soxr.__libsoxr_version__,
+        "numpy": np.__version__,
+    }
+
+
 def mono(samples: Samples) -> Samples:
     """The mean of all channels, as one."""
     if samples.shape[1] == 1:
         return samples
-    made: Samples = samples.mean(axis=1, keepdims=True, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # floats may be anything
+        made: Samples = samples.mean(axis=1, keepdims=True, dtype=np.float32)
     return made

@@ -52,10 +52,12 @@ def convert(
     images = checked.image.active or checked.transform is not None
     if images:
         preload.append("shardkit.preprocess.images")
+    if checked.audio.active:
+        preload.append("shardkit.preprocess.audio")
     if checked.text.tokenizer is not None:
         preload.append("shardkit.codecs.tokenizers")
     # One shard of what is copied is most often one task, which this process does itself.
-    works = images or checked.text.tokenizer is not None
+    works = images or checked.audio.active or checked.text.tokenizer is not None
     early = declared is not None and (works or not declared.one_shard)
     with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
         from shardkit.conversion.run import prepare, run

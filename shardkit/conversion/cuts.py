@@ -96,7 +96,7 @@ def _joins(format: Format, max_bytes: int | None) -> bool:
 def _encodes(part: Part, format: Format) -> bool:
     """Whether values are decoded or encoded, and not copied, as far as a few samples tell."""
     images = {n: kind for n, kind in part.source.schema.items() if isinstance(kind, Image)}
-    steps = part.steps.images is not None or part.steps.text is not None
+    steps = part.steps.decode or part.steps.text is not None
     if steps or isinstance(part.source, Stream) or not format.encodes_images:
         return steps or isinstance(part.source, Stream)
     for document in some_of(part.source, part.slice.order):

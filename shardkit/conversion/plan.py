@@ -269,7 +269,11 @@ class _Tools:
 
     def steps(self, source: Source | Stream) -> tuple[Steps, Schema]:
         """The steps for a source, and the fields that its samples have in the end."""
-        images, schema = None, source.schema
+        images, audio, schema = None, None, source.schema
+        if self.recipe.audio.active:
+            from shardkit.preprocess.audio import AudioSteps
+
+            audio = AudioSteps.of(source.schema, self.recipe.audio)
         raw, options = self.format.raw_images, self.recipe.image
         # A format that makes JPEGs of other images needs steps for masks, whatever was asked for.
         if options.active or self.transform is not None or raw != "array":
@@ -289,7 +293,7 @@ class _Tools:
             if others:  # a dataset: sources of text have left them out
                 schema = Schema({n: schema[n] for n in schema if n not in others})
                 fields = tuple(n for n in source.schema if n in (name, label))
-        return Steps(images, text, fields), schema.renamed(self.recipe.rename)
+        return Steps(images, audio, text, fields), schema.renamed(self.recipe.rename)
 
 
 def label_of_text(source: Source | Stream, recipe: Recipe) -> str | None:

@@ -107,9 +107,9 @@ def _in_order(
 
     Files that are in memory are read best without any thread: more would only hinder each
     other. Where reading waits for a disk or a network, more and more chunks are read ahead.
-    Steps for images are work for `threads` of them, as codecs let others run meanwhile.
+    Steps for images and audio are work for `threads` of them, as codecs let others run meanwhile.
     """
-    ahead = busy = 2 * threads if threads > 1 and steps.images is not None else 0
+    ahead = busy = 2 * threads if threads > 1 and steps.decode else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
         chunks = _chunks(source.sizes(), _chunk_samples(steps))
@@ -142,9 +142,10 @@ class _Chunk(NamedTuple):
 
 def _chunk_samples(steps: Steps) -> int:
     """How many samples are read together: few, where each is a lot of work or of memory."""
-    if steps.images is None:
+    if not steps.decode:
         return _CHUNK_SAMPLES
-    return 1 if steps.images.options.format == "raw" else _CHUNK_STEPS
+    raw = steps.images is not None and steps.images.options.format == "raw"
+    return 1 if raw else _CHUNK_STEPS
 
 
 def _read(source: Source | Requested, steps: Steps, first: int, last: int) -> _Chunk:

@@ -77,7 +77,7 @@ class SplitResult:
     filtered_list: str | None  # the file that lists them
     text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
     images: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
-    reasons: dict[str, int]  # why images were changed, other than to be resized
+    reasons: dict[str, int]  # why images and audio were changed, other than to be resized
 
 
 def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:

@@ -42,7 +42,7 @@ class Stats:
     ignored: Counter[str] = field(default_factory=Counter)  # passed over: `sources.base.Described`
     keys: Counter[str] = field(default_factory=Counter)  # that other readers stumble over: why
     images: Counter[str] = field(default_factory=Counter)  # what became of them, and their bytes
-    reasons: Counter[str] = field(default_factory=Counter)  # why images were changed
+    reasons: Counter[str] = field(default_factory=Counter)  # why images and audio were changed
     pixels: dict[str, Pixels] = field(default_factory=dict)  # of fields that are asked for
 
     def __post_init__(self) -> None:

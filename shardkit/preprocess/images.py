@@ -19,6 +19,7 @@ from shardkit.options import ImageOptions
 from shardkit.preprocess import masks
 from shardkit.preprocess.box_fields import OnImage
 from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import Shaped
 from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 _CHANGED = "changed by the transform"
 _one_transform = threading.Lock()  # a user's function need not know of threads
-
-
-@dataclass
-class Shaped:
-    """A sample as it is to be stored, with counts of what was done to its images, and why."""
-
-    sample: Sample
-    images: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    ignored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

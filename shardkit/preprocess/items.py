@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from shardkit.errors import SampleError
@@ -12,10 +12,28 @@ from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
 
 if TYPE_CHECKING:
-    from shardkit.preprocess.images import ImageSteps, Shaped
+    from shardkit.preprocess.audio import AudioSteps
+    from shardkit.preprocess.images import ImageSteps
     from shardkit.preprocess.text import TextSteps, TextTally
 
-# A sample, as it was read or after the steps for images; or the reason why there is none.
+
+@dataclass
+class Shaped:
+    """A sample as it is to be stored, with counts of what was done to images and audio, and why."""
+
+    sample: Sample
+    images: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    ignored: dict[str, int] = field(default_factory=dict)
+
+    def count(self, other: Shaped) -> None:
+        """Add the counts of steps before."""
+        for mine, theirs in ((self.reasons, other.reasons), (self.ignored, other.ignored)):
+            for words, number in theirs.items():
+                mine[words] = mine.get(words, 0) + number
+
+
+# A sample, as it was read or after the steps for it alone; or the reason why there is none.
 Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
 
 
@@ -46,11 +64,17 @@ class Steps:
     """The steps for samples: those for each by itself, then those for the text of all in order."""
 
     images: ImageSteps | None = None  # with a user's transform
+    audio: AudioSteps | None = None  # before those
     text: TextSteps | None = None
     fields: tuple[str, ...] | None = None  # the only fields to keep; None: all
 
     def __bool__(self) -> bool:
         return self != Steps()
+
+    @property
+    def decode(self) -> bool:
+        """Whether values are decoded, which takes longer than reading them."""
+        return self.images is not None or self.audio is not None
 
     def shaped(self, sample: Sample | SampleError, ignored: Counter[str]) -> Read:
         """A sample after the steps for each by itself; values left out are counted in `ignored`."""
@@ -60,14 +84,19 @@ class Steps:
             kept = ("__key__", *self.fields)
             count_values(sample.keys() - kept, ignored)
             sample = {name: sample[name] for name in kept if name in sample}
-        if self.images is None:
+        if not self.decode:
             return sample
         try:
-            shaped = self.images(sample)
+            shaped = before = Shaped(dict(sample))
+            if self.audio is not None:
+                self.audio(shaped)
+            if self.images is not None:
+                shaped = self.images(before.sample)
+                shaped.count(before)
         except (SampleError, Filtered) as error:
             return error
         ignored.update(shaped.ignored)
-        if self.images.transform is not None:
+        if self.images is not None and self.images.transform is not None:
             count_values(sample.keys() - shaped.sample.keys(), ignored)
         return shaped
 
@@ -90,4 +119,6 @@ class Steps:
     def versions(self) -> dict[str, str]:
         """Of the libraries that decide the bytes."""
         images = {} if self.images is None else self.images.versions()
+        if self.audio is not None:
+            images = images | self.audio.versions()
         return images | ({} if self.text is None else self.text.tokenizer.versions())

@@ -20,7 +20,7 @@ from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Steps, sample_of
 from shardkit.processors import processors
 from shardkit.sample import Sample, safe_key
-from shardkit.schema import Image
+from shardkit.schema import Audio, Image
 from shardkit.sources.base import Source, Stream
 from shardkit.verification.groups import Group
 from shardkit.verification.keys import Keys, Location
@@ -29,6 +29,7 @@ from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter, counted
 
 if TYPE_CHECKING:
+    from shardkit.preprocess.audio import AudioSteps
     from shardkit.preprocess.images import ImageSteps
 
 
@@ -96,7 +97,7 @@ class _Comparison:
             self._common = set()
         else:
             self._compare_schemas(source, theirs)
-        return Steps(self._steps(source))
+        return Steps(self._steps(source), self._audio(source))
 
     def begin_made(self) -> None:
         """Compare samples that tasks make, which have all fields of the dataset."""
@@ -115,6 +116,18 @@ class _Comparison:
         if steps is not None and not steps.versions().items() <= made_with.items():
             self._note("made with other versions of the codecs: images are not compared")
             self._common -= {self._names.get(n, n) for n in (*steps.images, *steps.masks)}
+        return steps
+
+    def _audio(self, source: Source | Stream) -> AudioSteps | None:
+        audio = any(isinstance(kind, Audio) for kind in source.schema.values())
+        if self._manifest is None or not audio or self._recipe.transform is not None:
+            return None
+        from shardkit.preprocess.audio import AudioSteps
+
+        steps = AudioSteps.of(source.schema, self._recipe.audio)
+        if steps is not None and not steps.versions().items() <= self._manifest.versions.items():
+            self._note("made with other versions of the codecs: audio is not compared")
+            self._common -= {self._names.get(name, name) for name in steps.fields}
         return steps
 
     def _note(self, words: str) -> None:

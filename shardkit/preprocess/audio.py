@@ -1,0 +1,70 @@
+"""The steps for the audio of a sample: another rate, one channel; what changes becomes FLAC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.media import media_of
+from shardkit.codecs.sound import encode_flac, library_versions, mono, opened, resampled
+from shardkit.errors import UsageError
+from shardkit.options import AudioOptions
+from shardkit.preprocess.items import Shaped
+from shardkit.schema import Audio, Schema
+
+
+@dataclass(frozen=True)
+class AudioSteps:
+    """The steps for the audio in these fields."""
+
+    options: AudioOptions
+    fields: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: Schema, options: AudioOptions) -> AudioSteps | None:
+        """Those for samples with these fields, if any. Raises UsageError where none is audio."""
+        if not options.active:
+            return None
+        fields = tuple(name for name, kind in schema.items() if isinstance(kind, Audio))
+        if not fields:
+            found = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
+            raise UsageError("there are options for audio, and no audio", found=found or None)
+        library_versions()  # raises where a library is missing
+        return cls(options, fields)
+
+    def __call__(self, shaped: Shaped) -> None:
+        """Change a sample. Raises SampleError for audio that cannot be decoded or stored."""
+        for name in self.fields:
+            if name in shaped.sample:
+                try:
+                    shaped.sample[name] = self._stored(shaped, shaped.sample[name])
+                except NotAnImageError as error:
+                    raise unusable(error, shaped.sample["__key__"], name) from error
+
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that decide the bytes."""
+        return library_versions()
+
+    def _stored(self, shaped: Shaped, data: bytes) -> bytes:
+        """Audio as it is to be stored: as it is where its header says that nothing changes."""
+        about = media_of(Audio(), data)
+        rate = self.options.sample_rate or about.sampling_rate
+        reasons = []
+        if rate != about.sampling_rate:
+            reasons.append("audio of another rate")
+        if self.options.mono and about.channels != 1:
+            reasons.append("audio of several channels")
+        if not reasons:
+            return data
+        with opened(data) as sound:
+            samples = mono(sound.read()) if self.options.mono else sound.read()
+            rate, bits = self.options.sample_rate or sound.rate, sound.bits
+            samples = resampled(samples, sound.rate, rate, "VHQ")
+        made, clipped = encode_flac(samples, rate, bits)
+        for reason in reasons:
+            shaped.reasons[reason] = shaped.reasons.get(reason, 0) + 1
+        if clipped:
+            for what, count in (("files", 1), ("values", clipped)):
+                words = f"{what} of audio clipped at full scale"
+                shaped.ignored[words] = shaped.ignored.get(words, 0) + count
+        return made

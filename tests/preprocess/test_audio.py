@@ -1,0 +1,160 @@
+"""Audio at another rate or of one channel, re-encoded to FLAC once; all else byte for byte."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+import soxr
+from click.testing import CliRunner
+
+import shardkit
+from shardkit import AudioOptions, SampleError, UsageError
+from shardkit.cli import group as cli
+from shardkit.preprocess.audio import AudioSteps
+from shardkit.preprocess.items import Shaped
+from shardkit.schema import Audio, Schema
+from shardkit.testing import make_audio, make_image
+from tests.sources.real import put
+
+Sound = npt.NDArray[np.float64]
+TIMES = np.arange(8000)[:, None] / 16_000
+TONE = 0.4 * np.sin(2 * np.pi * TIMES * [440, 990])
+
+
+def encoded(sound: Sound, rate: int, format: str = "WAV", subtype: str | None = None) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, sound, rate, format=format, subtype=subtype)
+    return file.getvalue()
+
+
+def stored(data: bytes, **options: Any) -> Shaped:
+    steps = AudioSteps.of(Schema({"audio": Audio()}), AudioOptions(**options))
+    assert steps is not None
+    shaped = Shaped({"__key__": "a", "audio": data})
+    steps(shaped)
+    return shaped
+
+
+def decoded(data: bytes) -> tuple[Sound, int, str]:
+    sound, rate = soundfile.read(io.BytesIO(data), always_2d=True)
+    return sound, rate, soundfile.info(io.BytesIO(data)).subtype
+
+
+@pytest.mark.parametrize("format", ["WAV", "FLAC", "OGG", "MP3", "AIFF"])
+def test_what_need_not_change_passes_byte_for_byte(format: str) -> None:
+    data = encoded(TONE, 16_000, format)
+    shaped = stored(data, sample_rate=16_000)
+    assert shaped == Shaped({"__key__": "a", "audio": data})
+    one = encoded(TONE[:, :1], 16_000, format)
+    assert stored(one, mono=True, sample_rate=16_000).sample["audio"] == one
+
+
+@pytest.mark.parametrize(
+    ("format", "subtype", "bits"),
+    [
+        *[("WAV", kind, 16) for kind in ("PCM_U8", "PCM_16", "ULAW")],
+        *[("WAV", kind, 24) for kind in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")],
+        ("FLAC", "PCM_24", 24),
+        ("OGG", "VORBIS", 16),
+        ("MP3", "MPEG_LAYER_III", 16),
+    ],
+)
+def test_what_changes_is_flac_of_16_or_24_bits(format: str, subtype: str, bits: int) -> None:
+    data = encoded(TONE, 16_000, format, subtype)
+    before, _, _ = decoded(data)
+    shaped = stored(data, sample_rate=8000, mono=True)
+    found, rate, kind = decoded(shaped.sample["audio"])
+    assert (rate, kind, found.shape) == (8000, f"PCM_{bits}", (4000, 1))
+    assert shaped.reasons == {"audio of another rate": 1, "audio of several channels": 1}
+    expected = soxr.resample(before.mean(axis=1, keepdims=True), 16_000, 8000, quality="VHQ")
+    assert np.abs(found - expected[: len(found)]).max() <= 0.51 / (1 << bits - 1) + 1e-7
+    assert shardkit.media_info(shaped.sample["audio"])[:4] == ("flac", 0.5, 8000, 1)
+    alone, _, _ = decoded(stored(data, mono=True).sample["audio"])
+    np.testing.assert_allclose(alone, before.mean(axis=1, keepdims=True), atol=2.0**-bits + 1e-7)
+
+
+def test_values_beyond_full_scale_are_clipped_and_counted() -> None:
+    square = np.sign(TONE[:, :1] + 1e-9) * 0.999
+    shaped = stored(encoded(square, 16_000, "WAV", "PCM_16"), sample_rate=44_100)
+    found, _, _ = decoded(shaped.sample["audio"])
+    exact = soxr.resample(
+        soundfile.read(io.BytesIO(encoded(square, 16_000, "WAV", "PCM_16")), always_2d=True)[0],
+        16_000, 44_100, quality="VHQ",
+    )  # fmt: skip
+    over = int((np.abs(exact) > 1 + 2.0**-16).sum())
+    count = shaped.ignored["values of audio clipped at full scale"]
+    assert shaped.ignored["files of audio clipped at full scale"] == 1
+    assert abs(count - over) < 5 < over
+    assert found.max() == 1 - 2**-15
+    assert not stored(encoded(TONE, 16_000), sample_rate=44_100).ignored
+
+
+def test_what_cannot_be_done_is_an_error() -> None:
+    nan = encoded(np.full((9, 2), np.nan), 16_000, "WAV", "FLOAT")
+    m4a = b"\0\0\0\x1cftypM4A \0\0\0\0M4A mp42isom"
+    for data in (make_audio(samples=0), nan, m4a, make_image(), make_audio()[:-1]):
+        with pytest.raises(SampleError) as raised:
+            stored(data, sample_rate=22_050, mono=True)
+        assert raised.value.where["field"] == "audio"
+    many = encoded(np.zeros((10, 9)), 8000)
+    with pytest.raises(SampleError, match="9 channels"):
+        stored(many, sample_rate=16_000)
+    assert decoded(stored(many, mono=True).sample["audio"])[0].shape == (10, 1)
+    for wrong in ({"sample_rate": 0}, {"sample_rate": 10**6}, {"sample_rate": 1.5}):
+        with pytest.raises(UsageError):
+            AudioOptions(**wrong)
+    with pytest.raises(UsageError, match="no audio"):
+        AudioSteps.of(Schema({}), AudioOptions(mono=True))
+
+
+def test_a_conversion_resamples_once_and_verify_knows(tmp_path: Path) -> None:
+    files = {f"{n % 2}/{n}.wav": make_audio(n, 8000, 500) for n in range(5)}
+    files["0/x.flac"] = encoded(TONE, 16_000, "FLAC")
+    files["1/y.mp3"] = encoded(TONE[:, :1], 16_000, "MP3")
+    root = put(tmp_path / "clips", files)
+    run = [
+        *("convert", str(root), "--to", "wds", "-o", str(tmp_path / "out")),
+        *("--sample-rate", "16000", "--mono"),
+    ]
+    done = CliRunner().invoke(cli, run)
+    assert done.exit_code == 0, done.output
+    assert "5 audio of another rate" in done.output
+    with shardkit.open(tmp_path / "out") as dataset:
+        kinds = {s["__key__"]: shardkit.media_info(s["audio"])[0] for s in dataset}
+        assert kinds == {f"{n % 2}/{n}": "flac" for n in range(5)} | {"0/x": "flac", "1/y": "mp3"}
+        infos = [shardkit.media_info(sample["audio"]) for sample in dataset]
+        assert {(i.sampling_rate, i.channels) for i in infos} == {(16_000, 1)}
+        recipe = dataset.manifest.recipe
+        assert recipe["audio"] == {"sample_rate": 16_000, "mono": True}
+    assert shardkit.verify(tmp_path / "out", against=root).sound
+    (root / "0/2.wav").write_bytes(make_audio(9, 8000, 500))
+    assert not shardkit.verify(tmp_path / "out", against=root).sound
+    (root / "0/2.wav").write_bytes(make_audio(2, 8000, 500))
+    audio = AudioOptions(sample_rate=16_000, mono=True)
+    shardkit.convert(root, "wds", tmp_path / "again", workers=2, audio=audio)
+    both = [(tmp_path / name / "shard-000000.tar").read_bytes() for name in ("out", "again")]
+    assert both[0] == both[1]
+    # Once more changes nothing; without the option nothing did.
+    shardkit.convert(tmp_path / "out", "wds", tmp_path / "on", workers=0, audio=audio)
+    assert (tmp_path / "on/shard-000000.tar").read_bytes() == both[0]
+
+
+def test_damaged_audio_stops_or_is_left_out(tmp_path: Path) -> None:
+    flac = bytearray(encoded(TONE, 16_000, "FLAC"))
+    flac[len(flac) // 2 : len(flac) // 2 + 900] = bytes(900)
+    root = put(tmp_path / "clips", {"a.flac": bytes(flac), "b.wav": make_audio()})
+    options: dict[str, Any] = {"workers": 0, "audio": AudioOptions(sample_rate=16_000, mono=True)}
+    with pytest.raises(SampleError, match="cannot be decoded"):
+        shardkit.convert(root, "wds", tmp_path / "out", **options)
+    result = shardkit.convert(root, "wds", tmp_path / "out", on_error="skip", **options)
+    assert (result.samples, result.errors) == (1, 1)
+    [line] = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
+    assert json.loads(line)["source"] == "a.flac"
+    assert shardkit.verify(tmp_path / "out", against=root).sound
