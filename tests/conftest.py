@@ -106,9 +106,12 @@ def _holds_images(format: str) -> bool:
     return True
 
 
-def few(names: Iterable[str]) -> list[ParameterSet]:
-    """Formats for what takes long and is alike in most: the others are in the large run."""
-    shown = ("lmdb", "megatron", "wds")
+def few(names: Iterable[str], *shown: str) -> list[ParameterSet]:
+    """Cases of what takes long and is alike in most: those not `shown` are in the large run.
+
+    Formats are, by default.
+    """
+    shown = shown or ("lmdb", "megatron", "wds")
     return [pytest.param(name, marks=[] if name in shown else pytest.mark.large) for name in names]
 
 
@@ -140,6 +143,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def open_files(folder: Path) -> int:
+    """How many files under a folder this process has open. Others' may be closed at any time."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.islink(link)]
+    return sum(target.startswith(f"{folder}/") for target in targets)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

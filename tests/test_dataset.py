@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import shutil
 import tarfile
@@ -20,7 +19,7 @@ from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
 from shardkit.opening import open_splits
 from shardkit.testing import make_image
-from tests.conftest import files_of, write_images
+from tests.conftest import files_of, open_files, write_images
 
 torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
 
@@ -72,10 +71,9 @@ def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     samples = [{"label": n} for n in range(400)]
     shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
     ds = shardkit.open(tmp_path / "out")
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         assert [ds[n]["label"] for n in range(400)] == list(range(400))
-        assert len(os.listdir("/proc/self/fd")) - before <= 2 * 128 + 2
+        assert 0 < open_files(tmp_path) <= 2 * 128 + 2
 
 
 def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,12 @@ from shardkit.testing import (
 from tests.conftest import IMAGE_FORMATS, examples, few
 
 NAMES = IMAGE_FORMATS
-PAIRS = [(one, other) for one in NAMES for other in NAMES]
+# By default those with TAR.
+PAIRS = [
+    pytest.param(one, other, marks=[] if "wds" in (one, other) else pytest.mark.large)
+    for one in NAMES
+    for other in NAMES
+]
 # FFCV has JPEG and raw pixels alone: other images are re-encoded (tests/formats/test_beton.py).
 ONLY_JPEG = {"beton"}
 
@@ -92,7 +97,7 @@ def test_audio_and_video_through_every_format(tmp_path: Path) -> None:
         assert shardkit.verify(path, against=source).sound
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 @settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_there_and_back_gives_equal_samples(
@@ -114,7 +119,7 @@ def any_samples_without_image() -> st.SearchStrategy[Sample]:
     return any_samples(images=())
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS, ids=[f"{one}-{other}" for one, other in PAIRS])
+@pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_json_keeps_its_text(tmp_path: Path, one: str, other: str) -> None:
     text = JsonText('{"b" :1.50,\n "a":[ ],"ü":"\\u00e4"}')
     with shardkit.create(tmp_path / "a", one, {"about": shardkit.Json()}) as writer:

@@ -355,7 +355,13 @@ def test_a_conversion_that_any_signal_ends_says_no_more_than_a_line_and_continue
     print(f"{name}: {len(codes)} signals, of which {len(codes) - codes.count(0)} ended a run")
 
 
-@pytest.mark.parametrize("what", ["bench", "load", "load without threads"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "load",
+        *(pytest.param(w, marks=pytest.mark.large) for w in ("bench", "load without threads")),
+    ],
+)
 def test_reading_that_any_signal_ends_says_nothing_and_changes_nothing(
     sources: dict[str, Path], what: str, large: bool
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_run_killed_over_and_over_is_continued_by_any_number_of_workers(
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.large
 def test_the_task_of_a_worker_that_died_is_done_again(
     source: Path, tokenizer: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_package_adds_a_format(installed: Path, images: Path, tmp_path: Path) 
         assert [*found] == [*expected]
 
 
+@pytest.mark.large
 def test_without_the_package_the_format_is_unknown(
     installed: Path, images: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +110,7 @@ def failed(*arguments: str, path: str) -> str:
     ("module", "found"),
     [
         ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
-        ("DECLARATION = 3", "a int"),
+        pytest.param("DECLARATION = 3", "a int", marks=pytest.mark.large),
         (
             "from shardkit.formats import Declaration\n"
             'DECLARATION = Declaration("packed", (".packed",), "")',
@@ -128,6 +129,7 @@ def test_a_package_that_cannot_be_loaded_is_named(
     assert "shardkit-packed" in said
 
 
+@pytest.mark.large
 def test_a_package_that_cannot_be_loaded_disturbs_no_other_format(
     installed: Path, images: Path, tmp_path: Path
 ) -> None:

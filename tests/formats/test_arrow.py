@@ -28,6 +28,7 @@ from shardkit.testing import (
     make_image,
     write_shard,
 )
+from tests.conftest import few
 
 ARROW = get_format("arrow")
 HERE = Path(__file__).parent / "bytes" / "arrow"
@@ -153,7 +154,7 @@ def test_many_batches_read_at_random(tmp_path: Path) -> None:
     assert len(pickle.dumps(reader)) < 1000
 
 
-@pytest.mark.parametrize("name", ["arrow", "parquet", "hf"])
+@pytest.mark.parametrize("name", few(["arrow", "parquet", "hf"], "arrow"))
 @pytest.mark.parametrize("size", [10, 3000])
 def test_a_bounded_shard_is_full_but_not_over(tmp_path: Path, name: str, size: int) -> None:
     format = get_format(name)
@@ -325,6 +326,7 @@ def stored_image(number: int) -> bytes:
     return (HERE / f"{number}.jpg").read_bytes()
 
 
+@pytest.mark.large
 def test_what_is_in_memory_is_bounded_however_large_a_batch_is(tmp_path: Path) -> None:
     """As Polars writes it: all rows in one batch, of which pages of rows are read."""
     rows = 300_000

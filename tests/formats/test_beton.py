@@ -171,6 +171,7 @@ def test_runs_of_values_move_without_crossing_pages() -> None:
             assert (ptr + shift) // page == (ptr + shift + size - 1) // page
 
 
+@pytest.mark.large
 def test_values_make_room_for_a_long_table(path: Path) -> None:
     schema = {"blob": Bytes(), "label": Int(), "about": Json()}
     samples = [

@@ -27,7 +27,8 @@ FULL = int(os.environ.get("SHARDKIT_DAMAGE", "0"))
 # Of those that take the longest to read a fifth.
 SLOW = {"file", "stream", "lz4", "zstd", "polars", "parquet-theirs", "feather", "beton-theirs"}
 SHARDS = [
-    pytest.param(name, marks=[] if name in FORMATS else pytest.mark.large) for name in damage.SHARDS
+    pytest.param(name, marks=[] if name in ("lmdb", "megatron", "wds") else pytest.mark.large)
+    for name in damage.SHARDS
 ]
 
 
@@ -163,6 +164,7 @@ def test_a_long_value_that_many_rows_name(tmp_path: Path) -> None:
     assert "1,010,004 bytes become 10,000,000,000 or more" in error.what
 
 
+@pytest.mark.large
 def test_a_long_value_that_many_rows_of_parquet_name(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     column = pa.array(["x" * 100_000] * 1000).dictionary_encode()

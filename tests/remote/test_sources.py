@@ -40,6 +40,7 @@ from shardkit.options import ConvertOptions, TextOptions
 from shardkit.remote import store as stores
 from shardkit.testing import make_audio, make_image
 from tests.boxed import coco_json, some_painted, voc_xml
+from tests.conftest import few
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, SIGNED, Google, Nginx, Store, request
@@ -292,7 +293,7 @@ def memory(trees: Path) -> Iterator[str]:
     system.rm("/trees", recursive=True)
 
 
-@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("kind", few(TREES, "classes", "lines"))
 def test_a_file_system_of_fsspec(kind: str, memory: str, trees: Path, tmp_path: Path) -> None:
     _, options = TREES[kind]
     convert(f"{memory}/{kind}", tmp_path / "there", {}, **options)

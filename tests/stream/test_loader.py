@@ -734,28 +734,29 @@ def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path
 # --- threads, memory and the end -----------------------------------------------------------------
 
 
-def _threads():
-    return threading.active_count()
+def _new(before):
+    """How many threads there are that were not there before; others' may end at any time."""
+    return len(set(threading.enumerate()) - before)
 
 
 def test_threads_end_with_the_iteration_however_it_ends(photos):
-    before = _threads()
+    before = set(threading.enumerate())
     loader = Loader(photos, batch_size=4, threads=3, shuffle=True)
     for _ in loader:
-        assert _threads() == before + 3
+        assert _new(before) == 3
         break
     gc.collect()
-    assert _threads() == before, "left by break"
+    assert _new(before) == 0, "left by break"
     iterator = iter(loader)
     next(iterator)
     iterator.close()
-    assert _threads() == before, "closed"
+    assert _new(before) == 0, "closed"
     assert list(iterator) == []
     list(loader)
-    assert _threads() == before, "exhausted"
+    assert _new(before) == 0, "exhausted"
     with pytest.raises(SampleError):
         list(Loader(photos, batch_size=4, threads=3, transforms={"label": _raise}))
-    assert _threads() == before, "failed"
+    assert _new(before) == 0, "failed"
 
 
 def _raise(value):
@@ -765,7 +766,7 @@ def _raise(value):
 def test_a_transform_that_hangs_does_not_hold_up_the_end(photos, monkeypatch):
     """As at Ctrl-C. Its thread ends by itself when it can."""
     monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 0.01)
-    before, go_on = _threads(), threading.Event()
+    before, go_on = set(threading.enumerate()), threading.Event()
 
     def hang(label):
         assert label < 4 or go_on.wait(60)
@@ -775,12 +776,12 @@ def test_a_transform_that_hangs_does_not_hold_up_the_end(photos, monkeypatch):
     next(iterator)
     iterator.close()
     assert not go_on.is_set()
-    assert _threads() > before
+    assert _new(before) > 0
     go_on.set()
     deadline = time.monotonic() + 60
-    while _threads() > before and time.monotonic() < deadline:
+    while _new(before) > 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert _threads() == before
+    assert _new(before) == 0
 
 
 ENDS = """
