@@ -207,12 +207,12 @@ def test_a_damaged_shard_is_left_to_the_loader_to_tell(stored, tmp_path):
     seed=st.integers(0, 2**32),
 )
 def test_a_full_shuffle_of_any_classes_is_not_taken_for_a_sorted_dataset(classes, steepness, seed):
-    """Classes of equal sizes, or few large and many small ones."""
+    """Classes of equal sizes, or few large and many small ones. By chance 1 in 5,000 is."""
     shares = np.arange(1, classes + 1) ** -float(steepness)
     shares /= shares.sum()
     random = np.random.default_rng(seed)
-    for _ in range(100):
-        assert times_alike(random.choice(classes, 64, p=shares), shares) is None
+    draws = [random.choice(classes, 64, p=shares) for _ in range(100)]
+    assert sum(times_alike(labels, shares) is not None for labels in draws) <= 1
 
 
 @pytest.mark.parametrize("classes", [100, 1000, 20_000])
