@@ -105,6 +105,13 @@ _OURS: dict[str, Declaration] = {
         needs=".idx",
         beside={".idx": ".bin", ".keys": ".bin"},
     ),
+    "mds": Declaration(
+        "shardkit.formats.mds",
+        (".mds", ".mds.zstd", ".mds.gz", ".mds.bz2"),
+        "MosaicML Streaming's shards with their index.json, for StreamingDataset",
+        single=False,
+        listing="index.json",
+    ),
 }
 
 

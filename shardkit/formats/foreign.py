@@ -25,7 +25,10 @@ def _by(reader: str) -> str:
 
 
 LITDATA = Kind("a dataset of LitData", _by("litdata.StreamingDataset"))
-MDS = Kind("an MDS dataset (MosaicML Streaming)", _by("streaming.LocalDataset"))
+MDS = Kind(
+    "data of MosaicML Streaming that are not MDS, or compressed with Brotli or Snappy",
+    _by("streaming.StreamingDataset"),
+)
 CIFAR = Kind("CIFAR in its own files", source=True)
 CIFAR_PICKLED = Kind(
     "CIFAR for Python, which is pickled, and nothing is ever unpickled",
@@ -62,14 +65,13 @@ _SUFFIXES = {
     **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), TFRECORD),
     **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
     "npz": NPZ,
-    "mds": MDS,
     "rec": RECORDIO,
     **dict.fromkeys(_AUDIO, AUDIO),
     **dict.fromkeys(_VIDEO, VIDEO),
 }
 _NAMES = (
     (LITDATA, re.compile(r"chunk-\d+-\d+(\.\w+)*\.bin")),
-    (MDS, re.compile(r".+\.mds\.\w+")),
+    (MDS, re.compile(r".+\.mds\.(br|snappy)")),
     (CIFAR, re.compile(r"(data_batch_\d+|test_batch)\.bin|(fine|coarse)_label_names\.txt")),
     (CIFAR_PICKLED, re.compile(r"data_batch_\d+|test_batch|batches\.meta")),
     (MATLAB, re.compile(r"(train|test|extra)_32x32\.mat")),
@@ -79,7 +81,7 @@ _NAMES = (
     (TFRECORD, re.compile(r".+\.tfrecords?(\.gz)?(-\d+-of-\d+)?(\.gz)?|[^.]+-\d{5}-of-\d{5}")),
 )
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_MOSAIC = re.compile(r"shard\.\d{5}\.\w+.*")
+_MOSAIC = re.compile(r"shard\.\d{5}\.(json|csv|tsv|xsv)\b.*")
 
 
 def kind_by_name(name: str) -> Kind | None:
@@ -94,7 +96,7 @@ def kind_of_folder(names: Collection[str]) -> Kind | None:
     if {"meta", "train", "test"} <= set(names):
         return CIFAR_PICKLED  # CIFAR-100
     if "index.json" in names and any(map(_MOSAIC.fullmatch, names)):
-        return MDS  # whose shards may be JSON, CSV or TSV too
+        return MDS
     return None
 
 

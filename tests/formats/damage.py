@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import zstandard
 
 from shardkit.errors import ShardkitError
 from shardkit.formats import file_name, get_format
@@ -82,6 +83,18 @@ def _stored(format: str, *names: str) -> Shard:
     return Shard(format, write)
 
 
+def _plain_mds() -> Shard:
+    """The shard of MDSWriter without its compression."""
+
+    def write(folder: Path) -> Path:
+        data = (STORED / "mds/shard.00000.mds.zstd").read_bytes()
+        path = folder / "shard.00000.mds"
+        path.write_bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+        return path
+
+    return Shard("mds", write)
+
+
 def _table(way: str) -> Shard:
     """Columns of all types, as others write them."""
 
@@ -100,13 +113,15 @@ def _table(way: str) -> Shard:
 
 
 SHARDS = {
-    **{name: _ours(name) for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton")},
+    **{name: _ours(name) for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds")},
     "megatron": _ours("megatron", _TOKENS),
     "wds-theirs": _stored("wds", "wds/theirs.tar"),
     "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
     "hf-theirs": _stored("hf", "arrow/datasets.arrow"),
     "beton-theirs": _stored("beton", "beton/ffcv-1.0.2.beton.xz"),
     "megatron-theirs": _stored("megatron", "megatron/theirs.bin", "megatron/theirs.idx"),
+    "mds-theirs": _stored("mds", "mds/shard.00000.mds.zstd"),
+    "mds-plain": _plain_mds(),
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),

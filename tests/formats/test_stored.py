@@ -20,7 +20,13 @@ IMAGES = ["e301bd4808361739", "22566077e0d8ef65", "7f08a1ce18c1ce04"]
 
 @pytest.mark.parametrize(
     ("format", "name", "with_layout"),
-    [("wds", "ours.tar", True), ("lmdb", "ours.mdb", True), ("lmdb", "ours.mdb", False)],
+    [
+        ("wds", "ours.tar", True),
+        ("lmdb", "ours.mdb", True),
+        ("lmdb", "ours.mdb", False),
+        ("mds", "ours-1.mds", True),
+        ("mds", "ours-1.mds", False),
+    ],
 )
 def test_our_own(format: str, name: str, with_layout: bool) -> None:
     known = get_format(format)

@@ -16,7 +16,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import ShardkitWarning, StorageError
-from shardkit.formats.wds import compressed
+from shardkit.formats import compressed
 
 SIZE = 10_240  # bytes of a small TAR
 SAMPLES = 4
@@ -61,9 +61,9 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = compressed._unpacked
 
-    def noted(source: Any) -> Any:
+    def noted(source: Any, what: str) -> Any:
         names.append(source.path.name)
-        return real(source)
+        return real(source, what)
 
     monkeypatch.setattr(compressed, "_unpacked", noted)
     return names

@@ -142,10 +142,12 @@ def litdata(root: Path) -> Path:
 
 
 def mds(root: Path) -> Path:
-    """MosaicML Streaming, with a folder for each split."""
-    index = {"version": 2, "shards": [{"raw_data": {"basename": "shard.00000.mds"}}]}
+    """MosaicML Streaming with shards of JSON, and a folder for each split."""
+    file = {"basename": "shard.00000.json", "bytes": 9, "hashes": {}}
+    shard = {"format": "json", "samples": 1, "raw_data": file, "zip_data": None}
+    index = {"version": 2, "shards": [shard]}
     for split in ("train", "val"):
-        files = {"index.json": json.dumps(index), "shard.00000.mds": bytes(9)}
+        files = {"index.json": json.dumps(index), "shard.00000.json": bytes(9)}
         put(root / split, files)
     return root
 

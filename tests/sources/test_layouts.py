@@ -695,7 +695,7 @@ def test_images_beside_shards_in_other_folders_are_a_question(tmp_path: Path) ->
     ("make", "name"),
     [
         (real.litdata, "dataset of LitData"),
-        (real.mds, "an MDS dataset"),
+        (real.mds, "MosaicML Streaming that are not MDS"),
         (real.cifar10, "CIFAR for Python, which is pickled"),
         (real.cifar100, "CIFAR for Python, which is pickled"),
         (real.tfds, "TFRecord"),
@@ -739,7 +739,7 @@ def test_sources_of_arrays_are_no_datasets(
     [
         ("train", real.tfrecord(), "TFRecord"),
         ("x.tfrecord.gz", b"", "TFRecord"),
-        ("shard.00000.mds.zstd", b"", "MDS"),
+        ("shard.00000.mds.br", b"", "Brotli"),
         ("chunk-0-0.zstd.bin", b"", "LitData"),
         ("cifar-10-python.tar.gz", b"", "CIFAR"),
         ("data_batch_1", b"", "CIFAR"),

@@ -7,7 +7,6 @@ writer.py       a shard and its index
 reader.py       random access through the index
 members.py      the members of any TAR
 foreign.py      the index of a TAR that has none
-compressed.py   TARs unpacked to temporary files
 beside.py       files for the loaders of other libraries
 """
 

@@ -17,9 +17,9 @@ import xxhash
 
 from shardkit.byte_source import ByteSource, RemoteFile
 from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.formats.streamed import Streamed
 from shardkit.formats.wds.foreign import scan
 from shardkit.formats.wds.layout import index_struct
-from shardkit.formats.wds.streamed import Streamed
 from shardkit.page_cache import PAGE, FolderCache, cache_from
 from shardkit.pages import Pages
 from shardkit.remote.path import RemotePath

@@ -15,8 +15,8 @@ from shardkit.byte_source import Memory, Table, open_source
 from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.compressed import opened
 from shardkit.formats.wds import values
-from shardkit.formats.wds.compressed import opened
 from shardkit.formats.wds.kept import scanned
 from shardkit.formats.wds.layout import column, find_index, index_dtype, index_struct
 from shardkit.sample import Sample

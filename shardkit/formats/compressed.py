@@ -1,9 +1,10 @@
-"""Compressed TARs, unpacked to temporary files while they are open."""
+"""Shards that are compressed as whole files, unpacked to temporary files while they are open."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from shardkit import storage
@@ -11,16 +12,26 @@ from shardkit.byte_source import ByteSource, RemoteFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of
 from shardkit.codecs.unpack import temporary_folder, unpacked
 from shardkit.errors import ShardkitWarning
-from shardkit.formats.wds.streamed import Streamed
+from shardkit.formats.streamed import Streamed
 
 _MAGIC = 6  # bytes that tell how a file is compressed
-_WHAT = "a compressed TAR"
-# The unpacked TARs that are open in this process, by path, size and time of change.
+
+
+class Words(NamedTuple):
+    """What such shards are called in messages."""
+
+    one: str
+    many: str
+    format: str  # to convert them to
+
+
+TARS = Words("a compressed TAR", "compressed TARs", "wds")
+# The unpacked shards that are open in this process, by path, size and time of change.
 _open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDictionary()
 
 
-def opened(path: Path) -> tuple[ByteSource, int]:
-    """The bytes of a TAR, and how many of them are in a temporary file: all, if it is compressed.
+def opened(path: Path, words: Words = TARS) -> tuple[ByteSource, int]:
+    """The bytes of a shard, and how many of them are in a temporary file: all, if it is compressed.
 
     That file has no name: the system removes it when it is closed, or the process ends.
     """
@@ -28,23 +39,23 @@ def opened(path: Path) -> tuple[ByteSource, int]:
     compression = compression_of(source.read(0, min(_MAGIC, source.size)))
     if not compression:
         return source, 0
-    folder = temporary_folder(path, _WHAT)
+    folder = temporary_folder(path, words.one)
     warnings.warn(
-        f"compressed TARs in {path.parent} are unpacked to temporary files in {folder}"
+        f"{words.many} in {path.parent} are unpacked to temporary files in {folder}"
         " while they are open; for fast random access convert them once:"
-        " shardkit convert ... --to wds",
+        f" shardkit convert ... --to {words.format}",
         ShardkitWarning,
         stacklevel=4,
     )
     with storage.explained("open", path):
         which = path, source.size, path.stat().st_mtime
-    source = _open.get(which) or _unpacked(source)
+    source = _open.get(which) or _unpacked(source, words.one)
     _open[which] = source
     return source, source.size
 
 
-def _unpacked(source: ByteSource) -> ByteSource:
-    """The plain TAR in a compressed one."""
+def _unpacked(source: ByteSource, what: str) -> ByteSource:
+    """The plain shard in a compressed one."""
     compression = compression_of(source.read(0, _MAGIC))
     stored = Streamed(source) if isinstance(source, RemoteFile) else source
-    return unpacked(source.path, stored.blocks(COMPRESSED_BLOCK), compression, _WHAT)
+    return unpacked(source.path, stored.blocks(COMPRESSED_BLOCK), compression, what)

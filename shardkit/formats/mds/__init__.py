@@ -1,0 +1,75 @@
+"""MDS, the shards of MosaicML Streaming, with the index.json that its StreamingDataset asks for.
+
+layout.py    encodings of columns, and the bytes of values
+reader.py    random access; each shard describes itself
+writer.py    one shard
+index.py     index.json: written of ours, and compared with the shards of others
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkit.errors import FormatError
+from shardkit.formats.base import Format
+from shardkit.formats.mds import index
+from shardkit.formats.mds.layout import ABSENT, LARGEST, encoding_of
+from shardkit.formats.mds.reader import MdsReader
+from shardkit.formats.mds.writer import MdsWriter
+from shardkit.schema import Array, Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardkit.errors import ShardkitError
+    from shardkit.manifest import Manifest
+    from shardkit.schema import Schema
+
+
+class Mds(Format):
+    name = "mds"
+    abilities = (
+        "write: folders for StreamingDataset with their index.json, all field types",
+        "read at random: all encodings but pickles; shards compressed with zstd, gz and bz2 too",
+        "verify shards of others: sizes and hashes as index.json has them",
+    )
+    reader = MdsReader
+    writer = MdsWriter
+    largest = LARGEST
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        if ABSENT in schema:
+            raise FormatError(
+                f"{ABSENT!r} is the column in which shardkit notes what a sample lacks",
+                field=ABSENT,
+                fix="rename the field",
+            )
+        return super().layout(schema)
+
+    def notes(self, schema: Schema) -> list[str]:
+        found = []
+        for name, kind in schema.items():
+            if isinstance(kind, Array) and encoding_of(kind) == "bytes":
+                found.append(f"{name!r}: arrays of types that MDS lacks are bytes of .npy files")
+            if isinstance(kind, Image) and kind.optional:
+                found.append(f"{name!r}: images that some samples lack are bytes, not decoded")
+        if any(kind.optional for kind in schema.values()):
+            found.append(f"the column {ABSENT!r} names the fields that a sample lacks")
+        return found
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        return f"shard.{number:05d}"
+
+    def listed(self, folder: Path) -> list[str] | None:
+        files = index.files_of(folder)
+        return None if files is None else [file["basename"] for _, file in files]
+
+    def check_listed(self, folder: Path, names: Sequence[str]) -> Iterator[ShardkitError]:
+        return index.problems(folder, names)
+
+    def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        return [index.write_index(folder, manifest)]
+
+
+FORMAT = Mds()

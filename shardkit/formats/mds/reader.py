@@ -1,0 +1,223 @@
+"""Reads MDS shards at random: offsets of samples, then in each the sizes of its columns."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from shardkit.byte_source import ByteSource, Table, open_source
+from shardkit.checked import Count, damaged, from_json
+from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
+from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.compressed import Words, opened
+from shardkit.formats.mds.layout import ABSENT, decoder, encoding_of, kind_of
+from shardkit.sample import JsonText, Sample, key_of
+from shardkit.schema import RESERVED, Bytes, FieldType, Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_WHOLE = 1 << 15  # bytes of a sample that is read at once, whichever fields are asked for
+_WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")
+
+
+class _About(TypedDict):
+    """What we add to the header, which StreamingDataset does not read."""
+
+    schema: dict[str, Any]
+    classes: dict[str, list[str]]
+
+
+class _Columns(TypedDict):
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[Count | None]
+
+
+class _Header(_Columns, total=False):
+    """The JSON behind the offsets."""
+
+    shardkit: _About
+
+
+class _Column(NamedTuple):
+    """A field as it is read; `number` is that of its column."""
+
+    name: str
+    number: int
+    decode: Callable[[bytes], Any]
+
+
+class MdsReader(ShardReader):
+    """One shard, which describes itself; one that is compressed is unpacked while it is open."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        plain = path.name.lower().endswith(".mds")
+        source, self.temporary_bytes = (open_source(path), 0) if plain else opened(path, _WORDS)
+        self._ends, self._start = _offsets(source)
+        self.in_memory = self._ends.in_memory
+        header = _header(source, 4 * (len(self._ends) + 1), self._start)
+        names, about = header["column_names"], header.get("shardkit")
+        encodings = dict(zip(names, header["column_encodings"], strict=True))
+        ours = None if about is None else _schema(about, path)
+        if layout is None:
+            layout = {**about, "ours": True} if about else _foreign(encodings, path)
+        super().__init__(path, layout, source)
+        self._sizes = header["column_sizes"]
+        self._head = struct.Struct(f"<{sum(not size for size in self._sizes)}I")
+        self._key = names.index(KEY) if encodings.get(KEY) == "str" else None
+        self._absent = names.index(ABSENT) if ours is not None and ABSENT in names else None
+        folder = f"{path.parent.name}/" if path.parent.name.isdigit() else ""  # a merged dataset
+        self._prefix = folder + key_of(path.name.partition(".mds")[0])
+        self._columns = []
+        for name, kind in self.schema.items():
+            encoding = encodings.get(name, "none")
+            own = kind_of(encoding) if ours is None else ours.get(name)
+            if own is None or not _fits(own, kind) or (ours and encoding != encoding_of(own)):
+                raise DamagedError(
+                    "a shard does not have the columns that it should",
+                    path=path,
+                    field=name,
+                    expected=str(kind),
+                    found=f"the encoding {encoding!r:.60}",
+                )
+            self._columns.append(_Column(name, names.index(name), decoder(own, encoding)))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        source, (begin, end) = self.source, self._bounds(position)
+        columns = [c for c in self._columns if fields is None or c.name in fields]
+        wanted = [n for n in (self._key, self._absent) if n is not None]
+        wanted += [column.number for column in columns]
+        whole = fields is None or end - begin <= _WHOLE
+        data = source.read(begin, end - begin if whole else min(self._head.size, end - begin))
+        spans = self._spans(begin, end, data)
+        if whole:
+            values = {n: data[spans[n][0] : sum(spans[n])] for n in wanted}
+        else:
+            found = source.read_ranges((begin + spans[n][0], spans[n][1]) for n in wanted)
+            values = dict(zip(wanted, found, strict=True))
+        key = f"{self._prefix}/{position:09d}" if self._key is None else values[self._key].decode()
+        missing = json.loads(values[self._absent]) if self._absent is not None else ()
+        sample: Sample = {KEY: key}
+        for name, number, decode in columns:
+            if name not in missing:
+                text = json_text and decode is json.loads
+                value = values[number]
+                sample[name] = JsonText.checked(value.decode()) if text else decode(value)
+        return sample
+
+    def offset(self, position: int, field: str) -> int:
+        begin, end = self._bounds(position)
+        spans = self._spans(begin, end, self.source.read(begin, self._head.size))
+        return begin + next(
+            spans[column.number][0] for column in self._columns if column[0] == field
+        )
+
+    def spans(self) -> npt.NDArray[np.int64]:
+        ends = self._ends.slice(0, len(self._ends)).astype(np.int64)
+        return np.stack([ends[:-1], ends[1:]], axis=1)
+
+    def _bounds(self, position: int) -> tuple[int, int]:
+        """Where a sample begins and ends."""
+        begin, end = struct.unpack("<2I", self._ends.record(position, 2))
+        if not self._start <= begin <= end <= self.source.size:
+            raise DamagedError(
+                "the offset of a sample is damaged",
+                path=self.path,
+                offset=4 * (1 + position),
+                expected=f"a range from {self._start:,} to {self.source.size:,}",
+                found=f"{begin:,} to {end:,}",
+            )
+        return begin, end
+
+    def _spans(self, begin: int, end: int, data: bytes) -> list[tuple[int, int]]:
+        """Offset and size of each column's value in a sample, which begins with `data`."""
+        at, found = self._head.size, []
+        given = iter(self._head.unpack_from(data) if len(data) >= at else ())
+        for fixed in self._sizes:
+            found.append((at, fixed or next(given, end)))
+            at += found[-1][1]
+        if at != end - begin:
+            raise DamagedError(
+                "the sizes of a sample's values do not add up",
+                path=self.path,
+                offset=begin,
+                expected=f"{end - begin:,} bytes",
+                found=f"{at:,}",
+            )
+        return found
+
+
+def _offsets(source: ByteSource) -> tuple[Table, int]:
+    """The offsets of all samples and of the end, and the first of them."""
+    count = int.from_bytes(source.read(0, 4), "little")
+    ends = Table(source, 4, count + 1, "<u4")
+    first, last = int(ends.slice(0, 1)[0]), int(ends.slice(count, count + 1)[0])
+    if not 4 * (count + 2) <= first <= last == source.size:
+        raise DamagedError(
+            "not an MDS shard, or one that is damaged or cut",
+            path=source.path,
+            offset=4,
+            expected=f"offsets of {count:,} samples that end at byte {source.size:,}",
+            found=f"{first:,} to {last:,}",
+            fix="copy it again, or write it again",
+        )
+    return ends, first
+
+
+def _header(source: ByteSource, start: int, stop: int) -> _Header:
+    what, where = "the header of the shard", {"path": source.path, "offset": start}
+    text = source.read(start, stop - start).rstrip()  # ours has room for offsets, filled up so
+    header = from_json(_Header, text, what, **where)
+    names = header["column_names"]
+    if not len(set(names)) == len(header["column_encodings"]) == len(header["column_sizes"]):
+        raise damaged(what, ValueError("not every column has a name, an encoding, a size"), **where)
+    return header
+
+
+def _schema(about: _About, path: Path) -> Schema:
+    """The schema of a shard that we wrote."""
+    try:
+        return Schema.from_json(about["schema"])
+    except ShardkitError as error:  # a type that this version does not know
+        raise error.located(path=path) from error.__cause__
+    except ValueError as error:
+        raise damaged("the header of the shard", error, path=path) from error
+
+
+def _fits(own: FieldType, kind: FieldType) -> bool:
+    """Whether values are of the type that is asked for: images are bytes as well."""
+    same = replace(own, optional=kind.optional) == kind
+    return same or (type(kind) is Bytes and isinstance(own, Bytes))
+
+
+def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
+    """The layout of a shard of others: types by their encodings; what is not read, and why."""
+    fields, unusable, ignored = {}, {}, {}
+    for name, encoding in encodings.items():
+        kind = kind_of(encoding)
+        if name in RESERVED:
+            ignored.update({f"column {name!r}": 1} if (name, encoding) != (KEY, "str") else {})
+        elif kind is not None:
+            fields[name] = kind
+        else:
+            pickled = "is pickled, and reading a pickle runs the code in it"
+            unusable[name] = FormatError(
+                f"the column {name!r} " + (pickled if encoding == "pkl" else "is not known"),
+                path=path,
+                field=name,
+                found=f"the encoding {encoding!r:.60}",
+                fix=f"convert without it: {drop_option(name)}; or write it anew, as json, say",
+            )
+    return {"schema": Schema(fields).to_json(), "unusable": unusable, "ignored": ignored}
