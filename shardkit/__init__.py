@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFlip
     from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
     from shardkit.transforms.steps import Resize as Resize
+    from shardkit.transforms.video import SampleFrames as SampleFrames
     from shardkit.verification.verify import VerifyReport as VerifyReport
     from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
@@ -125,6 +126,7 @@ _PLACES = {
         "transforms.steps",
     ),
     **dict.fromkeys(("Mono", "RandomClip", "Resample"), "transforms.audio"),
+    "SampleFrames": "transforms.video",
     **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
     "pad_collate": "stream.collate",
     **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),

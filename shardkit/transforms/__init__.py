@@ -1,4 +1,4 @@
-"""Transforms of samples while they are loaded: of images, audio, and a user's own."""
+"""Transforms of samples while they are loaded: of images, audio, video, and a user's own."""
 
 from shardkit.transforms.audio import Mono as Mono
 from shardkit.transforms.audio import RandomClip as RandomClip
@@ -11,3 +11,4 @@ from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFl
 from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
 from shardkit.transforms.steps import Resize as Resize
 from shardkit.transforms.transforms import Transforms as Transforms
+from shardkit.transforms.video import SampleFrames as SampleFrames

@@ -99,7 +99,7 @@ class Job:
         for number, window in enumerate(self._windows(images, group.draws)):
             if number not in failed:
                 try:
-                    windows[number] = _checked(window, size)
+                    windows[number] = checked(window, size)
                 except NotAnImageError as error:
                     failed[number] = Failed(error)
         out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
@@ -122,19 +122,28 @@ class Job:
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
 
+    @property
+    def numbers(self) -> int:
+        """How many random numbers it takes for an image."""
+        return sum(step.numbers for step in self.steps)
+
+    def window(self, width: int, height: int, drawn: Sequence[float]) -> Window:
+        """What it does to an image of such a size, given its random numbers."""
+        window, first = Window.whole(width, height), 0
+        for step in self.steps:
+            step.apply(window, drawn[first : first + step.numbers])
+            first += step.numbers
+        return window
+
     def _windows(self, images: ImageBatch, draws: Draws) -> list[Window]:
-        windows = [Window.whole(width, height) for width, height in images.sizes]
-        drawn = draws.uniform(self.stream, sum(step.numbers for step in self.steps)).tolist()
-        for number, window in enumerate(windows):
-            if number not in images.errors:
-                first = 0
-                for step in self.steps:
-                    step.apply(window, drawn[number][first : first + step.numbers])
-                    first += step.numbers
-        return windows
+        drawn = draws.uniform(self.stream, self.numbers).tolist()
+        return [
+            Window.whole(*size) if number in images.errors else self.window(*size, drawn[number])
+            for number, size in enumerate(images.sizes)
+        ]
 
 
-def _checked(window: Window, size: Size | None) -> Window:
+def checked(window: Window, size: Size | None) -> Window:
     """Raise NotAnImageError for a window that is too large, or not of the expected size."""
     if size is not None and (window.rows, window.columns) != size:
         raise SizeError(

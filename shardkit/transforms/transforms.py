@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.sample import Sample
-from shardkit.schema import Array, Audio, FieldType, Image, Schema
+from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob
 from shardkit.transforms.boxes import MASK, check_rows, kinds_of
 from shardkit.transforms.calls import Call, name_of
@@ -27,6 +27,7 @@ from shardkit.transforms.steps import (
     Size,
     Transform,
 )
+from shardkit.transforms.video import VideoJob
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     Step = Transform | Callable[..., Any]
 
-_MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob}
+_MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob, Video: VideoJob}
 _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
 
 
@@ -88,11 +89,11 @@ class Transforms:
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields whose results are images, (height, width, 3), and not of a callable."""
+        """The fields whose results are images (..., height, width, 3), and not of a callable."""
         return frozenset(
             chain.fields[0]
             for chain in self.chains
-            if not isinstance(chain.stages[-1], Call | MediaJob)
+            if not isinstance(chain.stages[-1], Call | AudioJob)
         )
 
     @property

@@ -1,0 +1,111 @@
+"""The transforms of video: frozen objects, checked when they are created.
+
+Results are uint8 (frames, height, width, 3). Transforms of images do the same to all frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from shardkit.codecs.frames import MAX_FRAME_PIXELS, TooManyPixelsError, pixels_of, read_frames
+from shardkit.errors import UsageError
+from shardkit.options import check_numbers
+from shardkit.transforms.chain import Job, checked
+from shardkit.transforms.images import ImageBatch
+from shardkit.transforms.media import MediaJob, MediaTransform
+from shardkit.transforms.steps import Geometric, Transform
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+
+_MOST = 1 << 12  # frames of a sample
+
+
+@dataclass(frozen=True, repr=False)
+class SampleFrames(MediaTransform):
+    """So many frames of a video: of all of it, or `stride` apart.
+
+    Without `stride` the video is cut into `n` equal segments, of each of which the middle frame is
+    taken, or any with `random`. With `stride` it is every such frame, in the middle of the video or
+    anywhere with `random`; the last frame is repeated where a video is too short.
+    """
+
+    n: int
+    stride: int | None = None
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self, _MOST, n=1)
+        check_numbers(self, stride=1)
+        numbers = 0 if not self.random else self.n if self.stride is None else 1
+        object.__setattr__(self, "numbers", numbers)
+
+    def choose(self, count: int, drawn: Sequence[float]) -> list[int]:
+        """The indexes of the frames, of so many that there are."""
+        if self.stride is None:
+            places = drawn if self.random else [0.5] * self.n
+            at = [int((number + place) * count / self.n) for number, place in enumerate(places)]
+        else:
+            room = max(count - (self.n - 1) * self.stride, 1)  # first frames to choose from
+            first = int(drawn[0] * room) if self.random else (room - 1) // 2
+            at = [first + number * self.stride for number in range(self.n)]
+        return [min(index, count - 1) for index in at]
+
+
+@dataclass(frozen=True)
+class VideoJob(MediaJob):
+    """Decodes some frames of videos, and does transforms of images to them."""
+
+    takes: ClassVar[tuple[type[Transform], ...]] = (SampleFrames, Geometric)
+
+    def __post_init__(self) -> None:
+        kinds = [isinstance(step, SampleFrames) for step in self.steps]
+        if kinds[:1] != [True] or sum(kinds) > 1:
+            raise UsageError(
+                "transforms of video begin with one that says which frames",
+                expected="a list such as [shardkit.SampleFrames(8), shardkit.Resize(128), ...]",
+                found=repr(list(self.steps)),
+            )
+
+    @cached_property
+    def _jobs(self) -> list[Job]:
+        """The transforms of images, as few resizings as possible."""
+        jobs = [Job(self.stream)]
+        for step in self.steps[1:]:
+            if not jobs[-1].takes(step):
+                jobs.append(Job(self.stream))
+            jobs[-1] = replace(jobs[-1], steps=(*jobs[-1].steps, step))
+        return jobs
+
+    def made(self, value: Any, drawn: Sequence[float]) -> Pixels:
+        sampler: SampleFrames = self.steps[0]
+        frames = read_frames(value, lambda count: sampler.choose(count, drawn[: sampler.numbers]))
+        drawn = drawn[sampler.numbers :]
+        first, *others = self._jobs
+        made = _done(first, map(pixels_of, frames), len(frames), drawn)
+        for job in others:
+            drawn = drawn[first.numbers :]
+            made, first = _done(job, made, len(frames), drawn), job
+        return made
+
+
+def _done(job: Job, frames: Iterable[Pixels], count: int, drawn: Sequence[float]) -> Pixels:
+    """The same window of each of so many frames, of one size."""
+    made: Pixels | None = None
+    for number, pixels in enumerate(frames):
+        size = pixels.shape[1], pixels.shape[0]
+        if made is None:
+            window = checked(job.window(*size, drawn), None)
+            if count * window.rows * window.columns > MAX_FRAME_PIXELS:
+                raise TooManyPixelsError(f"{count:,} of {window.columns:,} x {window.rows:,}")
+            made = np.empty((count, window.rows, window.columns, 3), np.uint8)
+        ImageBatch([pixels], [size], {}, {}).cut({0: window}, {0: made[number]})
+    assert made is not None
+    return made

@@ -1,0 +1,262 @@
+"""Frames of videos: the very ones that PyAV gives when it decodes all of a file; and damage."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shardkit.codecs import frames
+from shardkit.codecs.frames import TooManyPixelsError, UndecodedError, pixels_of, read_frames
+from shardkit.codecs.media import NotMediaError
+from shardkit.testing import make_audio, make_image, make_video
+from shardkit.transforms import SampleFrames
+from tests.codecs.sample_videos import encode, turned
+
+Pixels = npt.NDArray[np.uint8]
+
+UNEVEN = tuple(np.cumsum(np.random.default_rng(1).integers(10, 90, 40)).tolist())
+OPEN = "keyint=12:open-gop=1:bframes=3:b-pyramid=normal:scenecut=0"
+SHORT = {"g": "12"}
+VIDEOS: dict[str, dict[str, Any]] = {
+    "h264": {},  # with B-frames, and one keyframe
+    "h264 in mp4": {"bf": "3", **SHORT},
+    "h264 in mov": {"format": "mov", **SHORT},
+    "h264 in mkv": {"format": "matroska", **SHORT},
+    "h264 at a variable rate": {"times": UNEVEN, **SHORT},
+    "h264 in fragments": {"movflags": "frag_keyframe+empty_moov", **SHORT},
+    "h264 with open groups": {"x264-params": OPEN},
+    "h264 that is refreshed line by line": {"x264-params": "keyint=12:intra-refresh=1"},
+    "h264 in avi": {"format": "avi", **SHORT},  # which has no times of presentation
+    "hevc": {"codec": "libx265", "x265-params": "keyint=12:log-level=none"},
+    "mpeg4": {"codec": "mpeg4", "bf": "2", **SHORT},
+    "mpeg4 in avi": {"codec": "mpeg4", "format": "avi", **SHORT},
+    "mpeg4 with B-frames in avi": {"codec": "mpeg4", "format": "avi", "bf": "2", **SHORT},
+    "vp8": {"codec": "libvpx", "format": "webm", "deadline": "realtime", **SHORT},
+    "vp9": {
+        "codec": "libvpx-vp9",
+        "format": "webm",
+        "cpu-used": "8",
+        "auto-alt-ref": "1",
+        "lag-in-frames": "16",
+        **SHORT,
+    },
+    "av1 in mp4": {"codec": "libsvtav1", "preset": "12", **SHORT},
+    "av1 in webm": {"codec": "libsvtav1", "format": "webm", "preset": "12", **SHORT},
+}
+
+
+def everything(data: bytes) -> list[Pixels]:
+    with av.open(io.BytesIO(data)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def taken(data: bytes, indexes: Sequence[int]) -> list[Pixels]:
+    return [pixels_of(frame) for frame in read_frames(data, lambda _: indexes)]
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_frames_are_those_of_decoding_everything(name: str) -> None:
+    data = encode(**VIDEOS[name])
+    whole, counts = everything(data), []
+    assert len(whole) == 40
+    choices = [
+        [39],
+        [0],
+        [17, 3, 17, 30],
+        [*range(12, 28, 2)],
+        [*range(40)],
+        *([n] for n in (11, 23)),
+    ]
+    for indexes in choices:
+
+        def choose(count: int, indexes: Sequence[int] = indexes) -> Sequence[int]:
+            counts.append(count)
+            return indexes
+
+        found = [pixels_of(frame) for frame in read_frames(data, choose)]
+        assert len(found) == len(indexes)
+        for index, pixels in zip(indexes, found, strict=True):
+            np.testing.assert_array_equal(pixels, whole[index])
+    assert set(counts) == {40}
+
+
+@pytest.mark.parametrize("name", ["h264 in mp4", "vp9", "av1 in mp4", "mpeg4 in avi"])
+def test_decoding_begins_at_the_keyframe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, decoded = encode(**VIDEOS[name]), []
+    decode = frames._Video._decode
+    monkeypatch.setattr(
+        frames._Video,
+        "_decode",
+        lambda self, packet: decoded.append(packet) or decode(self, packet),
+    )
+    read_frames(data, lambda _: [30, 33])
+    assert 4 <= len(decoded) <= 16
+
+
+def test_a_packet_that_shows_nothing_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With empty packets, such as those of dropped frames in AVI, frames are counted."""
+    data = encode(**VIDEOS["mpeg4 in avi"])
+    monkeypatch.setattr(frames, "_HIDDEN", ("mpeg4",))
+    decode = frames._Video._all
+    monkeypatch.setattr(frames._Video, "_all", lambda self: list(decode(self))[:30])
+    counts: list[int] = []
+    [last] = read_frames(data, lambda count: counts.append(count) or [count - 1])
+    assert counts == [40, 30]
+    np.testing.assert_array_equal(pixels_of(last), everything(data)[29])
+
+
+TURNS = {  # the matrix, and what it does to pixels
+    (0, 1, -1, 0): lambda pixels: np.rot90(pixels, -1),
+    (-1, 0, 0, -1): lambda pixels: np.rot90(pixels, 2),
+    (0, -1, 1, 0): np.rot90,
+    (-1, 0, 0, 1): lambda pixels: pixels[:, ::-1],
+    (1, 0, 0, -1): lambda pixels: pixels[::-1],
+    (0, 1, 1, 0): lambda pixels: pixels.swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("matrix", TURNS)
+def test_frames_are_upright(matrix: tuple[int, ...]) -> None:
+    data = encode()
+    [found], whole = taken(turned(data, matrix), [7]), everything(data)[7]
+    np.testing.assert_array_equal(found, TURNS[matrix](whole))
+
+
+def test_a_rotation_by_other_angles_is_refused() -> None:
+    with pytest.raises(UndecodedError, match=r"quarter turns: the matrix 46340 46340 -46340"):
+        taken(turned(encode(), (0.7071, 0.7071, -0.7071, 0.7071)), [0])
+
+
+@pytest.mark.parametrize("name", ["h264 in mp4", "hevc", "vp9", "av1 in webm", "mpeg4 in avi"])
+def test_what_is_cut_is_an_error(name: str) -> None:
+    data = encode(**VIDEOS[name])
+    for end in (0, 10, 500, len(data) // 2, len(data) - 2):
+        with pytest.raises(NotMediaError):
+            taken(data[:end], range(40))
+
+
+@pytest.mark.parametrize("name", ["h264 in mp4", "hevc", "av1 in mp4", "mpeg4"])
+def test_damage_of_frames_is_an_error_where_they_are_decoded(name: str) -> None:
+    """Of an MP4, whose table says where packets are, also if damage is between them."""
+    data = encode(**VIDEOS[name])
+    at = data.index(b"mdat") + (data.index(b"moov") - data.index(b"mdat")) // 2
+    damaged = data[:at] + random.Random(0).randbytes(1000) + data[at + 1000 :]
+    with pytest.raises(NotMediaError, match=r"Invalid data|damaged"):
+        taken(damaged, range(40))
+    for pixels, whole in zip(taken(damaged, [0, 5]), everything(data)[:6:5], strict=True):
+        np.testing.assert_array_equal(pixels, whole)
+
+
+@pytest.mark.parametrize("data", [b"", b"text", make_image(0), make_audio(), make_video()])
+def test_what_has_no_frames_is_an_error(data: bytes) -> None:
+    with pytest.raises(NotMediaError):
+        taken(data, [0])
+
+
+def test_a_rare_codec_is_refused() -> None:
+    """The fewer of FFmpeg's decoders data can choose, the better."""
+    with pytest.raises(UndecodedError, match="can decode"):
+        taken(encode("ffvhuff", "avi"), [0])
+
+
+def test_titles_of_other_encodings_do_not_matter() -> None:
+    data = encode()
+    title = data.replace(b"Lavf", b"L\xe4v\xff")
+    assert title != data
+    np.testing.assert_array_equal(taken(title, [3]), taken(data, [3]))
+
+
+def test_frames_of_two_sizes_are_an_error() -> None:
+    small, large = (encode("mpeg4", frames=5, size=size) for size in ((96, 64), (192, 128)))
+    with pytest.raises(UndecodedError, match="2 sizes"):
+        taken(_followed(small, large), range(10))
+
+
+def _followed(one: bytes, other: bytes) -> bytes:
+    """A video with the packets of two, as they are, which carry their own headers."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        inputs = [av.open(io.BytesIO(data)) for data in (one, other)]
+        stream = out.add_stream_from_template(inputs[0].streams.video[0])
+        for number, container in enumerate(inputs):
+            head = container.streams.video[0].codec_context.extradata
+            for packet in container.demux(video=0):
+                if packet.size:
+                    new = av.Packet(head + bytes(packet) if packet.is_keyframe else bytes(packet))
+                    new.pts = new.dts = packet.pts + number * 5 * 512
+                    new.time_base, new.stream = packet.time_base, stream
+                    new.is_keyframe = packet.is_keyframe
+                    out.mux(new)
+    return file.getvalue()
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """X4: pixels of a frame, of all frames of a sample, of all that is decoded; packets."""
+    data, size = encode(), 96 * 64
+    header = data.index(b"avc1", data.index(b"stsd")) + 28
+    large = data[:header] + struct.pack(">HH", 1 << 15, 1 << 15) + data[header + 4 :]
+    with pytest.raises(TooManyPixelsError, match=r"32,768 x 32,768"):
+        taken(large, [0])
+    sizes = data.index(b"stsz") + 8
+    many = data[:sizes] + struct.pack(">II", 1, 1 << 31) + data[sizes + 8 :]
+    with pytest.raises(UndecodedError, match=r"2,147,483,648 frames in"):
+        taken(many, [0])
+    for name, most in (("MAX_FRAME_PIXELS", 3), ("MAX_DECODED", 30)):
+        with monkeypatch.context() as patch:
+            patch.setattr(frames, name, most * size)
+            assert len(taken(data, [0, 1])) == 2
+            with pytest.raises(TooManyPixelsError, match="96 x 64"):
+                taken(data, [10, 20, 30, 39])
+    monkeypatch.setattr(frames, "MAX_PACKETS", 39)
+    with pytest.raises(TooManyPixelsError, match="packets"):
+        taken(data, [0])
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """A few bytes of a file changed, removed, repeated or cut off; often in its header."""
+    draw, made = random.Random(seed), bytearray(data)
+    header = max(data.find(b"moov"), 0)
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        at = draw.randrange(len(made))
+        if draw.random() < 0.5:
+            at = min(header + draw.randrange(2500), len(made) - 1)
+        length = draw.randrange(1, 100)
+        match draw.randrange(6):
+            case 0 | 1:
+                made[at] = draw.randrange(256)
+            case 2:
+                made[at : at + 4] = draw.choice((bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff"))
+            case 3:
+                made[at : at + length] = bytes(length)
+            case 4:
+                del made[at : at + length]
+            case _:
+                made[at:at] = made[at : at + length]
+        made = made or bytearray(1)
+    return bytes(made[: draw.randrange(len(made))] if draw.random() < 0.05 else made)
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(1500, marks=pytest.mark.large)])
+@pytest.mark.parametrize(
+    "name", ["h264 in mp4", "hevc", "vp8", "vp9", "av1 in mp4", "h264 in mkv", "mpeg4 in avi"]
+)
+def test_damage_is_our_error_or_frames(name: str, times: int) -> None:
+    """X1, X4: 10,500 files with --large; neither this process nor a test may end or hang for it."""
+    data, decoded = encode(**VIDEOS[name]), 0
+    for seed in range(times):
+        choose = SampleFrames(4, stride=1 + seed % 3, random=True).choose
+        try:
+            found = read_frames(damaged(data, seed), partial(choose, drawn=[seed % 10 / 10]))
+        except NotMediaError:
+            continue
+        decoded += len([pixels_of(frame) for frame in found]) == 4
+    assert times < 100 or times * 0.05 < decoded < times * 0.9

@@ -1,0 +1,227 @@
+"""Video decoded while loading: which frames, the same window for all, order, errors."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    SampleError,
+    SampleFrames,
+    UsageError,
+)
+from shardkit.schema import Array, Image, Int, Schema, Video
+from shardkit.testing import make_image
+from shardkit.torch import Loader
+from shardkit.transforms import Draws, Transforms
+from tests.codecs.sample_videos import encode, turned
+
+CLIP = [
+    SampleFrames(4, stride=2, random=True),
+    Resize(40),
+    CenterCrop(32),
+    RandomHorizontalFlip(),
+]
+
+
+def made(value: bytes, steps: Any, turn: int = 0, schema: Any = None) -> Any:
+    """What a chain makes of a value; raises its error."""
+    sample = {"__key__": "a", "video": value}
+    draws = Draws(7, np.array([turn]), np.array([0]))
+    transforms = Transforms({"video": steps}, Schema({"video": schema or Video()}))
+    for error in transforms.apply([sample], draws, {}).values():
+        raise error
+    return sample["video"]
+
+
+def everything(data: bytes) -> Any:
+    with av.open(io.BytesIO(data)) as container:
+        frames = container.decode(video=0)
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+
+
+def test_frames_of_all_of_a_video_or_at_a_stride() -> None:
+    assert SampleFrames(4).choose(40, []) == [5, 15, 25, 35]  # the middle of each quarter
+    assert SampleFrames(4, random=True).choose(40, [0, 0.5, 0.99, 0.999]) == [0, 15, 29, 39]
+    assert SampleFrames(4).choose(2, []) == [0, 0, 1, 1]
+    assert SampleFrames(4, stride=3).choose(40, []) == [15, 18, 21, 24]
+    assert SampleFrames(4, stride=3, random=True).choose(40, [0]) == [0, 3, 6, 9]
+    assert SampleFrames(4, stride=3, random=True).choose(40, [1 - 2**-53]) == [30, 33, 36, 39]
+    assert SampleFrames(4, stride=3, random=True).choose(8, [0.7]) == [0, 3, 6, 7]
+    assert SampleFrames(3, stride=1).choose(1, []) == [0, 0, 0]
+    for wrong in ({"n": 0}, {"n": 5000}, {"n": 2.0}, {"n": 2, "stride": 0}):
+        with pytest.raises(UsageError):
+            SampleFrames(**wrong)
+    assert repr(CLIP[0]) == "SampleFrames(4, stride=2, random=True)"
+
+
+def test_a_clip_is_frames_of_the_video_wherever_it_begins() -> None:
+    data = encode(g="12", bf="2")
+    whole, starts = everything(data), set()
+    for turn in range(12):
+        clip = made(data, SampleFrames(4, stride=2, random=True), turn)
+        assert (clip.shape, clip.dtype) == ((4, 64, 96, 3), np.uint8)
+        [start] = [n for n in range(34) if np.array_equal(whole[n : n + 8 : 2], clip)]
+        starts.add(start)
+    assert len(starts) > 5
+    np.testing.assert_array_equal(made(data, [Decode(), SampleFrames(2)]), whole[[10, 30]])
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_all_frames_get_the_window_that_an_image_gets(turn: int) -> None:
+    data = turned(encode(), (0, 1, -1, 0))  # of a phone that was held upright
+    geometry = [
+        Resize((50, 40)),
+        RandomResizedCrop(24),
+        CenterCrop((28, 20)),
+        RandomHorizontalFlip(),
+    ]
+    frames = made(data, SampleFrames(4))
+    assert frames.shape == (4, 96, 64, 3)
+    found = made(data, [SampleFrames(4), *geometry[1:]], turn)
+    pixels = Array("uint8", (None, None, 3))
+    for image, frame in zip(frames, found, strict=True):
+        np.testing.assert_array_equal(made(image, geometry[1:], turn, pixels), frame)
+    assert made(data, [SampleFrames(4), *geometry], turn).shape == (4, 28, 20, 3)
+    with pytest.raises(SampleError, match="too large to be decoded"):
+        made(data, [SampleFrames(64), Resize(4000)])
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve videos of three codecs, in shards of four."""
+    out = tmp_path_factory.mktemp("videos") / "shards"
+    schema = {"video": Video(), "label": Int()}
+    with shardkit.create(out, to="wds", schema=schema, shard_samples=4) as writer:
+        for number in range(12):
+            codec, format = [("libx264", "mp4"), ("libvpx-vp9", "webm"), ("mpeg4", "avi")][
+                number % 3
+            ]
+            data = encode(codec, format, 16 + number, (96, 64), (), number, g="8")
+            writer.write({"__key__": f"{number:02}", "video": data, "label": number})
+    return out
+
+
+def batches(path: Path, **options: Any) -> list[Any]:
+    loader = Loader(
+        path, global_batch_size=4, shuffle=True, seed=3, transforms={"video": CLIP}, **options
+    )
+    return list(loader)
+
+
+def test_batches_do_not_depend_on_threads_ranks_or_a_stop(videos: Path) -> None:
+    """S1, S3, S4 for clips."""
+    whole = batches(videos, threads=0)
+    assert [batch["video"].shape for batch in whole] == [(4, 4, 3, 32, 32)] * 3
+    assert sorted(n for batch in whole for n in batch["label"].tolist()) == [*range(12)]
+    for one, other in zip(whole, batches(videos, threads=3), strict=True):
+        assert one["__key__"] == other["__key__"]
+        assert (one["video"] == other["video"]).all()
+    ranks = [batches(videos, rank=rank, world_size=2) for rank in range(2)]
+    for number, batch in enumerate(whole):
+        both = np.concatenate([rank[number]["video"] for rank in ranks])
+        np.testing.assert_array_equal(both, batch["video"])
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "transforms": {"video": CLIP}}
+    stopped = Loader(videos, global_batch_size=4, **options)
+    next(iter(stopped))
+    continued = Loader(videos, global_batch_size=4, rank=0, world_size=1, **options)
+    continued.load_state_dict(stopped.state_dict())
+    for one, other in zip(whole[1:], continued, strict=True):
+        assert (one["video"] == other["video"]).all()
+
+
+def test_frames_are_channels_last_until_torch(videos: Path) -> None:
+    clip = shardkit.open(videos, transforms={"video": CLIP})[0]["video"]
+    assert clip.shape == (4, 32, 32, 3)
+    [first, *_] = Loader(videos, batch_size=2, to="numpy", transforms={"video": CLIP})
+    assert first["video"].shape == (2, 4, 32, 32, 3)
+
+    def faded(clip: Any) -> Any:
+        return clip // 2
+
+    [last, *_] = Loader(videos, batch_size=2, transforms={"video": [SampleFrames(2), faded]})
+    assert last["video"].shape == (2, 2, 64, 96, 3)  # of a function, as it is
+
+
+def test_what_cannot_be_decoded_is_an_error_or_replaced(tmp_path: Path) -> None:
+    """C3, X1: key, field and reason."""
+    data = encode()
+    at = data.index(b"mdat") + 100
+    bad = data[:at] + bytes(3000) + data[at + 3000 :]
+    with shardkit.create(tmp_path / "out", to="wds", schema={"video": Video()}) as writer:
+        for number, value in enumerate([data, bad, data]):
+            writer.write({"__key__": f"{number}", "video": value})
+    transforms = {"video": [SampleFrames(4), Resize(32)]}
+    with pytest.raises(SampleError, match="cannot be decoded") as caught:
+        list(Loader(tmp_path / "out", batch_size=3, transforms=transforms))
+    assert {"key": "1", "field": "video"}.items() <= caught.value.where.items()
+    assert "Invalid data" in str(caught.value)
+    [batch] = Loader(tmp_path / "out", batch_size=3, transforms=transforms, on_error="skip")
+    assert batch["valid"].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("field", "steps", "words"),
+    [
+        ("video", Resize(8), "begin with one that says which frames"),
+        ("video", Decode(), "begin with one that says which frames"),
+        ("video", [Resize(8), SampleFrames(2)], "begin with one"),
+        ("video", [SampleFrames(2), SampleFrames(2)], "begin with one"),
+        ("video", [SampleFrames(2), lambda clip: clip, Resize(8)], "comes after a function"),
+        ("video", [SampleFrames(2), Normalize((0, 0, 0), (1, 1, 1))], "Normalize"),
+        ("image", SampleFrames(2), "video"),
+        (("video", "image"), SampleFrames(2), "one field"),
+    ],
+)
+def test_what_transforms_of_video_are_not_for(field: Any, steps: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Transforms({field: steps}, Schema({"video": Video(), "image": Image()}))
+
+
+def test_values_that_are_no_video() -> None:
+    for value in (b"text", make_image(0), b""):
+        with pytest.raises(SampleError, match="not audio or video"):
+            made(value, SampleFrames(2))
+
+
+@pytest.mark.docs
+def test_the_example_learns(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs/examples/train_clips.py"
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "--steps", "60"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.split()[3]) for line in run.stdout.splitlines() if "loss" in line]
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < sum(losses[:10]) / 3
+
+
+def test_without_pyav_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name == "av":
+            raise ModuleNotFoundError("No module named 'av'", name="av")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(UsageError, match=r"decoding video needs av(?s:.*)shardkit\[video\]"):
+        made(encode(), SampleFrames(2))
