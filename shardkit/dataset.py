@@ -21,6 +21,7 @@ from shardkit import open_shards, storage
 from shardkit.byte_source import Memory
 from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
+from shardkit.codecs.media import length_of
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
@@ -31,7 +32,16 @@ from shardkit.pages import Pages, through
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.sample import Sample, key_hash
-from shardkit.schema import Array, Schema, label_of, length_fields, lengths_dtype, row_fields
+from shardkit.schema import (
+    Array,
+    Audio,
+    Schema,
+    audio_fields,
+    label_of,
+    length_fields,
+    lengths_dtype,
+    row_fields,
+)
 from shardkit.sequence_reader import SampleSequence, SequenceReader
 from shardkit.shared_schema import own_schema, shared_names, shared_schema
 from shardkit.views import Views
@@ -320,23 +330,26 @@ class Dataset(Views):
     def lengths(self, field: str) -> npt.NDArray[np.int64]:
         """How many elements the field's array has in each sample, in order; 0 where it is absent.
 
-        No sample is read for it where shardkit wrote the dataset. Raises UsageError for a field
-        that is no array of one dimension.
+        Of audio it is the duration in milliseconds. No sample is read for it where shardkit wrote
+        the dataset. Raises UsageError for a field that is neither an array of one dimension nor
+        audio.
         """
         kind = self._check_lengths(field)
-        if kind.shape is not None and kind.shape[0] is not None and not kind.optional:
-            return np.full(len(self), kind.shape[0], np.int64)
+        fixed = kind.shape[0] if isinstance(kind, Array) and kind.shape is not None else None
+        if fixed is not None and not kind.optional:
+            return np.full(len(self), fixed, np.int64)
         rows = self.length_table()
         if rows is None or field not in (rows.dtype.names or ()):
             samples = (self.read(n, [field]) for n in range(len(self)))
-            return np.array([len(sample.get(field, ())) for sample in samples], np.int64)
+            return np.array([length_of(sample.get(field)) for sample in samples], np.int64)
         return rows[field].astype(np.int64)
 
-    def _check_lengths(self, field: str) -> Array:
-        kind, fields = self.schema.get(field), row_fields(self.schema)
-        if not isinstance(kind, Array) or field not in fields:
+    def _check_lengths(self, field: str) -> Array | Audio:
+        kind = self.schema.get(field)
+        fields = [*row_fields(self.schema), *audio_fields(self.schema)]
+        if not isinstance(kind, Array | Audio) or field not in fields:
             raise UsageError(
-                "lengths are those of arrays of one dimension",
+                "lengths are those of arrays of one dimension, and of audio",
                 path=self.place,
                 field=field,
                 expected="one of " + ", ".join(map(repr, fields)) if fields else "such a field",
@@ -350,8 +363,9 @@ class Dataset(Views):
         `fields`, by name: of images `pixels`, with `mean` and `std` of red, green and blue (0 to 1)
         over all pixels as training sees them: upright RGB or, where the dataset was opened with
         transforms, what these make of it. The smallest, median (to 1 %), mean and largest `width`,
-        `height` and `bytes` of images, `characters` of text and `length` of arrays of one
-        dimension; `mean`, `std`, `min` and `max` of numbers that are no classes.
+        `height` and `bytes` of images, `milliseconds`, `sampling_rate`, `channels` and more of
+        audio and video, `characters` of text and `length` of arrays of one dimension; `mean`,
+        `std`, `min` and `max` of numbers that are no classes.
         `classes`: the samples of each, and the `weight` by which all classes count alike.
         `duplicates`: `samples` with the same images as one before them (without images: the
         same values but for the label), in so many `groups`, the keys of the first of these, and
@@ -364,18 +378,25 @@ class Dataset(Views):
         return stats(self)
 
     def length_table(self) -> npt.NDArray[np.void] | None:
-        """The file beside the manifest: a row per sample, a column per array of one dimension."""
+        """The file beside the manifest: a row per sample, a column for each of `length_fields`."""
         table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
         if table is None or self.manifest is None:
             return None
         path = self.path / table.name
         samples = [shard.samples for shard in self.manifest.shards]
-        dtype = lengths_dtype(length_fields(self.schema))
         source = None
         if isinstance(path, RemotePath):  # it is read whole in any case
             data = manifests.read_checked(path, table.checksum, self.manifest.checksum)
             source = Memory(data, path)
-        every = load_table(path, dtype, "the table of arrays' lengths", source)
+        names = length_fields(self.schema)
+        what = "the table of arrays' lengths"
+        try:
+            every = load_table(path, lengths_dtype(names), what, source)
+        except DamagedError:
+            arrays = [name for name in names if isinstance(self.schema[name], Array)]
+            if arrays == names:
+                raise
+            every = load_table(path, lengths_dtype(arrays), what, source)  # of an earlier version
         if len(every) != sum(samples):
             raise DamagedError(
                 "the table of arrays' lengths does not fit its manifest",
@@ -387,7 +408,7 @@ class Dataset(Views):
         start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
         starts = [start_of[name] for name in self._names]
         parts = [every.slice(at, at + self.extent(n)[0]) for n, at in enumerate(starts)]
-        found = np.concatenate([np.zeros(0, dtype), *parts])
+        found = np.concatenate([np.zeros(0, every.dtype), *parts])
         return found if self._chosen is None else found[array(self._chosen)]
 
     @property

@@ -370,13 +370,22 @@ def row_fields(schema: Schema) -> list[str]:
     return [name for name, kind in arrays if kind.shape is None or len(kind.shape) == 1]
 
 
+def audio_fields(schema: Schema) -> list[str]:
+    """The fields of encoded audio."""
+    return [name for name, kind in schema.items() if isinstance(kind, Audio)]
+
+
 def length_fields(schema: Schema) -> list[str]:
-    """The fields whose values are one-dimensional arrays of any length."""
-    return [n for n, kind in schema.items() if isinstance(kind, Array) and kind.shape == (None,)]
+    """The fields whose values have lengths of their own: arrays of one dimension, audio."""
+    return [
+        name
+        for name, kind in schema.items()
+        if isinstance(kind, Audio) or (isinstance(kind, Array) and kind.shape == (None,))
+    ]
 
 
 def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
-    """The type of a row of the table of lengths: those of a sample's arrays in these fields."""
+    """The type of a row of the table of lengths: those of a sample's values in these fields."""
     return np.dtype([(name, "<u4") for name in names])
 
 

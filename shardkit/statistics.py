@@ -13,6 +13,7 @@ import xxhash
 
 from shardkit.checked import Count, plain
 from shardkit.codecs.image import NotAnImageError, probe, unusable
+from shardkit.codecs.media import media_of
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import UsageError
 from shardkit.manifest import PixelStats
@@ -21,7 +22,19 @@ from shardkit.pages import Pages, through
 from shardkit.processors import in_threads, processors
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
-from shardkit.schema import Array, Bool, FieldType, Float, Image, Images, Int, Schema, Text
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Schema,
+    Text,
+    Video,
+)
 from shardkit.sizes import FieldSizes
 
 if TYPE_CHECKING:
@@ -163,6 +176,12 @@ class _Field:
                 found = probe(image)
                 self.formats[found.format] += 1
                 self._size(bytes=len(image), width=found.width, height=found.height)
+        elif isinstance(self.kind, Audio | Video):
+            about = media_of(self.kind, value)._asdict()
+            self.formats[about.pop("format")] += 1
+            if (seconds := about.pop("duration")) is not None:
+                about["milliseconds"] = round(1000 * seconds)
+            self._size(bytes=len(value), **{n: v for n, v in about.items() if v is not None})
         elif isinstance(self.kind, Text):
             self._size(characters=len(value))
         elif isinstance(self.kind, Array):

@@ -65,7 +65,8 @@ def _show(report: dict[str, Any]) -> None:
         print_table("Documents", text_rows(report["text"]))
         _show_lengths("tokens of a document", report["text"])
     for name, about in report["lengths"].items():
-        _show_lengths(f"length of {name!r}", about)
+        audio = report["fields"][name]["type"] == "Audio"
+        _show_lengths(f"{'milliseconds' if audio else 'length'} of {name!r}", about)
     if report["classes"]:
         _show_classes(report["classes"])
     if report["pixels"]:

@@ -11,7 +11,10 @@ from shardkit.cli import print_json, storage_option
 from shardkit.cli.tables import counted, pixel_rows, print_table
 
 _CLASSES = 20  # that are printed; --json has all
-_MEASURES = ("width", "height", "bytes", "characters", "length")
+_MEASURES = (
+    *("width", "height", "bytes", "milliseconds", "sampling_rate", "channels", "frames"),
+    *("characters", "length"),
+)
 
 
 @click.command("stats")

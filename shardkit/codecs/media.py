@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.codecs import image
 from shardkit.codecs.image import NotAnImageError, unusable
@@ -157,6 +157,16 @@ def media_info(data: bytes) -> MediaInfo:
         return audio.PROBES[format](data, format)
     except (struct.error, IndexError) as error:
         raise CutMediaError(f"a {format} file that ends inside its header") from error
+
+
+def length_of(value: Any) -> int:
+    """The length of an array, or that of audio in milliseconds; 0 where nothing tells it."""
+    if not isinstance(value, bytes):
+        return 0 if value is None else len(value)
+    try:
+        return min(round(1000 * (media_info(value).duration or 0)), 0xFFFFFFFF)
+    except NotMediaError:  # whoever reads it says so
+        return 0
 
 
 def media_of(kind: FieldType, value: bytes) -> MediaInfo:

@@ -69,8 +69,7 @@ class Sound:
     @property
     def frames(self) -> int | None:
         """How many there are, where any of them can be sought exactly; None elsewhere."""
-        frames = int(self.file.frames)
-        return frames if self.format in _EXACT and frames < _UNKNOWN else None
+        return int(self.file.frames) if self.format in _EXACT and self.file.seekable() else None
 
     @property
     def bits(self) -> int:
@@ -83,20 +82,18 @@ class Sound:
 
         Without `frames` all there are; otherwise fewer are an error.
         """
-        most = MAX_VALUES // self.channels
-        there = int(self.file.frames)
-        wanted = there if frames is None else frames
-        if wanted > most and (there < _UNKNOWN or frames is not None):
+        wanted = int(self.file.frames) if frames is None else frames
+        if wanted * self.channels > MAX_VALUES:
             raise TooLongError(f"{wanted:,} x {self.channels} channels")
-        self.file.seek(start)  # at 0 too, as soundfile.read does: MP3 comes out otherwise
+        if self.file.seekable():
+            self.file.seek(start)  # to 0 too, as soundfile.read does: MP3 comes out otherwise
         # In one call: soundfile seeks after each, which is not exact in MP3 and Ogg.
-        found: Samples = self.file.read(min(wanted, most + 1), dtype="float32", always_2d=True)
-        known = frames if frames is not None else self.frames
-        if known is not None and len(found) != known:
-            raise UndecodedError(f"{len(found):,} of {known:,} frames of {self.format}")
-        if len(found) > most:
-            raise TooLongError(f"more than {most:,} x {self.channels} channels")
-        return found if len(found) == wanted else found.copy()
+        found: Samples = self.file.read(wanted, dtype="float32", always_2d=True)
+        if len(found) == wanted:
+            return found
+        if frames is not None or self.frames is not None:
+            raise UndecodedError(f"{len(found):,} of {wanted:,} frames of {self.format}")
+        return found.copy()
 
 
 @contextlib.contextmanager
@@ -109,6 +106,8 @@ def opened(data: bytes) -> Iterator[Sound]:
         raise UndecodedError("M4A, which libsndfile does not read")
     try:
         with soundfile.SoundFile(_File(data)) as file:
+            if file.frames >= _UNKNOWN:  # soundfile cannot read those either
+                raise UndecodedError(f"{format} whose header does not say how long it is")
             yield Sound(file, format, file.samplerate, file.channels)
     except soundfile.SoundFileError as error:
         raise UndecodedError(f"{format}: {getattr(error, 'error_string', error)}") from error

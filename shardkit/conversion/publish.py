@@ -323,9 +323,9 @@ def _write_lists(
 
 
 def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]:
-    """How long arrays are, from the folders of tasks, as one array that `numpy.load` reads.
+    """How long values are, from the folders of tasks, as one array that `numpy.load` reads.
 
-    It has a row per sample and a column of uint32 per field with one-dimensional arrays, if any.
+    It has a row per sample and a column of uint32 for each of `length_fields`, if any.
     """
     names = length_fields(schema)
     if not names:

@@ -12,6 +12,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.media import length_of
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.formats import file_name
@@ -101,7 +102,7 @@ class ShardSequence:
         if not self._unique_keys:
             self._keys.add(sample["__key__"])
         self._key_hashes.append(key_hash(sample["__key__"]))
-        self._lengths.extend(len(sample.get(name, ())) for name in self._length_fields)
+        self._lengths.extend(length_of(sample.get(name)) for name in self._length_fields)
         self.stats.add(sample)
         for name, values in pixels.items():
             self.stats.pixels.setdefault(name, Pixels()).add(values)

@@ -375,6 +375,8 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
     rows = row_fields(schema)
     if not isinstance(collate, PadCollate) or not known or not rows:
         return None
+    if batching is not None and batching.field not in (None, *rows):  # by that of audio
+        return None
     if not all(_has_lengths(d, name) for d in stream.datasets for name in rows):
         return None
     lengths = {name: np.concatenate([d.lengths(name) for d in stream.datasets]) for name in rows}

@@ -10,7 +10,7 @@ from shardkit.codecs.sound import encode_flac, library_versions, mono, opened, r
 from shardkit.errors import UsageError
 from shardkit.options import AudioOptions
 from shardkit.preprocess.items import Shaped
-from shardkit.schema import Audio, Schema
+from shardkit.schema import Audio, Schema, audio_fields
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class AudioSteps:
         """Those for samples with these fields, if any. Raises UsageError where none is audio."""
         if not options.active:
             return None
-        fields = tuple(name for name, kind in schema.items() if isinstance(kind, Audio))
+        fields = tuple(audio_fields(schema))
         if not fields:
             found = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
             raise UsageError("there are options for audio, and no audio", found=found or None)

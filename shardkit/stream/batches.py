@@ -15,7 +15,7 @@ from shardkit import storage
 from shardkit.clock import enter
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import Sample
-from shardkit.schema import Array, Bool, FieldType, Float, Int, Schema
+from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
@@ -83,7 +83,7 @@ class BatchMaker:
         self._lengths = None if self._pack else stream.lengths
         self._collate = options.collate
         if self._collate is None and self._lengths is not None:
-            self._collate = pad_collate(field=self._field)
+            self._collate = _padding(self._field, self._samples.schema, self._transforms.fields)
         self._max_errors = options.max_errors if options.on_error == "skip" else None
         self._bad: set[tuple[int, int]] = set()  # number and turn of samples that were tried
         self._transformed = {
@@ -303,6 +303,13 @@ def _stacked(values: list[Any]) -> Any:
     if len(kinds) == 1 and (number or isinstance(first, np.ndarray)):
         return np.stack(values)
     return values
+
+
+def _padding(field: str, schema: Schema, transformed: Collection[str]) -> PadCollate:
+    """How samples of unlike lengths become a batch: audio that stays encoded is a list."""
+    if isinstance(schema[field], Audio):
+        return pad_collate(field=field, axis=-1) if field in transformed else pad_collate()
+    return pad_collate(field=field)
 
 
 class Memory:

@@ -34,7 +34,8 @@ class PadCollate:
     `multiple_of`; or `length`, which no array may exceed. `value` is the padding, one for all or by
     field (0 for the others), and `side` the side it is on. For `field` ("tokens", or else the first
     that is padded) the batch has `lengths`, and `attention_mask`, False for padding. An array of
-    more dimensions that `field` names, such as "boxes", is padded along its first.
+    more dimensions that `field` names, such as "boxes", is padded along its first; with
+    axis=-1 along its last, as audio (channels, frames) is.
 
     Numbers become arrays of int64, float64 or bool, text, bytes and JSON values lists, and arrays
     of more dimensions are stacked. A field that no sample has is left out. It can be pickled, and
@@ -47,10 +48,13 @@ class PadCollate:
     multiple_of: int = 1
     length: int | None = None
     field: str | None = None
+    axis: int = 0  # or -1
 
     def __post_init__(self) -> None:
         check_numbers(self, multiple_of=1, length=1)
         check_choice(self, "side", ("right", "left"))
+        if self.axis not in (0, -1):
+            raise UsageError("axis must be 0 or -1", found=repr(self.axis))
         values = self.value.values() if isinstance(self.value, Mapping) else [self.value]
         if not all(isinstance(value, numbers.Real) for value in values):
             raise UsageError(
@@ -71,6 +75,8 @@ class PadCollate:
         """The batch of these samples."""
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns = {name: _column(samples, name) for name in names}
+        if self.axis and self.field in columns:
+            columns[self.field] = [_moved(value, -1, 0) for value in columns[self.field]]
         rows = {n: v for n, v in columns.items() if _is_row(v[0]) or self._is_padded(n, v[0])}
         self._check_names(list(columns), list(rows))
         dtypes = {
@@ -84,6 +90,8 @@ class PadCollate:
                 batch[name] = self._padded(name, values, dtypes[name], length)
             else:
                 batch[name] = _gathered(samples, name, values)
+        if self.axis and self.field in rows:
+            batch[self.field] = np.ascontiguousarray(_moved(batch[self.field], 1, -1))
         if rows:
             lengths = counts[self.field or ("tokens" if "tokens" in rows else next(iter(rows)))]
             positions = np.arange(length)[:: 1 if self.side == "right" else -1]
@@ -195,6 +203,10 @@ def _parts(
             )
         parts.append(arrays[number][start:stop])
     return parts
+
+
+def _moved(value: Any, axis: int, to: int) -> Any:
+    return np.moveaxis(value, axis, to) if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _column(samples: Sequence[Sample], name: str) -> list[Any]:

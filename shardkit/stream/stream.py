@@ -18,7 +18,7 @@ from shardkit.opening import open_dataset
 from shardkit.page_cache import MemoryCache, cache_from
 from shardkit.pages import Pages, through
 from shardkit.remote.path import RemotePath
-from shardkit.schema import Bool, Float, Int, Schema, Text, row_fields
+from shardkit.schema import Bool, Float, Int, Schema, Text, audio_fields, row_fields
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import Collate, PadCollate
 from shardkit.stream.options import StreamOptions
@@ -255,12 +255,12 @@ def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]
 
 
 def _counted(schema: Schema, batching: Batching) -> str:
-    """The field whose lengths a batching is planned by."""
-    arrays = row_fields(schema)
+    """The field whose lengths a batching is planned by: of audio milliseconds."""
+    arrays = row_fields(schema) + ([] if isinstance(batching, Pack) else audio_fields(schema))
     wanted = batching.field or ("tokens" if "tokens" in arrays else arrays[0] if arrays else None)
     if wanted not in arrays:
         raise UsageError(
-            "batches by length need a field that is an array of one dimension",
+            "batches by length need a field that is an array of one dimension, or audio",
             expected=", ".join(arrays) or "such a field",
             found=", ".join(schema) if wanted is None else repr(wanted),
             fix=f"name it: {type(batching).__name__}(..., field=...)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,21 @@ import numpy.typing as npt
 import pytest
 import soundfile
 import torch
+from click.testing import CliRunner
 
 import shardkit
-from shardkit import Decode, Mono, RandomClip, Resample, SampleError, UsageError
+from shardkit import (
+    Bucket,
+    Decode,
+    Dynamic,
+    Mono,
+    Pack,
+    RandomClip,
+    Resample,
+    SampleError,
+    UsageError,
+)
+from shardkit.cli import group as cli
 from shardkit.schema import Array, Audio, Image, Int, Schema
 from shardkit.testing import make_audio, make_image
 from shardkit.torch import Loader
@@ -247,3 +260,63 @@ def test_batches_of_clips_resume_and_divide_as_those_of_images(clips: Path) -> N
     on = batches()
     on.load_state_dict(stopped.state_dict())
     assert parts(on) == parts(epochs[0][2:])
+
+
+def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips: Path) -> None:
+    lengths = shardkit.open(clips).lengths("audio")
+    assert lengths.tolist() == [round((800 + 370 * (n * 7 % 40)) / 8) for n in range(40)]
+    transforms = {"audio": [Mono(), Resample(16_000)]}
+    for batching in (Bucket(4, (300, 900)), Bucket(4, 3), Dynamic(5000)):
+        loader = Loader(clips, batching=batching, shuffle=True, transforms=transforms)
+        seen = []
+        for batch in loader:
+            audio, real = batch["audio"], batch["lengths"]
+            assert audio.shape == (len(real), 1, int(real.max()))
+            assert batch["attention_mask"].sum(dim=1).tolist() == real.tolist()
+            for row, length in zip(audio, real.tolist(), strict=True):
+                assert not row[:, length:].any()
+            milliseconds = (real[batch["valid"]] / 16).tolist()
+            if isinstance(batching, Dynamic):
+                assert max(milliseconds) * len(milliseconds) <= 5001
+            elif isinstance(batching.boundaries, tuple):
+                assert len(set(np.searchsorted(batching.boundaries, milliseconds))) == 1
+            seen += milliseconds
+        assert sorted(seen) == pytest.approx(sorted(lengths.tolist()), abs=0.6)
+    # What stays encoded is a list; packed rows are not for audio.
+    [batch, *_] = Loader(clips, batching=Bucket(4, 2, "audio"))
+    assert all(isinstance(value, bytes) for value in batch["audio"])
+    with pytest.raises(UsageError):
+        Loader(clips, batching=Pack(10, 2, field="audio"))
+
+
+def test_durations_of_datasets_without_a_table_are_read(clips: Path, tmp_path: Path) -> None:
+    """Of an earlier version, whose table had arrays alone, and of others."""
+    kinds = {"audio": Audio(), "a": Array("<i4", (None,))}
+    with shardkit.create(tmp_path / "new", "wds", kinds) as writer:
+        for n in range(5):
+            audio = make_audio(n, 8000, 800 * n + 80)
+            writer.write({"audio": audio, "a": np.arange(n, dtype="<i4")})
+    dataset = shardkit.open(tmp_path / "new")
+    expected = [100 * n + 10 for n in range(5)]
+    table = tmp_path / "new/__shardkit__/lengths.npy"
+    rows = np.load(table)
+    assert (rows.dtype.names, rows["audio"].tolist()) == (("audio", "a"), expected)
+    np.save(table, rows[["a"]].astype([("a", "<u4")]))
+    assert dataset.lengths("audio").tolist() == expected
+    assert dataset.lengths("a").tolist() == [*range(5)]
+    (foreign := tmp_path / "foreign").mkdir()
+    shutil.copy(clips / "shard-000000.tar", foreign)
+    there = shardkit.open(foreign)
+    assert there.lengths("wav").tolist() == shardkit.open(clips).lengths("audio").tolist()
+
+
+def test_stats_and_inspect_have_durations(clips: Path) -> None:
+    found = shardkit.open(clips).stats()["fields"]["audio"]
+    assert found["formats"] == {"wav": 40}
+    assert found["milliseconds"]["min"] == 100
+    assert found["sampling_rate"]["max"] == 8000
+    assert found["channels"]["max"] == 1
+    assert shardkit.inspect(clips)["lengths"]["audio"]["shortest"] == 100
+    shown = CliRunner().invoke(cli, ["inspect", str(clips)]).output
+    assert "milliseconds of 'audio'" in shown
+    assert "sampling_rate" in CliRunner().invoke(cli, ["stats", str(clips)]).output
