@@ -181,6 +181,11 @@ class Dataset(Views):
         return self.manifest is not None or any("ours" in layout for layout in self._layouts)
 
     @property
+    def conventions(self) -> list[str]:
+        """In words, whose ways of storing samples were found in foreign shards."""
+        return sorted({layout["convention"] for layout in self._layouts if "convention" in layout})
+
+    @property
     def ignored(self) -> dict[str, int]:
         """What is passed over in foreign shards and beside them: how often, by kind."""
         total: Counter[str] = Counter(self.beside)

@@ -50,6 +50,8 @@ def _show(report: dict[str, Any]) -> None:
         ("samples", f"{report['samples']:,} in {counted(report['shards'], 'shard')}"),
         ("bytes", size(report["bytes"])),
     ]
+    if report["conventions"]:
+        rows.append(("stored as", "; ".join(report["conventions"])))
     if report["errors"]:
         rows.append(("dropped", f"{report['errors']:,} bad samples, listed in errors.jsonl"))
     if report["ignored"]:

@@ -288,7 +288,8 @@ class Format:
         field -> names of its values; `ignored`, what it passes over -> how often; and `unusable`,
         a field that it cannot read -> the error that says why; `ours`, where the shard says that
         shardkit wrote it; and `guessed`, fields that are not optional as far as a few samples tell,
-        which `read` does not rely on with `json_text`.
+        which `read` does not rely on with `json_text`; and `convention`, in words, whose way of
+        storing samples it found.
         """
         return self.reader(path, layout)
 

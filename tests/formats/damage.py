@@ -112,6 +112,36 @@ def _table(way: str) -> Shard:
     return Shard("parquet" if way == "parquet" else "arrow", write)
 
 
+def _lmdb(name: str) -> Shard:
+    """An environment by its own library, with what others keep in theirs."""
+
+    def write(folder: Path) -> Path:
+        import msgpack
+
+        from shardkit.testing import make_image
+        from tests.formats import test_lmdb_foreign as foreign
+
+        about = {b"__len__": b"6", b"__keys__": msgpack.packb([f"{n}" for n in range(6)])}
+        values = {
+            "datum": {
+                b"%08d_%d" % (n, n): foreign.datum((5, 6, 5), bytes(150), n, False)
+                for n in range(6)
+            },
+            "pairs": foreign.numbered(6, image=make_image, label=b"%d".__mod__),
+            "msgpack": about
+            | {b"%d" % n: msgpack.packb([make_image(n), n, {"a": "b"}]) for n in range(6)},
+            "basicsr": {b"%d" % n: make_image(n, "PNG") for n in range(6)},
+        }[name]
+        foreign.make(folder / "x.lmdb", values)
+        (folder / "x.lmdb/lock.mdb").unlink()
+        if name == "basicsr":
+            lines = "".join(f"{n}.png (6,8,3) 1\n" for n in range(6))
+            (folder / "x.lmdb/meta_info.txt").write_text(lines)
+        return folder / "x.lmdb/data.mdb"
+
+    return Shard("lmdb", write)
+
+
 SHARDS = {
     **{name: _ours(name) for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds")},
     "megatron": _ours("megatron", _TOKENS),
@@ -125,6 +155,7 @@ SHARDS = {
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),
+    **{f"lmdb-{name}": _lmdb(name) for name in ("datum", "pairs", "msgpack", "basicsr")},
 }
 
 

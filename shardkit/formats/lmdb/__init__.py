@@ -3,7 +3,7 @@
 layout.py    the bytes of an LMDB file, and a tree that checks every pointer
 reader.py    random access by number
 writer.py    an environment in one pass
-foreign.py   what others keep in theirs
+foreign.py   which entries of others' are samples; foreign_values.py what is in them
 """
 
 from __future__ import annotations

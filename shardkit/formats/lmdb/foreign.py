@@ -1,56 +1,64 @@
-"""LMDBs that others made: what their keys and values are, found out from the file.
+"""LMDBs that others made: which entries are samples, found out from the file.
 
-Known are values that are images, msgpack maps, JSON, Caffe's Datum messages, or bytes.
-Pickles are refused by name: reading one runs the code in it.
+A sample is one entry, or several: `image-000000001` and `label-000000001`, as text recognition has
+them. What stands in an entry, `foreign_values.py` finds out. Read too are what lists the samples:
+`__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import pickletools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
 
-from shardkit.codecs.guess import guessed_schema
-from shardkit.codecs.image import SUFFIXES, is_image
-from shardkit.errors import FormatError, SampleError
+from shardkit import storage
+from shardkit.checked import MOST_BYTES
+from shardkit.codecs.image import SUFFIXES
+from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.formats.lmdb import foreign_values
+from shardkit.formats.lmdb.foreign_values import DATUM, IMAGE, Kind, kind_of, schema_of
 from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
-from shardkit.sample import JsonText, Sample, key_of, unique_key
-from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema
+from shardkit.sample import Sample, key_of, unique_key
+from shardkit.schema import Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LOOKED_AT = 100  # values, spread evenly, that are looked at to find the fields of all
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
+_PART_KEY = re.compile(rb"([a-z]+)-(\d{9})")  # image-000000001
+_LSUN_KEY = re.compile(rb"[0-9a-f]{40}")
+_META_LINE = re.compile(rb"([^.]+)\.\S+ \(\d+,\d+,\d+\) \d+")  # baboon.png (480,500,3) 1
 # Entries about the others, as torchvision-style and text-recognition datasets have them.
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
+_MOST_PARTS = 8  # of a sample
+_COUNTS = (b"num-samples", b"__len__")
+_COUNT_BYTES = 20  # of a count, as text or in msgpack
 
 
-class Kind(NamedTuple):
-    """How all values of an LMDB are stored."""
+class _Samples(NamedTuple):
+    """The entries of all samples: of each sample a row, of each part a column; None: it has none.
 
-    name: str
-    read: Callable[[bytes], Sample]  # raises ValueError for a value of another kind
-    schema: Schema | None  # None where fields differ from value to value
+    Without `parts` a sample is one entry.
+    """
+
+    keys: list[bytes]
+    rows: Sequence[Sequence[Entry | None]]
+    parts: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Where the samples are, and how their values are stored."""
+    """Where the samples are, and how the values of each part are stored."""
 
     keys: list[str]
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    kind: Kind
+    places: npt.NDArray[np.int64]  # (samples, parts, 2): offset and size; 0: it has no such part
+    kinds: Mapping[str, Kind]  # by part; a part with a name is a field
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -58,21 +66,21 @@ class Entries:
     @property
     def in_memory(self) -> int:
         """About the bytes that these take."""
-        return self.offsets.nbytes + self.sizes.nbytes + sum(map(getsizeof, self.keys))
+        return self.places.nbytes + sum(map(getsizeof, self.keys))
 
     def location(self, position: int) -> tuple[int, int]:
-        """Offset and size of a value."""
-        return int(self.offsets[position]), int(self.sizes[position])
+        """Offset and size of a sample's first value."""
+        offset, size = next(place for place in self.places[position].tolist() if place[0])
+        return offset, size
 
-    def sample(self, position: int, value: bytes, schema: Schema) -> Sample:
-        """The sample in a stored value, checked against what the others hold; JSON as its text."""
-        try:
-            fields = self.kind.read(value)
-        except (ValueError, RecursionError) as error:
-            raise SampleError(
-                f"a value is not {self.kind.name} like the others: {error}"
-            ) from error
-        for name in schema.keys() - fields.keys():
+    def sample(self, position: int, tree: Tree, schema: Schema) -> Sample:
+        """A sample, checked against what the others hold; JSON as its text."""
+        sample: Sample = {"__key__": self.keys[position]}
+        places = self.places[position].tolist()
+        for (part, kind), (offset, size) in zip(self.kinds.items(), places, strict=True):
+            if offset:
+                sample |= _fields(part, kind, tree.read(offset, size), offset)
+        for name in schema.keys() - sample.keys():
             if not schema[name].optional:
                 raise SampleError(
                     f"the sample has no field {name!r}, as all have that were looked at on opening",
@@ -80,31 +88,158 @@ class Entries:
                     fix="convert the LMDB: `shardkit convert` reads all values before it says which"
                     " fields every sample has",
                 )
-        return schema.check({"__key__": self.keys[position], **fields})
+        return schema.check(sample)
+
+
+def _fields(part: str, kind: Kind, value: bytes, offset: int) -> Sample:
+    """The fields in a value: one, if it is a part of the sample with a name."""
+    try:
+        found = kind.read(value)
+    except (ValueError, RecursionError) as error:
+        raise SampleError(
+            f"a value is not {kind.name} like the others: {error}", offset=offset
+        ) from error
+    return {part: next(iter(found.values()))} if part else found
 
 
 def scan(tree: Tree) -> dict[str, Any]:
     """The layout of a foreign LMDB: every key, and a schema from the first values."""
     every = _entries(tree)
+    about = [entry for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
     entries = [entry for entry in every if not ABOUT_OTHERS.fullmatch(entry.key)]
-    about = [entry.key for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
-    count = min(len(entries), _LOOKED_AT)
-    some = [entries[n * (len(entries) - 1) // max(count - 1, 1)] for n in range(count)]
-    values = [tree.read(entry.offset, entry.size) for entry in some]
-    for entry, value in zip(some, values, strict=True):
-        _refuse_pickle(value, entry, tree.path)
-    kind = _kind(values)
-    schema = _schema(kind, values)
-    guessed = [n for n, k in schema.items() if count < len(entries) and not k.optional]
-    offsets, sizes = (np.array([e[n] for e in entries], np.int64) for n in (1, 2))
-    found = Entries(_keys(entries), offsets, sizes, kind)
-    layout = {"schema": schema.to_json(), "entries": found, **passed_over(about)}
-    return {**layout, "guessed": guessed} if kind.schema is None and guessed else layout
+    samples = _samples(entries)
+    _check_counts(tree, about, len(samples.keys))
+    found = {part: _values(tree, samples, number) for number, part in enumerate(samples.parts)}
+    kinds = {part: kind for part, (kind, _) in found.items()}
+    fields = Schema({name: each for _, schema in found.values() for name, each in schema.items()})
+    guessed = []
+    if "" in kinds and kinds[""].schema is None and len(entries) > _LOOKED_AT:
+        guessed = [name for name, each in fields.items() if not each.optional]
+    samples, convention = _listed(tree, samples, kinds.get(""), about)
+    places = [(e.offset, e.size) if e else (0, 0) for row in samples.rows for e in row]
+    table = np.array(places, np.int64).reshape(-1, len(samples.parts), 2)
+    return {
+        "schema": fields.to_json(),
+        "entries": Entries(_keys(samples.keys), table, kinds),
+        "convention": convention,
+        **passed_over([entry.key for entry in about]),
+        **({"guessed": guessed} if guessed else {}),
+    }
+
+
+def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
+    """Of which kind the values of a part are, and the fields in them; from some of the values."""
+    part = samples.parts[number]
+    there = [entry for row in samples.rows if (entry := row[number])]
+    values = _some(there, tree)
+    kind = kind_of(values, part=bool(part))
+    schema = schema_of(kind, values)
+    if part:
+        optional = len(there) < len(samples.keys)
+        schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
+    return kind, schema
 
 
 def passed_over(keys: list[bytes]) -> dict[str, Any]:
     """The `ignored` of a layout: entries about the samples, if there are any."""
     return {"ignored": {f"entry {_text(key)!r}": 1 for key in keys}} if keys else {}
+
+
+def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
+    """The values of some entries, none of them of a kind that is refused."""
+    count = min(len(entries), _LOOKED_AT)
+    values = []
+    for number in range(count):
+        entry = entries[number * (len(entries) - 1) // max(count - 1, 1)]
+        values.append(tree.read(entry.offset, entry.size))
+        try:
+            foreign_values.refuse(values[-1])
+        except FormatError as error:
+            where = {"path": tree.path, "key": _text(entry.key), "offset": entry.offset}
+            raise error.located(**where) from None
+    return values
+
+
+def _samples(entries: list[Entry]) -> _Samples:
+    """The samples: entries that are numbered alike are one, if some of them are images."""
+    found = [_PART_KEY.fullmatch(entry.key) for entry in entries]
+    parts = tuple(dict.fromkeys(match[1].decode() for match in found if match))
+    if None in found or "image" not in parts or not 1 < len(parts) <= _MOST_PARTS:
+        return _Samples([entry.key for entry in entries], [(entry,) for entry in entries])
+    rows: dict[bytes, dict[str, Entry]] = {}
+    for entry in entries:
+        part, _, number = entry.key.partition(b"-")
+        rows.setdefault(number, {})[part.decode()] = entry
+    keys = sorted(rows)
+    return _Samples(keys, [[rows[key].get(part) for part in parts] for key in keys], parts)
+
+
+def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
+    """Raise DamagedError where an entry promises more samples than there are."""
+    for entry in about:
+        if entry.key not in _COUNTS or entry.size > _COUNT_BYTES:
+            continue
+        value = tree.read(entry.offset, entry.size)
+        promised = int(value) if value.isdigit() else _unpacked(value)
+        if type(promised) is int and promised > samples:
+            raise DamagedError(
+                "samples are missing from the LMDB",
+                path=tree.path,
+                offset=entry.offset,
+                expected=f"{promised:,}, as its entry {entry.key.decode()} says",
+                found=f"{samples:,}",
+            )
+
+
+def _listed(
+    tree: Tree, samples: _Samples, kind: Kind | None, about: list[Entry]
+) -> tuple[_Samples, str]:
+    """The samples in the order of a list of them, if there is one; and by whose convention."""
+    if kind is None:
+        parts = ", ".join(f"{part}-000000001" for part in samples.parts)
+        return samples, f"text recognition's {parts}, ..."
+    what = "Caffe's Datum messages" if kind is DATUM else f"{kind.name} each"
+    for entry in about:
+        listed = _unpacked(tree.read(entry.offset, entry.size)) if entry.key == b"__keys__" else 0
+        if isinstance(listed, list) and all(isinstance(name, bytes | str) for name in listed):
+            names = [name.encode() if isinstance(name, str) else name for name in listed]
+            where = {"path": tree.path, "offset": entry.offset}
+            samples = _ordered(samples, names, "the entry __keys__", where)
+            return samples, f"{what}, listed in __keys__"
+    meta = tree.path.with_name("meta_info.txt")
+    if kind is IMAGE and tree.path.name == "data.mdb" and meta.is_file():
+        lines = storage.read(meta, MOST_BYTES).splitlines()
+        matches = [_META_LINE.fullmatch(line) for line in lines if line.strip()]
+        names = [match[1] for match in matches if match]
+        if names and len(names) == len(matches):
+            samples = _ordered(samples, names, meta.name, {"path": meta})
+            return samples, "BasicSR's images, with meta_info.txt"
+    if kind is IMAGE and samples.keys and all(map(_LSUN_KEY.fullmatch, samples.keys)):
+        return samples, "LSUN's images"
+    return samples, what
+
+
+def _ordered(
+    samples: _Samples, names: list[bytes], what: str, where: Mapping[str, Any]
+) -> _Samples:
+    """The samples in the order of a list, if that names all; each that it names must be there."""
+    rows = dict(zip(samples.keys, samples.rows, strict=True))
+    lost = next((name for name in names if name not in rows), None)
+    if lost is not None:
+        raise DamagedError(
+            f"{what} names a sample that the LMDB does not have", found=_text(lost), **where
+        )
+    if len({*names}) != len(rows) or len(names) != len(rows):
+        return samples
+    return _Samples(names, [rows[name] for name in names])
+
+
+def _unpacked(value: bytes) -> Any:
+    """What msgpack finds in a value; None where that is none of its."""
+    try:
+        return msgpack.unpackb(value)
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def _entries(tree: Tree) -> list[Entry]:
@@ -129,10 +264,10 @@ def _entries(tree: Tree) -> list[Entry]:
     return entries
 
 
-def _keys(entries: list[Entry]) -> list[str]:
+def _keys(stored: list[bytes]) -> list[str]:
     """Keys as text: without Caffe's number and an image's suffix, and with no dots in the name."""
     keys: dict[str, None] = {}
-    raw = [_text(entry.key) for entry in entries]
+    raw = [_text(key) for key in stored]
     caffe = bool(raw) and all(_CAFFE_KEY.match(key) for key in raw)
     for key in raw:
         stem, dot, suffix = (_CAFFE_KEY.sub("", key, count=1) if caffe else key).rpartition(".")
@@ -148,207 +283,3 @@ def _text(key: bytes) -> str:
     except UnicodeDecodeError:
         return key.hex()
     return text if text.isprintable() else key.hex()
-
-
-def _refuse_pickle(value: bytes, entry: Entry, path: Path) -> None:
-    if _is_pickle(value):
-        raise FormatError(
-            "the values of the LMDB are Python pickles, which shardkit never loads: they run code",
-            path=path,
-            key=_text(entry.key),
-            offset=entry.offset,
-            fix="load them where you trust them, and write them with shardkit.create",
-        )
-
-
-def _is_pickle(value: bytes) -> bool:
-    """Whether the value is a pickle from beginning to end. Its code is looked at, never run."""
-    if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
-        return False
-    if value[0] == 0x80:  # protocol 2 and up say so; in msgpack this is an empty map
-        return 2 <= value[1] <= 5
-    try:
-        *_, (last, _, at) = pickletools.genops(value)
-    except (ValueError, UnicodeDecodeError):
-        return False
-    return last.name == "STOP" and at == len(value) - 1
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _image(value: bytes) -> Sample:
-    if not is_image(value[:64]):
-        raise ValueError("not an image")
-    return {"image": value}
-
-
-def _msgpack_map(value: bytes) -> Sample:
-    try:
-        fields = msgpack.unpackb(value, strict_map_key=False)
-    except TypeError as error:  # a key that is a list or a map
-        raise ValueError(f"not a map of names: {error}") from error
-    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise ValueError("not a map of names")
-    return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
-
-
-def _plain(value: Any) -> Any:
-    """What a field may hold: arrays as msgpack-numpy packs them, bytes and JSON as they are."""
-    if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
-        raise ValueError("a msgpack extension")
-    if isinstance(value, dict) and value.get(b"nd", value.get("nd")) is True:
-        return _packed_array({_name(name): v for name, v in value.items()})
-    return value
-
-
-def _name(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
-def _packed_array(value: dict[str, Any]) -> Any:
-    try:
-        dtype = np.dtype(_name(value["type"]))
-        if dtype.hasobject:
-            raise ValueError("an array of objects")
-        return np.frombuffer(value["data"], dtype).reshape(value["shape"]).copy()
-    except (KeyError, TypeError, SyntaxError) as error:  # NumPy reads some types as Python
-        raise ValueError(f"an invalid array: {error!r}") from error
-
-
-def _json(value: bytes) -> Sample:
-    text = value.decode()
-    if not isinstance(json.loads(text), dict | list):
-        raise ValueError("not a JSON object")
-    return {"json": JsonText(text)}
-
-
-def _bytes(value: bytes) -> Sample:
-    return {"value": value}
-
-
-def _datum(value: bytes) -> Sample:
-    """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
-
-    As in Caffe, floats are the pixels where there are no bytes. All other fields of the message
-    are one field, `other`, as they are stored.
-    """
-    numbers: dict[int, int] = {}
-    data, floats, other = b"", b"", b""
-    for number, content, stored in _protobuf(value):
-        if number in (1, 2, 3, 5, 7) and isinstance(content, int):
-            if number == 5 and number in numbers:
-                raise ValueError("several labels")
-            numbers[number] = content
-        elif number == 4 and isinstance(content, bytes):
-            data = content
-        elif number == 6 and isinstance(content, bytes):  # packed, or one by one
-            floats += content
-        else:
-            other += stored
-    shape = tuple(numbers.get(n, 0) for n in (1, 2, 3))
-    sample: Sample = {}
-    if data and (numbers.get(7) or is_image(data[:64])):
-        sample |= _image(data)
-    elif data or floats:
-        sample["pixels"] = _pixels(data or floats, "|u1" if data else "<f4", shape)
-    else:
-        raise ValueError("not a Datum")
-    if 5 in numbers:
-        sample["label"] = _signed(numbers[5])
-    if data and floats:
-        sample["float_data"] = np.frombuffer(floats, "<f4").copy()
-    return {**sample, "other": other} if other else sample
-
-
-def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
-        raise ValueError(f"{len(data)} bytes of pixels for {shape}")
-    return np.frombuffer(data, dtype).reshape(shape).copy()
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
-
-
-_FIXED = {1: 8, 5: 4}  # bytes of values of these types
-
-
-def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """The fields of a message: number, value, and the bytes that both are stored in."""
-    at = 0
-    while at < len(data):
-        start = at
-        tag, at = _varint(data, at)
-        content: int | bytes
-        if tag & 7 == 0:
-            content, at = _varint(data, at)
-        elif tag & 7 == 2 or tag & 7 in _FIXED:
-            size = _FIXED.get(tag & 7, 0)
-            if not size:
-                size, at = _varint(data, at)
-            if at + size > len(data):
-                raise ValueError("a message that is cut")
-            content = data[at : at + size]
-            at += size
-        else:
-            raise ValueError("not a Datum")
-        yield tag >> 3, content, data[start:at]
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    raise ValueError("a number that does not end")
-
-
-_BYTES = Kind("bytes", _bytes, Schema({"value": Bytes()}))
-_KINDS = (
-    Kind("an image", _image, Schema({"image": Image()})),
-    Kind("JSON", _json, Schema({"json": Json()})),
-    Kind("a msgpack map", _msgpack_map, None),
-    Kind("a Caffe Datum", _datum, None),
-)
-
-
-def _kind(values: list[bytes]) -> Kind:
-    """The first kind that all values are of."""
-    for kind in _KINDS:
-        try:
-            if all(kind.read(value) for value in values):
-                return kind
-        except (ValueError, RecursionError):
-            continue
-    return _BYTES
-
-
-def _schema(kind: Kind, values: list[bytes]) -> Schema:
-    """The fields of all values: optional where some lack them, JSON where types differ."""
-    if kind.schema is not None:
-        return kind.schema
-    samples = [kind.read(value) for value in values]
-    fields: dict[str, FieldType] = {}
-    everywhere = set(samples[0]).intersection(*samples) if samples else set()
-    for sample in samples:
-        for name, found in guessed_schema({"__key__": "", **sample}).items():
-            kind_before = fields.get(name)
-            fields[name] = found if kind_before is None else _both(kind_before, found)
-    return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in fields.items()})
-
-
-def _both(one: FieldType, other: FieldType) -> FieldType:
-    """A type for values of both."""
-    if one == other:
-        return one
-    if isinstance(one, Array) and isinstance(other, Array):
-        return Array()
-    if isinstance(one, Bytes) and isinstance(other, Bytes):  # images and others
-        return Bytes()
-    return Json()

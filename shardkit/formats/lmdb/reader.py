@@ -151,7 +151,7 @@ class LmdbReader(ShardReader):
             return {KEY: entries.keys[position]}
         schema = self._relaxed if json_text else self.schema
         try:
-            sample = entries.sample(position, self.value(position), schema)
+            sample = entries.sample(position, self._tree, schema)
         except SampleError as error:
             raise error.located(offset=self.offset(position, "")) from error.__cause__
         if fields is not None:

@@ -1,0 +1,295 @@
+"""Values of LMDBs that others made.
+
+Known are images, JSON, msgpack maps and lists, Caffe's Datum messages, and bytes. Pickles are
+refused by name, as reading one runs the code in it, and so is what pyarrow.serialize made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickletools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from shardkit.codecs.guess import guessed_schema
+from shardkit.codecs.image import is_image
+from shardkit.errors import FormatError
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text, is_unicode
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# Counts of tensors and buffers, and the schema of an Arrow stream with one field, `list`.
+_PYARROW = re.compile(rb"(..\0\0){2,6}(\xff{4})?..\0\0.\0\0\0.{0,240}\0list\0", re.DOTALL)
+
+
+class Kind(NamedTuple):
+    """How all values of an LMDB are stored."""
+
+    name: str
+    read: Callable[[bytes], Sample]  # raises ValueError for a value of another kind
+    schema: Schema | None  # None where fields differ from value to value
+
+
+def refuse(value: bytes) -> None:
+    """Raise FormatError for a value that may run code when it is read, or that nothing reads."""
+    again = "where you trust them, and write what comes out with shardkit.create"
+    if _is_pickle(value):
+        raise FormatError(
+            "the values of the LMDB are Python pickles, which shardkit never loads: they run code",
+            fix=f"load them with pickle, {again}: docs/lmdb.md says how",
+        )
+    if _PYARROW.match(value[:400]):
+        raise FormatError(
+            "the values of the LMDB are of pyarrow.serialize, which pyarrow no longer has, and in"
+            " which there may be pickles",
+            fix=f"load them with pyarrow.deserialize of pyarrow 11, {again}: docs/lmdb.md says how",
+        )
+
+
+def kind_of(values: list[bytes], *, part: bool = False) -> Kind:
+    """The first kind that all values are of; that of a `part` of samples is an image or text."""
+    for kind in (IMAGE, _TEXT) if part else _KINDS:
+        try:
+            if all(kind.read(value) for value in values):
+                return kind
+        except (ValueError, RecursionError):
+            continue
+    return _BYTES
+
+
+def schema_of(kind: Kind, values: list[bytes]) -> Schema:
+    """The fields of all values: optional where some lack them, JSON where types differ."""
+    if kind.schema is not None:
+        return kind.schema
+    samples = [kind.read(value) for value in values]
+    fields: dict[str, FieldType] = {}
+    everywhere = set(samples[0]).intersection(*samples) if samples else set()
+    for sample in samples:
+        for name, found in guessed_schema({"__key__": "", **sample}).items():
+            kind_before = fields.get(name)
+            fields[name] = found if kind_before is None else _both(kind_before, found)
+    return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in fields.items()})
+
+
+def _both(one: FieldType, other: FieldType) -> FieldType:
+    """A type for values of both."""
+    if one == other:
+        return one
+    if isinstance(one, Array) and isinstance(other, Array):
+        return Array()
+    if isinstance(one, Bytes) and isinstance(other, Bytes):  # images and others
+        return Bytes()
+    return Json()
+
+
+def _is_pickle(value: bytes) -> bool:
+    """Whether the value is a pickle from beginning to end. Its code is looked at, never run."""
+    if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
+        return False
+    if value[0] == 0x80:  # protocol 2 and up say so; in msgpack this is an empty map
+        return 2 <= value[1] <= 5
+    try:
+        *_, (last, _, at) = pickletools.genops(value)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return last.name == "STOP" and at == len(value) - 1
+
+
+# --- kinds ---------------------------------------------------------------------------------------
+
+
+def _image(value: bytes) -> Sample:
+    if not is_image(value[:64]):
+        raise ValueError("not an image")
+    return {"image": value}
+
+
+def _unpacked(value: bytes) -> Any:
+    """What msgpack holds. Before its version 1 it had one type for bytes and text."""
+    try:
+        return msgpack.unpackb(value, strict_map_key=False, unicode_errors="surrogateescape")
+    except TypeError as error:  # a key that is a list or a map
+        raise ValueError(f"not a map of names: {error}") from error
+
+
+def _msgpack_map(value: bytes) -> Sample:
+    fields = _unpacked(value)
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise ValueError("not a map of names")
+    return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
+
+
+def _msgpack_list(value: bytes) -> Sample:
+    """A list of fields, which have no names; most often an image and its label."""
+    items = _unpacked(value)
+    if not isinstance(items, list):
+        raise ValueError("not a list")
+    fields = [_plain(item) for item in items]
+    if not any(isinstance(field, bytes | str | np.ndarray) for field in fields):
+        raise ValueError("not a list with bytes, text or arrays")
+    names = [f"value{number}" for number in range(len(fields))]
+    if [type(field) for field in fields] == [bytes, int] and is_image(fields[0][:64]):
+        names = ["image", "label"]
+    return dict(zip(names, fields, strict=True))
+
+
+def _plain(value: Any) -> Any:
+    """What a field may hold: arrays as msgpack-numpy packs them, bytes and JSON as they are."""
+    if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
+        raise ValueError("a msgpack extension")
+    if isinstance(value, dict) and value.get(b"nd", value.get("nd")) is True:
+        return _packed_array({_name(name): v for name, v in value.items()})
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if not isinstance(value, str) or is_unicode(value) else _stored(value)
+
+
+def _stored(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+
+
+def _name(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _packed_array(value: dict[str, Any]) -> Any:
+    try:
+        dtype = np.dtype(_name(value["type"]))
+        if dtype.hasobject:
+            raise ValueError("an array of objects")
+        return np.frombuffer(_stored(value["data"]), dtype).reshape(value["shape"]).copy()
+    except (KeyError, TypeError, SyntaxError) as error:  # NumPy reads some types as Python
+        raise ValueError(f"an invalid array: {error!r}") from error
+
+
+def _json(value: bytes) -> Sample:
+    text = value.decode()
+    if not isinstance(json.loads(text), dict | list):
+        raise ValueError("not a JSON object")
+    return {"json": JsonText(text)}
+
+
+def _bytes(value: bytes) -> Sample:
+    return {"value": value}
+
+
+def _text(value: bytes) -> Sample:
+    return {"text": value.decode()}
+
+
+def _datum(value: bytes) -> Sample:
+    """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
+
+    As in Caffe, floats are the pixels where there are no bytes. All other fields of the message
+    are one field, `other`, as they are stored.
+    """
+    numbers: dict[int, int] = {}
+    data = b""
+    floats: list[bytes] = []
+    other: list[bytes] = []
+    for number, content, stored in _protobuf(value):
+        if number in (1, 2, 3, 5, 7) and isinstance(content, int):
+            if number == 5 and number in numbers:
+                raise ValueError("several labels")
+            numbers[number] = content
+        elif number == 4 and isinstance(content, bytes):
+            data = content
+        elif number == 6 and isinstance(content, bytes):  # packed, or one by one
+            floats.append(content)
+        else:
+            other.append(stored)
+    shape = tuple(numbers.get(n, 0) for n in (1, 2, 3))
+    sample: Sample = {}
+    if data and (numbers.get(7) or is_image(data[:64])):
+        sample |= _image(data)
+    elif data or floats:
+        sample["pixels"] = _pixels(data or b"".join(floats), "|u1" if data else "<f4", shape)
+    else:
+        raise ValueError("not a Datum")
+    if 5 in numbers:
+        sample["label"] = _signed(numbers[5])
+    if data and floats:
+        sample["float_data"] = np.frombuffer(b"".join(floats), "<f4").copy()
+    return {**sample, "other": b"".join(other)} if other else sample
+
+
+def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise ValueError(f"{len(data)} bytes of pixels for {shape}")
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+_FIXED = {1: 8, 5: 4}  # bytes of values of these types
+_FLOAT, _FLOATS = 0x35, 4096  # the tag of a single float in float_data; how many are read at once
+
+
+def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """The fields of a message: number, value, and the bytes that both are stored in."""
+    at = 0
+    while at < len(data):
+        start = at
+        content: int | bytes
+        if data[at] == _FLOAT and at + 5 <= len(data):
+            content = _floats(data[at : at + 5 * _FLOATS])
+            at += len(content) // 4 * 5
+            yield 6, content, data[start:at]
+            continue
+        tag, at = _varint(data, at)
+        if tag & 7 == 0:
+            content, at = _varint(data, at)
+        elif tag & 7 == 2 or tag & 7 in _FIXED:
+            size = _FIXED.get(tag & 7, 0)
+            if not size:
+                size, at = _varint(data, at)
+            if at + size > len(data):
+                raise ValueError("a message that is cut")
+            content = data[at : at + size]
+            at += size
+        else:
+            raise ValueError("not a Datum")
+        yield tag >> 3, content, data[start:at]
+
+
+def _floats(data: bytes) -> bytes:
+    """The floats that the data begin with, each behind its tag."""
+    rows = np.frombuffer(data, np.uint8, len(data) // 5 * 5).reshape(-1, 5)
+    others = np.flatnonzero(rows[:, 0] != _FLOAT)
+    return rows[: others[0] if len(others) else len(rows), 1:].tobytes()
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise ValueError("a number that does not end")
+
+
+IMAGE = Kind("an image", _image, Schema({"image": Image()}))
+DATUM = Kind("a Caffe Datum", _datum, None)
+_TEXT = Kind("text", _text, Schema({"text": Text()}))
+_BYTES = Kind("bytes", _bytes, Schema({"value": Bytes()}))
+_KINDS = (
+    IMAGE,
+    Kind("JSON", _json, Schema({"json": Json()})),
+    Kind("a msgpack map", _msgpack_map, None),
+    Kind("a msgpack list", _msgpack_list, None),
+    DATUM,
+)
