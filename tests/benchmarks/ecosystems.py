@@ -106,6 +106,36 @@ def tfrecord(photos: Path, store: Path) -> Actions:
     return {"write": write, "read": read, "random": partial(read, 1000)}
 
 
+def mds(photos: Path, store: Path) -> Actions:
+    """MosaicML Streaming, with images as bytes: Pillow images would take its time to open."""
+    from types import ModuleType
+
+    sys.modules["streaming.vision"] = ModuleType("streaming.vision")  # it imports torchvision
+    from streaming import MDSWriter, StreamingDataset
+
+    def write() -> int:
+        columns, count = {"image": "bytes", "label": "int"}, 0
+        with MDSWriter(columns=columns, out=str(store), size_limit="256mb") as writer:
+            for image, label in photos_in(photos):
+                writer.write({"image": image, "label": label})
+                count += 1
+        sync(store)
+        return count
+
+    def dataset() -> Any:
+        return StreamingDataset(local=str(store), batch_size=1)
+
+    def read() -> int:
+        return sum(len(sample["image"]) > 0 for sample in dataset())
+
+    def at_random() -> int:
+        data = dataset()
+        order = random.Random(1).sample(range(len(data)), len(data))
+        return sum(len(data[number]["image"]) > 0 for number in order)
+
+    return {"write": write, "read": read, "random": at_random}
+
+
 class Library(NamedTuple):
     actions: Callable[[Path, Path], Actions]
     format: str  # of ours
@@ -115,6 +145,7 @@ class Library(NamedTuple):
 
 LIBRARIES: dict[str, Library] = {
     "tfrecord": Library(tfrecord, "wds", "tensorflow", "tensorflow-cpu"),
+    "mds": Library(mds, "mds", "streaming", "mosaicml-streaming"),
 }
 
 
