@@ -293,7 +293,7 @@ def test_a_folder_that_datasets_saved_is_read(datasets: Any, tmp_path: Path, sha
 
 def test_audio_and_video_have_their_features(datasets: Any, tmp_path: Path) -> None:
     """From datasets to shards, and back: bytes and features are the same."""
-    kinds = {"speech": datasets.Audio(), "clip": datasets.Video()}
+    kinds = {"speech": datasets.Audio(sampling_rate=16_000), "clip": datasets.Video()}
     values = {"speech": make_audio(1), "clip": make_video(2)}
     rows = {name: [{"bytes": value, "path": "x"}] for name, value in values.items()}
     # Not by from_dict: to encode sound it wants a library that decodes it.
@@ -306,10 +306,18 @@ def test_audio_and_video_have_their_features(datasets: Any, tmp_path: Path) -> N
     shardkit.convert(tmp_path / "theirs", "wds", tmp_path / "tar", workers=0)
     shardkit.convert(tmp_path / "tar", "hf", tmp_path / "out", workers=0)
     found = datasets.load_from_disk(str(tmp_path / "out"))
-    assert {name: found.features[name] for name in kinds} == kinds
-    row = found.cast_column("speech", datasets.Audio(decode=False))
+    # At which rate datasets decodes is no property of the bytes.
+    assert found.features["speech"] == datasets.Audio()
+    assert found.features["clip"] == kinds["clip"]
+    assert found.cast_column("speech", kinds["speech"]).features["speech"] == kinds["speech"]
+    row = found.cast_column("speech", datasets.Audio(sampling_rate=8000, decode=False))
     row = row.cast_column("clip", datasets.Video(decode=False))[0]
     assert {name: row[name]["bytes"] for name in kinds} == values
+    linked = [{"bytes": None, "path": "/elsewhere/x.wav"}]
+    table = table.set_column(0, "speech", pa.array(linked, table.schema.field(0).type))
+    pq.write_table(table, tmp_path / "l.parquet")
+    with pytest.raises(SampleError, match="only the path of a file"):
+        shardkit.open(tmp_path / "l.parquet")[0]
 
 
 def test_lists_of_class_labels_keep_their_names(datasets: Any, tmp_path: Path) -> None:

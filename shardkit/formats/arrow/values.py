@@ -479,13 +479,13 @@ def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> C
 
 
 def _elsewhere(path: str | None) -> None:
-    """Raises SampleError for the path of an image without bytes."""
+    """Raises SampleError for the path of an image, audio or video without bytes."""
     if path:
         raise SampleError(
-            "the shard has only the path of an image, which lies elsewhere",
-            expected="the bytes of the image",
+            "the shard has only the path of a file, which lies elsewhere",
+            expected="the bytes of the file",
             found=repr(path),
-            fix="embed the images where the dataset was made: datasets' save_to_disk does, or its"
+            fix="embed the files where the dataset was made: datasets' save_to_disk does, or its"
             " table.embed_table_storage before a file is written",
         )
 
