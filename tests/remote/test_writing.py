@@ -1016,7 +1016,7 @@ def test_kill_9_at_random_is_continued(tmp_path: Path, bucket: Bucket, scratch: 
     seed = random.randrange(10**9)
     dice, killed, unfinished = random.Random(seed), 0, 0
     print(f"seed {seed}, {whole:.1f} s")
-    while killed < 20:
+    while killed < 8:
         process = start()
         time.sleep(dice.uniform(0.2, 1) * whole)
         if process.poll() is None:
