@@ -326,6 +326,7 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
         return str(root / folder)
     begin = common_start(names).rstrip("0123456789")
     suffix = "." + names[0].rpartition(".")[2]
+    suffix = suffix if all(name.endswith(suffix) for name in names) else ""  # -00000-of-00010
     if fnmatch.filter(rest, begin + "*" + suffix):
         return str(root / names[0])
     return str(root / (begin + "*" + suffix))

@@ -32,6 +32,7 @@ INSTALLED_BY = {
 # Files that import an extra's library without a guard, and what stands before them.
 WHOLLY = (
     "formats/arrow/",  # `get_format`
+    "formats/tfrecord/",
     "torch.py",  # its user has torch
     "stream/torch_loader.py",  # and that
     "tensorflow.py",  # its `dataset`, before its other functions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, ShardkitWarning, UsageError
 from shardkit.extras import extra
-from shardkit.formats.foreign import kind_of_file, not_read
+from shardkit.formats.foreign import TFRECORD_NAMES, TFRECORD_SUFFIXES, kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Declaration:
     beside: endings of files that belong to a shard -> the ending of the shard.
     listing: a file whose folder is a dataset of the format, and names the shards
         (`Format.listed`). Other formats, and strangers, may have a file of that name.
+    names: a pattern of other names of shards' files, in lower case.
     extra: of shardkit, that brings the library which the format needs.
     """
 
@@ -53,7 +55,12 @@ class Declaration:
     needs: str = ""
     beside: Mapping[str, str] = field(default_factory=dict)
     listing: str = ""
+    names: re.Pattern[str] | None = None
     extra: str = ""
+
+    def fits(self, name: str) -> bool:
+        """Whether a file's name, in lower case, is one of shards of the format."""
+        return name.endswith(self.suffixes) or bool(self.names and self.names.fullmatch(name))
 
 
 _OURS: dict[str, Declaration] = {
@@ -111,6 +118,13 @@ _OURS: dict[str, Declaration] = {
         "MosaicML Streaming's shards with their index.json, for StreamingDataset",
         single=False,
         listing="index.json",
+    ),
+    "tfrecord": Declaration(
+        "shardkit.formats.tfrecord",
+        TFRECORD_SUFFIXES,
+        "TFRecord files of tf.train.Example, for tf.data, DALI and Grain",
+        names=TFRECORD_NAMES,
+        extra="tfrecord",
     ),
 }
 
@@ -215,10 +229,7 @@ def get_format(name: str) -> Format:
 def format_of(path: Path) -> str | None:
     """The name of the format that a file's name says it is of; None for a name of no format."""
     name = path.name.lower()
-    for format, declaration in FORMATS.items():  # ours first
-        if name.endswith(declaration.suffixes):
-            return format
-    return None
+    return next((f for f, declared in FORMATS.items() if declared.fits(name)), None)  # ours first
 
 
 def unknown_format(path: Path) -> FormatError:

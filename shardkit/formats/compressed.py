@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -14,7 +15,7 @@ from shardkit.codecs.unpack import temporary_folder, unpacked
 from shardkit.errors import ShardkitWarning
 from shardkit.formats.streamed import Streamed
 
-_MAGIC = 6  # bytes that tell how a file is compressed
+_MAGIC = 12  # bytes that tell how a file is compressed
 
 
 class Words(NamedTuple):
@@ -30,13 +31,17 @@ TARS = Words("a compressed TAR", "compressed TARs", "wds")
 _open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDictionary()
 
 
-def opened(path: Path, words: Words = TARS) -> tuple[ByteSource, int]:
+def opened(
+    path: Path, words: Words = TARS, is_plain: Callable[[bytes], bool] = lambda head: False
+) -> tuple[ByteSource, int]:
     """The bytes of a shard, and how many of them are in a temporary file: all, if it is compressed.
 
-    That file has no name: the system removes it when it is closed, or the process ends.
+    That file has no name: the system removes it when it is closed, or the process ends. `is_plain`
+    says of the first bytes that they are no compression, whatever they look like.
     """
     source = open_source(path)
-    compression = compression_of(source.read(0, min(_MAGIC, source.size)))
+    head = source.read(0, min(_MAGIC, source.size))
+    compression = "" if is_plain(head) else compression_of(head)
     if not compression:
         return source, 0
     folder = temporary_folder(path, words.one)

@@ -45,7 +45,7 @@ IMAGENET = Kind(
     "ImageNet as it is downloaded, archives of images",
     "unpack them: each n*.tar into a folder of its name in train/, the others into val/ and test/",
 )
-TFRECORD = Kind("a dataset of TFRecord files", _by("tfds.data_source, or the package tfrecord"))
+TFRECORD = Kind("a TFRecord file without the suffix", "give it a name that ends in .tfrecord")
 HDF5 = Kind("data in HDF5 files", source=True)
 RECORDIO = Kind("a dataset of MXNet's RecordIO files", _by("mxnet.recordio"))
 AUDIO = Kind(
@@ -62,7 +62,6 @@ VIDEO = Kind(
 _AUDIO = ("aac", "wma", "sph", "amr", "ape")
 _VIDEO = ("mpg", "mpeg", "wmv", "flv", "3gp")
 _SUFFIXES = {
-    **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), TFRECORD),
     **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
     "npz": NPZ,
     "rec": RECORDIO,
@@ -78,7 +77,11 @@ _NAMES = (
     (ARCHIVE, re.compile(r"cifar-100?-(python|binary|matlab)\.tar\.gz")),
     (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-(u?byte|int)(\.gz)?")),
     (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
-    (TFRECORD, re.compile(r".+\.tfrecords?(\.gz)?(-\d+-of-\d+)?(\.gz)?|[^.]+-\d{5}-of-\d{5}")),
+)
+# Names of shards of the format tfrecord, besides those that end in its suffixes.
+TFRECORD_NAMES = re.compile(r".+\.tfrec(ords?)?(\.gz)?-\d+-of-\d+(\.gz)?|[^.]+-\d{5}-of-\d{5}")
+TFRECORD_SUFFIXES = tuple(
+    f".{n}{gz}" for gz in ("", ".gz") for n in ("tfrecord", "tfrecords", "tfrec")
 )
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOSAIC = re.compile(r"shard\.\d{5}\.(json|csv|tsv|xsv)\b.*")
@@ -109,6 +112,9 @@ def kind_of_file(path: Path) -> Kind | None:
     head = storage.read(path, 12)[:12]
     if head.startswith(_HDF5):
         return HDF5
+    name = path.name.lower()
+    if name.endswith(TFRECORD_SUFFIXES) or TFRECORD_NAMES.fullmatch(name):
+        return None
     # A TFRecord is a length and the masked CRC-32C of its eight bytes.
     if len(head) == 12 and int.from_bytes(head[8:], "little") == _masked_crc(head[:8]):
         return TFRECORD

@@ -241,7 +241,6 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
 
 def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:
     """Problems: files that a reader that lists the folder would take for further shards."""
-    suffixes = FORMATS[format].suffixes
     if isinstance(folder, RemotePath) and not folder.store.lists:
         return []
     tops = {name.partition("/")[0] for name in known}
@@ -254,5 +253,5 @@ def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]
             fix="move it away: readers that list the folder would take it for part of the dataset",
         )
         for name in names
-        if name.lower().endswith(suffixes) and not name.startswith((".", *_CACHES))
+        if FORMATS[format].fits(name.lower()) and not name.startswith((".", *_CACHES))
     ]

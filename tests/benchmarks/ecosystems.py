@@ -144,7 +144,7 @@ class Library(NamedTuple):
 
 
 LIBRARIES: dict[str, Library] = {
-    "tfrecord": Library(tfrecord, "wds", "tensorflow", "tensorflow-cpu"),
+    "tfrecord": Library(tfrecord, "tfrecord", "tensorflow", "tensorflow-cpu"),
     "mds": Library(mds, "mds", "streaming", "mosaicml-streaming"),
 }
 

@@ -143,7 +143,10 @@ def _lmdb(name: str) -> Shard:
 
 
 SHARDS = {
-    **{name: _ours(name) for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds")},
+    **{
+        name: _ours(name)
+        for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds", "tfrecord")
+    },
     "megatron": _ours("megatron", _TOKENS),
     "wds-theirs": _stored("wds", "wds/theirs.tar"),
     "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
@@ -152,6 +155,7 @@ SHARDS = {
     "megatron-theirs": _stored("megatron", "megatron/theirs.bin", "megatron/theirs.idx"),
     "mds-theirs": _stored("mds", "mds/shard.00000.mds.zstd"),
     "mds-plain": _plain_mds(),
+    "tfrecord-theirs": _stored("tfrecord", "tfrecord/theirs.tfrecord"),
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),
@@ -194,6 +198,7 @@ def mutate(files: Files, rng: random.Random) -> Files:
             rng.choice(_WAYS)(data, _somewhere(len(data), rng), rng)
     if rng.random() < 0.5:
         mend_tar(data)
+        mend_records(data, path)
     return {**files, path: bytes(data)}
 
 
@@ -261,6 +266,19 @@ def mend_tar(data: bytearray) -> None:
         if data[at + 257 : at + 262] == b"ustar":
             data[at + 148 : at + 156] = b" " * 8
             data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+
+
+def mend_records(data: bytearray, path: Path) -> None:
+    """The same of the checksums of records, as far as their lengths lead."""
+    from shardkit.formats.tfrecord.records import checksum
+
+    at = 0
+    while path.suffix == ".tfrecord" and at + 16 <= len(data):
+        size = min(int.from_bytes(data[at : at + 4], "little"), len(data) - at - 16)
+        data[at : at + 8] = size.to_bytes(8, "little")
+        data[at + 8 : at + 12] = checksum(bytes(data[at : at + 8]))
+        data[at + 12 + size : at + 16 + size] = checksum(bytes(data[at + 12 : at + 12 + size]))
+        at += 16 + size
 
 
 # --- headers of TARs -----------------------------------------------------------------------------

@@ -182,8 +182,9 @@ def mnist(root: Path) -> Path:
 
 
 def tfrecord() -> bytes:
-    """One record of a TFRecord file, with the head that the package tfrecord writes."""
-    return bytes.fromhex("0e00000000000000c5e5693f") + bytes(14) + bytes(4)
+    """A record of tf.train.Example: the feature `label` is 1."""
+    record = "0a100a0e0a056c6162656c12051a030a0101"
+    return bytes.fromhex(f"1200000000000000241f6425{record}f5d6547b")
 
 
 def tfds(root: Path) -> Path:

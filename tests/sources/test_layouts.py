@@ -688,6 +688,15 @@ def test_images_beside_shards_in_other_folders_are_a_question(tmp_path: Path) ->
     assert splits(root / "data") == {"train": 3, "test": 1}
 
 
+def test_what_tensorflow_datasets_prepared(tmp_path: Path) -> None:
+    root = real.tfds(tmp_path / "mnist" / "3.0.1")
+    for path in (root, root.parent):
+        assert splits(path) == {"train": 1, "test": 1}
+    found = shardkit.open(root / "mnist-train.tfrecord-00000-of-00001")
+    assert found.classes == ("0", "1")
+    assert found[0] == {"__key__": "mnist-train-00000-of-00001/000000000", "label": 1}
+
+
 # --- formats that are not read -------------------------------------------------------------------
 
 
@@ -698,7 +707,6 @@ def test_images_beside_shards_in_other_folders_are_a_question(tmp_path: Path) ->
         (real.mds, "MosaicML Streaming that are not MDS"),
         (real.cifar10, "CIFAR for Python, which is pickled"),
         (real.cifar100, "CIFAR for Python, which is pickled"),
-        (real.tfds, "TFRecord"),
     ],
 )
 @pytest.mark.parametrize(
@@ -738,7 +746,6 @@ def test_sources_of_arrays_are_no_datasets(
     ("name", "data", "kind"),
     [
         ("train", real.tfrecord(), "TFRecord"),
-        ("x.tfrecord.gz", b"", "TFRecord"),
         ("shard.00000.mds.br", b"", "Brotli"),
         ("chunk-0-0.zstd.bin", b"", "LitData"),
         ("cifar-10-python.tar.gz", b"", "CIFAR"),
@@ -799,8 +806,8 @@ def test_img2datasets_other_outputs_are_not_their_tables(tmp_path: Path) -> None
     real.parquet(tmp_path / "records/00000.parquet", "http://x/1.jpg")
     put(tmp_path / "files", {"00000/000000000.jpg": None, "00000/000000000.txt": "a"})
     real.parquet(tmp_path / "files/00000.parquet", "http://x/1.jpg")
-    with pytest.raises(FormatError, match="TFRecord"):
-        shardkit.open(tmp_path / "records")
+    with shardkit.open(tmp_path / "records") as ds:
+        assert (ds.format, len(ds), list(ds.schema)) == ("tfrecord", 1, ["label"])
     with pytest.raises(ShardkitError):
         shardkit.open(tmp_path / "files")
 

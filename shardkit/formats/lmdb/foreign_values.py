@@ -19,6 +19,7 @@ import numpy as np
 
 from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import is_image
+from shardkit.codecs.protobuf import signed, varint
 from shardkit.errors import FormatError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text, is_unicode
@@ -215,7 +216,7 @@ def _datum(value: bytes) -> Sample:
     else:
         raise ValueError("not a Datum")
     if 5 in numbers:
-        sample["label"] = _signed(numbers[5])
+        sample["label"] = signed(numbers[5])
     if data and floats:
         sample["float_data"] = np.frombuffer(b"".join(floats), "<f4").copy()
     return {**sample, "other": b"".join(other)} if other else sample
@@ -225,10 +226,6 @@ def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]
     if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"{len(data)} bytes of pixels for {shape}")
     return np.frombuffer(data, dtype).reshape(shape).copy()
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
 
 
 _FIXED = {1: 8, 5: 4}  # bytes of values of these types
@@ -246,13 +243,13 @@ def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
             at += len(content) // 4 * 5
             yield 6, content, data[start:at]
             continue
-        tag, at = _varint(data, at)
+        tag, at = varint(data, at, len(data))
         if tag & 7 == 0:
-            content, at = _varint(data, at)
+            content, at = varint(data, at, len(data))
         elif tag & 7 == 2 or tag & 7 in _FIXED:
             size = _FIXED.get(tag & 7, 0)
             if not size:
-                size, at = _varint(data, at)
+                size, at = varint(data, at, len(data))
             if at + size > len(data):
                 raise ValueError("a message that is cut")
             content = data[at : at + size]
@@ -267,19 +264,6 @@ def _floats(data: bytes) -> bytes:
     rows = np.frombuffer(data, np.uint8, len(data) // 5 * 5).reshape(-1, 5)
     others = np.flatnonzero(rows[:, 0] != _FLOAT)
     return rows[: others[0] if len(others) else len(rows), 1:].tobytes()
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    raise ValueError("a number that does not end")
 
 
 IMAGE = Kind("an image", _image, Schema({"image": Image()}))

@@ -1,0 +1,66 @@
+"""TFRecord files of tf.train.Example, as TensorFlow and TFDS write and read them.
+
+example.py   the messages, without protobuf's library
+records.py   records with their checksums, and the index beside a shard
+values.py    which features a field is, and what TensorFlow parses them with
+writer.py    records in one pass
+reader.py    random access by the index
+foreign.py   the fields of files that others wrote
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.errors import FormatError
+from shardkit.formats.base import Format
+from shardkit.formats.tfrecord.example import BYTES
+from shardkit.formats.tfrecord.reader import TFRecordReader
+from shardkit.formats.tfrecord.values import EXACT, SHAPE, features_table, list_of, raw_table
+from shardkit.formats.tfrecord.writer import TFRecordWriter, join
+from shardkit.schema import Array, Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class TFRecord(Format):
+    name = "tfrecord"
+    abilities = (
+        "write: tf.train.Example, all field types, CRC-32C, an index beside each shard",
+        "read at random: its own by their index, others after one pass over their headers",
+        "read foreign files: features of all lists, gzip after unpacking; no SequenceExample",
+    )
+    reader = TFRecordReader
+    writer = TFRecordWriter
+    join = staticmethod(join)
+    layout_types = MappingProxyType({"features": dict[str, dict[str, Any]], "raw": dict[str, str]})
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        raw = raw_table(schema)
+        named = [n + (SHAPE if n in raw else EXACT) for n in schema]
+        if taken := schema.keys() & {*named}:
+            raise FormatError(
+                f"a feature that describes another field would have the name of {min(taken)!r}",
+                fix="give the field another name: --rename",
+            )
+        return {"schema": schema.to_json(), "features": features_table(schema), "raw": raw}
+
+    def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
+        return payload + 96 * (fields + 1)
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        return f"data-{number:05d}-of-{shards:05d}"
+
+    def notes(self, schema: Schema) -> list[str]:
+        raw = raw_table(schema)
+        npy = [n for n, k in schema.items() if isinstance(k, Array) and list_of(k) == BYTES]
+        npy = [name for name in npy if name not in raw]
+        words = "arrays that TensorFlow has no decoder for are stored as .npy: "
+        return [words + ", ".join(npy)] if npy else []
+
+
+FORMAT = TFRecord()

@@ -1,0 +1,107 @@
+"""tf.train.Example as bytes: the messages of tensorflow/core/example/feature.proto.
+
+Example {1: Features {1: map of names to Feature}}; a Feature is one of three lists, and each list
+is {1: values}. Unknown fields and any order are read, and numbers packed or one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.protobuf import dump_field, fields, varint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BYTES, FLOATS, INTS = 1, 2, 3
+LISTS = ("no list", "a bytes_list", "a float_list", "an int64_list")
+_FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2, where these have a length
+_ALONE = {FLOATS: 0x0D, INTS: 0x08}  # tags of numbers that are not packed
+_CHUNK = 1 << 16  # numbers that are packed at a time
+
+
+class Feature(NamedTuple):
+    """Which list it is, and the values in it: numbers as they are packed."""
+
+    list: int
+    parts: Sequence[bytes]
+
+    def numbers(self) -> npt.NDArray[Any]:
+        data = b"".join(self.parts)
+        return np.frombuffer(data, "<f4") if self.list == FLOATS else unpacked(data)
+
+    def __len__(self) -> int:
+        return len(self.parts if self.list == BYTES else self.numbers())
+
+    def one(self) -> bytes:
+        if len(self.parts) != 1:
+            raise ValueError(f"it has {len(self)} values, not one")
+        return self.parts[0]
+
+
+def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
+    """Where the features of an Example are, by name; raises ValueError for what is none.
+
+    Not `whole`: of its beginning, which ends behind a feature.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    tops = fields(data, 0, len(data)) if whole else [(_FIRST, varint(data, 1, 11)[1], len(data))]
+    for top, start, stop in tops:
+        if top == _SECOND:
+            raise ValueError("it is a SequenceExample")
+        for tag, at, end in fields(data, start, stop) if top == _FIRST else ():
+            spans = {part: (a, b) for part, a, b in fields(data, at, end)}
+            if tag == _FIRST:
+                first, last = spans.get(_FIRST, (at, at))
+                found[data[first:last].decode()] = spans.get(_SECOND, (at, at))
+    return found
+
+
+def feature(data: bytes, span: tuple[int, int]) -> Feature:
+    """The feature that is there."""
+    which = 0
+    parts: list[bytes] = []
+    for tag, start, stop in fields(data, *span):
+        if tag & 7 == 2 and tag >> 3 in (BYTES, FLOATS, INTS):
+            if tag >> 3 != which:  # of several the last counts
+                which, parts = tag >> 3, []
+            items = fields(data, start, stop)
+            parts += [data[at:end] for tag, at, end in items if tag in (_FIRST, _ALONE.get(which))]
+    return Feature(which, parts)
+
+
+def unpacked(data: bytes) -> npt.NDArray[np.int64]:
+    octets = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(octets < 0x80)
+    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    lengths = ends - starts + 1
+    if lengths.sum() != len(octets) or lengths.max(initial=0) > 10:
+        raise ValueError("it has a number that does not end")
+    found = np.zeros(len(ends), np.uint64)
+    for n in range(lengths.max(initial=0)):
+        has = lengths > n
+        found[has] |= (octets[starts[has] + n] & 0x7F).astype(np.uint64) << np.uint64(7 * n)
+    return found.view(np.int64)
+
+
+def packed(values: npt.NDArray[Any]) -> bytes:
+    if len(values) > _CHUNK:
+        return b"".join(packed(values[n : n + _CHUNK]) for n in range(0, len(values), _CHUNK))
+    left = values.astype(np.int64).view(np.uint64)
+    width = max(-(-int(left.max(initial=0)).bit_length() // 7), 1)
+    digits = left[:, None] >> np.arange(0, 7 * width, 7, dtype=np.uint64)
+    there = digits != 0
+    there[:, 0] = True
+    octets = (digits & np.uint64(0x7F)).astype(np.uint8)
+    octets[:, :-1] |= there[:, 1:].view(np.uint8) << 7
+    return bytes(octets[there])
+
+
+def entry(name: str, found: Feature) -> bytes:
+    """A feature and its name, as an Example has them."""
+    items = b"".join([dump_field(1, part) for part in found.parts])
+    value = dump_field(2, dump_field(found.list, items))
+    return dump_field(1, dump_field(1, name.encode()) + value)

@@ -1,0 +1,96 @@
+"""Reads a TFRecord file at random, by an index of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.byte_source import Memory, Table, open_source
+from shardkit.codecs.array import load_table
+from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.compressed import Words, opened
+from shardkit.formats.tfrecord import records
+from shardkit.formats.tfrecord.example import Feature, feature, features
+from shardkit.formats.tfrecord.foreign import is_absent, scan
+from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, is_header, payload, scanned
+from shardkit.formats.tfrecord.values import decoded
+from shardkit.sample import JsonText, Sample, key_of
+from shardkit.schema import Array, Bool, Float, Images, Int
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+_COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
+
+
+class TFRecordReader(ShardReader):
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        index = records.index_path(path)
+        if layout is None or "index" in layout or not index.exists():
+            source, self.temporary_bytes = opened(path, _COMPRESSED, is_header)
+            if layout is None:
+                layout = scan(source)
+            elif "index" not in layout:
+                layout = {**layout, "index": scanned(source)}
+            rows: bytes = layout["index"]
+            self._index = Table(Memory(rows, path), 0, len(rows) // ROW.size, INDEX)
+        else:
+            source = open_source(path)
+            self._index = load_table(index, INDEX, "the index of a shard")
+            self.in_memory = self._index.in_memory
+        super().__init__(path, layout, source)
+        self._in_head = {n for n, k in self.schema.items() if isinstance(k, Int | Bool | Float)}
+        self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
+        self._known = set(layout["known"]) if "known" in layout else None
+        self._texts = frozenset(layout.get("texts", ()))
+        self._prefix = key_of(path.name.replace(".tfrecord", ""))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        offset, size, head = ROW.unpack(self._index.record(position))
+        whole = fields is None or not HEAD < head < size or not self._in_head.issuperset(fields)
+        if whole:
+            data = payload(self.source, offset, size)
+        else:
+            data = self.source.read(offset + HEAD, head - HEAD)
+        spans = features(data, whole=whole)
+        if self._known is not None and (others := spans.keys() - self._known):
+            raise ValueError(f"a feature {min(others)!r}, in none of the records looked at first")
+
+        def get(name: str, ending: str = "") -> Feature | None:
+            span = spans.get(name + ending)
+            return None if span is None else feature(data, span)
+
+        key = get(KEY)
+        sample: Sample = {KEY: f"{self._prefix}/{position:09d}"}
+        if key is not None:
+            sample[KEY] = key.one().decode()
+        for name, kind in (self._relaxed if json_text else self.schema).items():
+            if fields is not None and name not in fields:
+                continue
+            found, texts = get(name), name in self._texts
+            if found is None or is_absent(found, texts or isinstance(kind, Array | Images)):
+                if not kind.optional:
+                    raise ValueError(f"the record has no value of {name!r}")
+            elif texts:
+                value = [part.decode() for part in found.parts]
+                sample[name] = JsonText.of(value) if json_text else value
+            else:
+                sample[name] = decoded(kind, found, partial(get, name), json_text=json_text)
+        return sample
+
+    def offset(self, position: int, field: str) -> int:
+        return int(ROW.unpack(self._index.record(position))[0])
+
+    def spans(self) -> npt.NDArray[np.int64]:
+        rows = np.concatenate([np.zeros(0, INDEX), *self._index.chunks()])
+        return np.stack([rows["offset"], rows["offset"] + rows["size"]], axis=1).astype(np.int64)

@@ -1,0 +1,81 @@
+"""Records of a TFRecord file: length, its masked CRC-32C, payload, its masked CRC-32C.
+
+Layout: tensorflow/core/lib/io/record_writer.h. Beside a shard of ours lies an index of its records.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from shardkit.byte_source import ByteSource
+from shardkit.errors import DamagedError, FormatError
+from shardkit.manifest import FOLDER
+
+HEAD, TAIL = 12, 4  # bytes around a payload
+# Of each record the first byte, the size with all around it, and of that the part with key and
+# numbers, which can be read alone: all, where nobody knows.
+INDEX = np.dtype([("offset", "<u8"), ("size", "<u8"), ("head", "<u8")])
+ROW = struct.Struct("<3Q")
+_BLOCK = 1 << 12  # bytes that are read at once to find headers
+
+
+def checksum(data: bytes) -> bytes:
+    """The masked CRC-32C."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def header(size: int) -> bytes:
+    """What stands before a payload of so many bytes."""
+    length = size.to_bytes(8, "little")
+    return length + checksum(length)
+
+
+def is_header(head: bytes) -> bool:
+    return len(head) == HEAD and checksum(head[:8]) == head[8:]
+
+
+def payload(source: ByteSource, offset: int, size: int) -> bytes:
+    """What is in a record; raises ValueError where a checksum does not hold."""
+    record = source.read(offset, size)
+    data = record[HEAD:-TAIL]
+    if record[:HEAD] != header(len(data)) or record[-TAIL:] != checksum(data):
+        raise ValueError("the CRC-32C of the record, or of its length, does not hold")
+    return data
+
+
+def scanned(source: ByteSource) -> bytes:
+    """The index of a file that has none, from the headers of its records."""
+    rows, at, start, block = bytearray(), 0, 0, b""
+    while at < source.size:
+        if at + HEAD > start + len(block):
+            start, block = at, source.read(at, min(_BLOCK, source.size - at))
+        head = block[at - start : at - start + HEAD]
+        size = int.from_bytes(head[:8], "little") + HEAD + TAIL
+        left = source.size - at
+        if not at and not is_header(head):
+            raise FormatError(
+                "this is no TFRecord file: the CRC-32C of the first length does not hold",
+                path=source.path,
+                offset=at,
+                expected="records as TensorFlow writes them, or gzip around all of them",
+            )
+        if len(head) < HEAD or (is_header(head) and size > left):
+            found = f"{left:,} bytes, then the end of the file"
+            words = "the file ends inside a record"
+            raise DamagedError(words, path=source.path, offset=at, found=found)
+        if not is_header(head):
+            words = "the CRC-32C of a record's length does not hold"
+            raise DamagedError(words, path=source.path, offset=at)
+        rows += ROW.pack(at, size, size)
+        at += size
+    return bytes(rows)
+
+
+def index_path(shard: Path) -> Path:
+    """Where the index of `data.tfrecord` belongs: `__shardkit__/data.records.npy`."""
+    return shard.parent / FOLDER / (shard.name.removesuffix(".tfrecord") + ".records.npy")

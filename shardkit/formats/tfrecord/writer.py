@@ -1,0 +1,74 @@
+"""Writes records of tf.train.Example, and their index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.codecs.array import dump_array
+from shardkit.codecs.media import check
+from shardkit.codecs.protobuf import dump_field
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
+from shardkit.formats.tfrecord.example import BYTES, Feature, entry
+from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, header, index_path
+from shardkit.formats.tfrecord.values import encoded
+from shardkit.sample import Sample
+from shardkit.schema import Bool, Float, Int
+
+
+class TFRecordWriter(ShardWriter):
+    """Key and numbers come first in a record, so that they can be read without the rest."""
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        self._rows = bytearray()
+        self._file = storage.BufferedFile(path)
+
+    def write(self, sample: Sample) -> bool:
+        key = sample[KEY]
+        first = [entry(KEY, Feature(BYTES, [key_bytes(key)]))]
+        others: list[bytes] = []
+        for name, kind in self.spec.schema.items():
+            if name not in sample:
+                continue
+            value = sample[name]
+            check(kind, value, key, name)
+            entries = first if isinstance(kind, Int | Bool | Float) else others
+            try:
+                entries += [entry(*each) for each in encoded(name, kind, value)]
+            except (TypeError, ValueError, RecursionError) as error:
+                raise not_stored(error, value, key, name) from error
+        data = dump_field(1, b"".join(first + others))
+        size = HEAD + len(data) + TAIL
+        if self.spec.max_bytes and self._rows and self._file.size + size > self.spec.max_bytes:
+            return False
+        head = HEAD + len(data) - sum(len(each) for each in others) if others else size
+        self._rows += ROW.pack(self._file.size, size, head)
+        self._file.write(header(len(data)), data, checksum(data))
+        return True
+
+    def finish(self) -> None:
+        with self._file:
+            pass
+        _write_index(self.path, bytes(self._rows))
+
+
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
+    """One file of several: their records one after the other."""
+    rows, start = bytearray(), 0
+    with storage.create(path) as file:
+        for part in parts:
+            index = np.load(index_path(part))
+            index["offset"] += start
+            rows += index.tobytes()
+            start += storage.append(file, part, part.stat().st_size)
+    _write_index(path, bytes(rows))
+
+
+def _write_index(path: Path, rows: bytes) -> None:
+    storage.make_folder(index_path(path).parent)
+    with storage.create(index_path(path)) as file:
+        storage.write(file, [dump_array(np.frombuffer(rows, INDEX))])

@@ -1,0 +1,307 @@
+"""TFRecord files: the contract, the layout read by hand, what others write, what is refused.
+
+TensorFlow and DALI read and write them in test_tfrecord_tensorflow.py.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+import shardkit
+from shardkit.codecs.protobuf import dump_field
+from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError
+from shardkit.formats import format_of, get_format
+from shardkit.formats.base import ShardReader
+from shardkit.schema import Array, Float, Image, Int, Schema, Text
+from shardkit.testing import FormatContract, assert_reads, make_image, write_shard
+
+TFRECORD = get_format("tfrecord")
+
+
+def example_class() -> type:
+    """tf.train.Example by protobuf's own library."""
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tf", syntax="proto3")
+    repeated, one = 3, 1
+
+    def message(name: str, *fields: tuple[str, int, int, int, str]) -> None:
+        made = file.message_type.add(name=name)
+        for field, number, label, kind, type_name in fields:
+            about = {"type_name": type_name} if type_name else {}
+            made.field.add(name=field, number=number, label=label, type=kind, **about)
+
+    message("BytesList", ("value", 1, repeated, 12, ""))
+    message("FloatList", ("value", 1, repeated, 2, ""))
+    message("Int64List", ("value", 1, repeated, 3, ""))
+    message(
+        "Feature",
+        ("bytes_list", 1, one, 11, ".tf.BytesList"),
+        ("float_list", 2, one, 11, ".tf.FloatList"),
+        ("int64_list", 3, one, 11, ".tf.Int64List"),
+    )
+    message("Entry", ("key", 1, one, 9, ""), ("value", 2, one, 11, ".tf.Feature"))
+    message("Features", ("feature", 1, repeated, 11, ".tf.Entry"))
+    message("Example", ("features", 1, one, 11, ".tf.Features"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))
+
+
+EXAMPLE = example_class()
+
+
+def records(path: Path) -> list[bytes]:
+    """The payloads of a file, by the lengths alone."""
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        (size,) = struct.unpack_from("<Q", data, at)
+        found.append(data[at + 12 : at + 12 + size])
+        at += size + 16
+    assert at == len(data)
+    return found
+
+
+def by_protobuf(record: bytes) -> dict[str, object]:
+    features = EXAMPLE.FromString(record).features.feature
+    return {entry.key: entry.value for entry in features}
+
+
+class TestTFRecord(FormatContract):
+    tested = TFRECORD
+
+    def independent_keys(self, path: Path) -> list[str]:
+        found = map(by_protobuf, records(path))
+        return [each["__key__"].bytes_list.value[0].decode() for each in found]
+
+
+# --- records by hand -----------------------------------------------------------------------------
+
+
+def record(data: bytes) -> bytes:
+    """A record, by the words of TensorFlow's record_writer.h."""
+
+    def masked(data: bytes) -> bytes:
+        crc = google_crc32c.value(data)
+        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    length = struct.pack("<Q", len(data))
+    return length + masked(length) + data + masked(data)
+
+
+def part(tag: int, *data: bytes) -> bytes:
+    """A field of a message of up to 127 bytes."""
+    content = b"".join(data)
+    return bytes([tag, len(content)]) + content
+
+
+def example(*entries: bytes) -> bytes:
+    return part(0x0A, *(part(0x0A, entry) for entry in entries))
+
+
+def feature(name: str, value: bytes) -> bytes:
+    return part(0x0A, name.encode()) + part(0x12, value)
+
+
+def ints(*numbers: int) -> bytes:
+    return part(0x1A, part(0x0A, bytes(numbers)))
+
+
+def put(path: Path, *examples: bytes) -> ShardReader:
+    path.write_bytes(b"".join(map(record, examples)))
+    return TFRECORD.open(path)
+
+
+ODD = [
+    # An int64_list that is not packed, and half packed.
+    feature("x", part(0x1A, b"\x08\x05\x08" + b"\xff" * 9 + b"\x01")),
+    feature("x", part(0x1A, b"\x08\x05", part(0x0A, b"\xff" * 9 + b"\x01"))),
+    # The value before the name, fields that nobody knows of every type.
+    part(0x12, part(0x1A, part(0x0A, b"\x05" + b"\xff" * 9 + b"\x01"))) + part(0x0A, b"x"),
+    b"\x18\x07"
+    + feature("x", part(0x62, b"?") + ints(5) + part(0x1A, b"\x08" + b"\xff" * 9 + b"\x01")),
+    b"\x21"
+    + bytes(8)
+    + b"\x2d"
+    + bytes(4)
+    + feature("x", part(0x0A) + part(0x1A, b"\x08\x05\x08" + b"\xff" * 9 + b"\x01")),
+]
+
+
+def test_every_way_to_write_a_list_is_read(tmp_path: Path) -> None:
+    reader = put(tmp_path / "a.tfrecord", *(example(each) for each in ODD))
+    assert [sample["x"].tolist() for sample in map(reader.sample, range(len(ODD)))] == [[5, -1]] * 5
+    for each in records(tmp_path / "a.tfrecord"):
+        assert by_protobuf(each)["x"].int64_list.value == [5, -1]
+    floats = part(0x12, b"\x0d" + struct.pack("<f", 0.5))
+    reader = put(
+        tmp_path / "b.tfrecord", example(feature("f", floats)), example(feature("f", floats))
+    )
+    assert reader[1] == {"__key__": "b/000000001", "f": 0.5}
+
+
+def test_features_that_some_records_lack(tmp_path: Path) -> None:
+    some = example(feature("x", ints(1)), feature("y", ints(2)))
+    reader = put(tmp_path / "a.tfrecord", some, example(feature("x", ints(3))), example())
+    assert reader.schema == Schema({"x": Int(optional=True), "y": Int(optional=True)})
+    assert [reader[n].get("y") for n in range(3)] == [2, None, None]
+    many = [example(feature("x", ints(n % 100))) for n in range(300)]
+    late = [*many[:298], some, example(feature("z", ints(1)))]
+    reader = put(tmp_path / "late.tfrecord", *late)
+    with pytest.raises(SampleError, match="a feature 'y', in none of the records") as error:
+        reader[298]
+    assert error.value.where["position"] == 298
+    assert error.value.where["offset"] > 0
+    lacks = put(tmp_path / "lacks.tfrecord", *many[:299], example())
+    assert lacks.layout["guessed"] == ["x"]
+    with pytest.raises(SampleError, match="no value of 'x'"):
+        lacks[299]
+    result = shardkit.convert(tmp_path / "lacks.tfrecord", "tfrecord", tmp_path / "out", workers=0)
+    assert result.samples == 300
+    with shardkit.open(tmp_path / "out") as found:
+        assert found.schema["x"] == Int(optional=True)
+
+
+def test_what_no_field_can_hold_is_refused(tmp_path: Path) -> None:
+    bytes_list = part(0x0A, part(0x0A, b"\0"), part(0x0A, b"\1"))
+    put(tmp_path / "a.tfrecord", example(feature("x", ints(1)), feature("b", bytes_list)))
+    with pytest.raises(FormatError, match=r"'b' cannot be read: .*lists of bytes") as error:
+        shardkit.open(tmp_path / "a.tfrecord")
+    assert "--drop b" in str(error.value.fix)
+    put(tmp_path / "b.tfrecord", example(feature("x", ints(1))), example(feature("x", bytes_list)))
+    with pytest.raises(FormatError, match="a bytes_list and an int64_list"):
+        shardkit.open(tmp_path / "b.tfrecord")
+    for data in (b"just text", b"\x0a\x7f", b""):
+        with pytest.raises(FormatError, match="no record can be read"):
+            put(tmp_path / "c.tfrecord", data)
+
+
+def test_damage_is_found_where_it_is(tmp_path: Path) -> None:
+    schema = Schema({"label": Int(), "text": Text()})
+    samples = [{"__key__": f"k{n}", "label": n, "text": f"text {n}"} for n in range(3)]
+    path = tmp_path / "a.tfrecord"
+    write_shard(TFRECORD, path, schema, samples).close()
+    whole = path.read_bytes()
+    size = len(whole) // 3
+    layout = TFRECORD.layout(schema)
+    path.write_bytes(whole.replace(b"text 1", b"text !"))
+    reader = TFRECORD.open(path, layout)
+    assert [reader[0], reader[2]] == [samples[0], samples[2]]
+    with pytest.raises(SampleError, match="CRC-32C") as error:
+        reader[1]
+    assert error.value.where == {
+        "path": path,
+        "position": 1,
+        "offset": size,
+        "key": "k1",
+        "field": "text",
+    }
+    assert reader.sample(1, ["label"]) == {"__key__": "k1", "label": 1}  # the rest is not read
+    for cut in (1, 13, size - 5):
+        path.write_bytes(whole[:-cut])
+        with pytest.raises(DamagedError, match="ends inside a record") as damaged:
+            TFRECORD.open(path)
+        assert damaged.value.where["offset"] == 2 * size
+    path.write_bytes(whole[:size] + b"\1" + whole[size + 1 :])
+    with pytest.raises(DamagedError, match="a record's length") as damaged:
+        TFRECORD.open(path)
+    assert damaged.value.where["offset"] == size
+
+
+def test_an_index_that_is_lost_is_made_again(tmp_path: Path) -> None:
+    schema = Schema({"label": Int(), "image": Image()})
+    samples = [{"__key__": f"{n}", "label": n, "image": make_image(n)} for n in range(5)]
+    path = tmp_path / "a.tfrecord"
+    write_shard(TFRECORD, path, schema, samples).close()
+    (tmp_path / "__shardkit__" / "a.records.npy").unlink()
+    assert_reads(TFRECORD.open(path, TFRECORD.layout(schema)), samples)
+    assert_reads(TFRECORD.open(path), samples)
+
+
+@pytest.mark.filterwarnings("ignore:compressed TFRecord files")
+def test_compressed_files_are_told_by_their_checksums(tmp_path: Path) -> None:
+    """A length of 0x8b1f begins as gzip does."""
+
+    data = bytes(0x8B1F - 23)
+    value = dump_field(2, dump_field(1, dump_field(1, data)))
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(record(dump_field(1, dump_field(1, dump_field(1, b"b") + value))))
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    packed = tmp_path / "b.tfrecord"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for each in (path, packed):
+        assert TFRECORD.open(each)[0]["b"] == data
+
+
+def test_floats_keep_all_bits(tmp_path: Path) -> None:
+    schema = Schema({"f": Float()})
+    values = [0.5, 0.1, 1e300, -0.0, float("inf"), 5e-324]
+    samples: list[Any] = [{"__key__": f"{n}", "f": value} for n, value in enumerate(values)]
+    reader = write_shard(TFRECORD, tmp_path / "a.tfrecord", schema, samples)
+    assert_reads(reader, samples)
+    assert_reads(TFRECORD.open(tmp_path / "a.tfrecord"), samples)
+    sizes = [len(by_protobuf(each)) for each in records(tmp_path / "a.tfrecord")]
+    assert sizes == [2, 3, 3, 2, 2, 3]  # with the one of 64 bits, where 32 are not enough
+
+
+def test_arrays_are_lists_where_the_schema_tells_their_shape(tmp_path: Path) -> None:
+    kinds = {
+        "a": Array("<u4", (None,)), "b": Array("<i2", (None, 2)), "c": Array("<f4", (1, 2)),
+        "d": Array("<i8", ()), "e": Array("<i4", (None, None)), "f": Array("|u1", (2,)),
+        "g": Array("<u8", (1,)), "h": Array(),
+    }  # fmt: skip
+    sample: dict[str, Any] = {
+        "__key__": "k",
+        **{
+            n: np.ones([2 if s is None else s for s in k.shape or ()], k.dtype or "<f4")
+            for n, k in kinds.items()
+        },
+    }
+    write_shard(TFRECORD, tmp_path / "a.tfrecord", Schema(kinds), [sample]).close()
+    (stored,) = map(by_protobuf, records(tmp_path / "a.tfrecord"))
+    assert stored["a"].int64_list.value == [1, 1]
+    assert stored["b"].int64_list.value == [1] * 4
+    assert stored["c"].float_list.value == [1, 1]
+    assert stored["d"].int64_list.value == [1]
+    assert stored["e"].bytes_list.value == [b"\1\0\0\0" * 4]
+    assert stored["e/shape"].int64_list.value == [2, 2]
+    assert stored["f"].bytes_list.value == [b"\1\1"]
+    for name in "gh":
+        assert stored[name].bytes_list.value[0].startswith(b"\x93NUMPY")
+        assert name in TFRECORD.notes(Schema(kinds))[0]
+
+
+def test_names_of_features_that_collide_are_refused() -> None:
+    for schema in ({"x": Float(), "x/float64": Int()}, {"x": Array(), "x/shape": Int()}):
+        if isinstance(schema["x"], Array):
+            schema["x"] = Array("|u1")
+        with pytest.raises(FormatError, match="the name of 'x/") as error:
+            TFRECORD.layout(Schema(schema))
+        assert "--rename" in str(error.value.fix)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.tfrecord", "a.TFRecords", "a.tfrec", "a.tfrecord.gz", "mnist-train.tfrecord-00000-of-00010",
+     "train-00000-of-01024"],
+)  # fmt: skip
+def test_names_of_files(name: str) -> None:
+    assert format_of(Path(name)) == "tfrecord"
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00001.parquet", "a.tfrecord.txt", "00000-of-1"])
+def test_other_names(name: str) -> None:
+    assert format_of(Path(name)) != "tfrecord"
+
+
+def test_a_file_without_the_suffix_is_called_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train").write_bytes(record(example()))
+    with pytest.raises(ShardkitError, match="a TFRecord file without the suffix") as error:
+        shardkit.open(tmp_path / "train")
+    assert ".tfrecord" in str(error.value.fix)

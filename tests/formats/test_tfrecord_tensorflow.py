@@ -1,0 +1,242 @@
+"""TensorFlow and DALI read what we write; we read what TensorFlow writes. Skipped without them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import FormatError
+from shardkit.formats import get_format
+from shardkit.schema import Array, Float, Images, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, everything, make_image
+from tests import clients
+
+pytestmark = pytest.mark.large  # TensorFlow takes seconds to import
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "tfrecord.md"
+TFRECORD = get_format("tfrecord")
+SCHEMA = Schema(
+    {
+        **EVERYTHING,
+        "images": Images(),
+        "tokens": Array("<u2", (None,)),
+        "fixed": Array("<i8", (2, 2)),
+        "pixels": Array("|u1", (None, None, 3)),
+        "double": Array("<f8", (2,)),
+        "maybe": Array("<f4", (2,), optional=True),
+        "number": Int(optional=True),
+        "words": Array("<U3", (2,)),
+    }
+)
+
+
+def sample(number: int) -> dict[str, Any]:
+    optional = {"maybe": np.array([1, number], "<f4"), "number": -number} if number % 2 else {}
+    return {
+        **everything(number),
+        "images": [make_image(n) for n in range(number % 3)],
+        "tokens": np.arange(number, dtype="<u2") * 7000,
+        "fixed": np.array([[number, -1], [2**62, -(2**63)]], "<i8"),
+        "pixels": np.arange(number * 6, dtype="|u1").reshape(number, 2, 3),
+        "double": np.array([0.1, number], "<f8"),
+        "words": np.array(["a", "xyz"]),
+        **optional,
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value as the script prints it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+READ = """
+import base64, json, sys
+import numpy as np
+
+def plain(value):
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    value = np.asarray(value)
+    if value.dtype == object:
+        return [plain(each) for each in value.tolist()]
+    return value.tolist()
+
+found = []
+for sample in samples(sys.argv[1]):
+    found.append({name: plain(value.numpy()) for name, value in sample.items()})
+batches = 0
+for _ in range(2):
+    data = tf.data.TFRecordDataset(files(sys.argv[1])).shuffle(7).batch(4)
+    for batch in data.map(lambda records: tf.io.parse_example(records, features(sys.argv[1]))):
+        batches += int(batch["__key__"].shape[0])
+print(json.dumps([found, batches]))
+"""
+
+
+def page_code() -> str:
+    """The functions that the page tells users of TensorFlow."""
+    (code,) = re.findall(
+        r"runs it with TensorFlow, .*?```python\n(.*?)```", PAGE.read_text("utf-8"), re.S
+    )
+    return str(code)
+
+
+def test_tensorflow_parses_every_field(tmp_path: Path) -> None:
+    samples = [sample(n) for n in range(20)]
+    with shardkit.create(tmp_path / "out", "tfrecord", SCHEMA, shard_samples=8) as writer:
+        for each in samples:
+            writer.write(each)
+    found, batches = clients.run("tensorflow", page_code() + READ, tmp_path / "out")
+    assert batches == 40
+    assert len(found) == 20
+    for got, expected in zip(found, samples, strict=True):
+        assert base64.b64decode(got.pop("__key__")).decode() == expected["__key__"]
+        for name, kind in SCHEMA.items():
+            value = got.pop(name)
+            if name not in expected:
+                assert value == []
+            elif name == "words":
+                assert base64.b64decode(value).startswith(b"\x93NUMPY")
+            elif isinstance(kind, Float):
+                assert value == float(np.float32(expected[name]))
+            elif isinstance(kind, Text | Json):
+                value = [value] if isinstance(value, str) else value
+                text = base64.b64decode(value[0]).decode()
+                assert (text if isinstance(kind, Text) else json.loads(text)) == expected[name]
+            elif kind.optional:
+                assert value == np.ravel(plain(expected[name])).tolist()
+            else:
+                assert value == plain(expected[name]), name
+        assert all(name.endswith("/shape") for name in got)
+
+
+WRITE = """
+import json, sys
+import tensorflow as tf
+
+jpeg, folder = open(sys.argv[1], "rb").read(), sys.argv[2]
+
+def feature(value):
+    first = value[0] if value else b""
+    if isinstance(first, bytes):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=value))
+    if isinstance(first, float):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=value))
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+
+def example(n):
+    lists = {
+        "image": [jpeg], "images": [jpeg] * (n % 3), "blob": [bytes([n % 256, 255])],
+        "text": ["line é %d" % n], "empty text": [""], "words": ["a", "b c", "é"][: n % 4],
+        "label": [n - 3], "extremes": [-(2**63), 2**63 - 1, 0][: n % 4],
+        "score": [n / 3], "boxes": [0.5, n / 7] * (n % 3), "meta.json": ['{"n": %d}' % n],
+    }
+    if n % 2:
+        lists["sometimes"] = [n]
+    lists = {k: [x.encode() if isinstance(x, str) else x for x in v] for k, v in lists.items()}
+    features = {k: feature(v) for k, v in lists.items()}
+    features["boxes"] = tf.train.Feature(float_list=tf.train.FloatList(value=lists["boxes"]))
+    features["extremes"] = tf.train.Feature(int64_list=tf.train.Int64List(value=lists["extremes"]))
+    features["nothing"] = tf.train.Feature()
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+def write(name, records, compression=""):
+    with tf.io.TFRecordWriter(folder + "/" + name, compression) as writer:
+        for record in records:
+            writer.write(record)
+
+write("plain.tfrecord", map(example, range(30)))
+write("gzip.tfrecord.gz", map(example, range(30)), "GZIP")
+write("zlib.tfrecord", map(example, range(3)), "ZLIB")
+write("many.tfrecords", (example(n % 30) for n in range(5000)))
+write("empty.tfrecord", [])
+for n in range(2):
+    write(f"toy-train.tfrecord-0000{n}-of-00002", map(example, range(10)))
+write("toy-test.tfrecord-00000-of-00001", map(example, range(5)))
+sequence = tf.train.SequenceExample()
+sequence.feature_lists.feature_list["x"].feature.add().int64_list.value.append(1)
+write("sequence.tfrecord", [sequence.SerializeToString()])
+print(json.dumps(True))
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("theirs")
+    (folder / "x.jpg").write_bytes(make_image(1))
+    assert clients.run("tensorflow", WRITE, folder / "x.jpg", folder)
+    return folder
+
+
+def expected(n: int, key: str) -> dict[str, Any]:
+    sometimes = {"sometimes": n} if n % 2 else {}
+    return {
+        "__key__": f"{key}/{n:09d}",
+        "image": make_image(1),
+        "text": f"line é {n}",
+        "empty text": "",
+        "blob": bytes([n % 256, 255]),
+        "label": n - 3,
+        "extremes": np.array([-(2**63), 2**63 - 1, 0][: n % 4], "<i8"),
+        "score": float(np.float32(n / 3)),
+        "boxes": np.array([0.5, n / 7] * (n % 3), "<f4"),
+        "words": ["a", "b c", "é"][: n % 4],
+        "images": [make_image(1)] * (n % 3),
+        "meta.json": {"n": n},
+        **sometimes,
+    }
+
+
+@pytest.mark.parametrize("name", ["plain.tfrecord", "gzip.tfrecord.gz"])
+@pytest.mark.filterwarnings("ignore:compressed TFRecord files")
+def test_we_read_all_that_tensorflow_writes(theirs: Path, tmp_path: Path, name: str) -> None:
+    with shardkit.open(theirs / name) as found:
+        key = name.partition(".")[0] + "_gz" * name.endswith("gz")
+        for number, each in enumerate(found):
+            want = expected(number, key)
+            assert each.keys() == want.keys()
+            for field, value in want.items():
+                assert type(each[field]) is type(value), field
+                assert np.array_equal(each[field], value), field
+        assert len(found) == 30
+        assert found.schema["sometimes"].optional
+        assert found.schema["nothing"].optional
+    shardkit.convert(theirs / name, "tfrecord", tmp_path / "out", workers=0)
+    again = shardkit.open(tmp_path / "out")
+    assert [s["label"] for s in again] == [n - 3 for n in range(30)]
+    assert again[7]["words"] == expected(7, key)["words"]
+
+
+def test_files_are_found_by_their_names(theirs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "toy" / "1.0.0"
+    folder.mkdir(parents=True)
+    for path in theirs.glob("toy-*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    for name in ("features.json", "dataset_info.json"):
+        (folder / name).write_text("{}")
+    names = ["cat", "dog", *map(str, range(10))]
+    (folder / "sometimes.labels.txt").write_text("\n".join(names) + "\n")
+    result = shardkit.convert(folder, "tfrecord", tmp_path / "out", workers=0)
+    assert result.samples == 25
+    assert len(shardkit.open(tmp_path / "out" / "train")) == 20
+    assert len(shardkit.open(tmp_path / "out" / "test")) == 5
+    assert len(shardkit.open(theirs / "many.tfrecords")) == 5000
+    assert len(shardkit.open(theirs / "empty.tfrecord")) == 0
+
+
+def test_what_cannot_be_read_is_refused(theirs: Path) -> None:
+    with pytest.raises(FormatError, match="SequenceExample"):
+        shardkit.open(theirs / "sequence.tfrecord")
+    with pytest.raises(FormatError, match="no TFRecord file"):
+        shardkit.open(theirs / "zlib.tfrecord")
