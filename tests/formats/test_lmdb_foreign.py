@@ -370,6 +370,13 @@ def test_lists_of_other_things(tmp_path: Path) -> None:
     assert list(shardkit.open(make(tmp_path / "bytes", numbers)).schema) == ["value"]
 
 
+def test_a_value_that_no_field_can_hold_is_named(tmp_path: Path) -> None:
+    values = {b"a": msgpack.packb({"x": {"y": b"bytes in a map"}})}
+    with pytest.raises(SampleError, match="no field can hold") as error:
+        shardkit.open(make(tmp_path / "x", values))
+    assert (error.value.where["path"].parent, error.value.where["field"]) == (tmp_path / "x", "x")
+
+
 def test_basicsr(tmp_path: Path) -> None:
     """make_lmdb_from_imgs: PNGs without suffix, and a line for each in meta_info.txt."""
     keys = ["000_00000002", "000_00000001", "baboon"]

@@ -133,7 +133,10 @@ def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
     there = [entry for row in samples.rows if (entry := row[number])]
     values = _some(there, tree)
     kind = kind_of(values, part=bool(part))
-    schema = schema_of(kind, values)
+    try:
+        schema = schema_of(kind, values)
+    except SampleError as error:  # a value that no field can hold
+        raise error.located(path=tree.path) from None
     if part:
         optional = len(there) < len(samples.keys)
         schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
