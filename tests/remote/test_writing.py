@@ -193,6 +193,7 @@ def test_an_output_that_is_one_shard(
     bucket.put("sets/other.txt")
     for seed in (1, 2):  # the second replaces the first
         options: dict[str, Any] = {"shard_size": None, "shuffle": True, "seed": seed}
+        options["beside"] = ["dali", "wids"] if format == "wds" else []
         convert(source, tmp_path / "local" / name, format, overwrite=True, **options)
         with_options = {"storage_options": bucket.options, "overwrite": True}
         convert(source, url, format, **options, **with_options)
