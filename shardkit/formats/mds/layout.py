@@ -1,4 +1,4 @@
-"""The columns of MDS: which encoding a type of ours has, and the bytes of its values.
+"""The encodings of MDS: which type of ours has which, and the bytes of its values.
 
 Facts: `base/format/mds/encodings.py` of MosaicML Streaming. All numbers are little-endian.
 """
@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from shardkit.schema import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    _Decode = Callable[[bytes], Any]
-
 LARGEST = 2**32 - 1  # bytes of a shard: offsets in it are uint32
 ABSENT = "__absent__"  # our column with the names of the optional fields that a sample lacks
 
@@ -53,6 +51,16 @@ _CODES = {
 _DTYPES = {np.dtype(dtype).name: dtype for dtype in _CODES.values()}
 
 
+class Codec(NamedTuple):
+    """An encoding: the type of its values, and how they become bytes and are made of them."""
+
+    kind: FieldType
+    decode: Callable[[bytes], Any]  # raises any error for damaged bytes
+    encode: Callable[[Any], bytes] = bytes
+    size: int | None = None  # bytes of a value, if all have as many
+    absent: bytes = b""  # what stands for no value, and others can decode
+
+
 def encoding_of(kind: FieldType) -> str:
     """The encoding in which we store a type; that of an optional one takes empty values."""
     if isinstance(kind, Array) and kind.dtype in _CODES.values():
@@ -65,51 +73,45 @@ def encoding_of(kind: FieldType) -> str:
     return {**known, Images: "list[jpeg]"}.get(type(kind), "bytes")  # other arrays as .npy
 
 
-def kind_of(encoding: str) -> FieldType | None:
-    """The type of the values in an encoding of others; None for one that is not read."""
+def own_codec(kind: FieldType) -> Codec:
+    """The encoding in which we store a type."""
+    found = codec(encoding_of(kind))
+    if isinstance(kind, Bool):
+        found = _scalar_codec(kind, "<?")
+    elif found is None or (isinstance(kind, Array) and isinstance(found.kind, Bytes)):
+        found = Codec(kind, load_array, dump_array)
+    return found._replace(kind=kind)
+
+
+def codec(encoding: str) -> Codec | None:
+    """An encoding by its name; None for one that is not read."""
+    if encoding in _SCALARS:
+        return _scalar_codec(Float() if "float" in encoding else Int(), _SCALARS[encoding])
     name, *given = encoding.split(":")
-    if name == "ndarray" and len(given) < 3 and not set(given[:1]) - set(_DTYPES):
-        dtype = _DTYPES[given[0]] if given else None
-        shape = [int(n) for n in given[1].split(",") if n.isdecimal()] if given[1:] else None
-        if shape is None:
-            return Array(dtype)
-        sound = len(shape) == given[1].count(",") + 1 <= 32 and 0 < math.prod(shape) <= LARGEST
-        return Array(dtype, tuple(shape)) if sound else None
-    if encoding in _SCALARS:
-        return Float() if encoding.startswith("float") else Int()
-    return _DECODERS[encoding][0]() if encoding in _DECODERS else None
+    return _array_codec(*given) if name == "ndarray" and len(given) < 3 else _CODECS.get(encoding)
 
 
-def size_of(encoding: str) -> int | None:
-    """The bytes of each value; None where they differ."""
-    if encoding in _SCALARS:
-        return struct.calcsize(_SCALARS[encoding])
-    kind = kind_of(encoding)
-    if not isinstance(kind, Array) or kind.shape is None:
+def _scalar_codec(kind: FieldType, format: str) -> Codec:
+    stored = struct.Struct(format)
+    decode = partial(_scalar, stored, isinstance(kind, Int))
+    return Codec(kind, decode, stored.pack, stored.size, bytes(stored.size))
+
+
+def _array_codec(dtype: str = "", shape: str = "") -> Codec | None:
+    """That of arrays: type and shape are in the encoding's name, or in each value."""
+    if dtype and dtype not in _DTYPES:
         return None
-    return math.prod(kind.shape) * np.dtype(kind.dtype).itemsize  # type: ignore[arg-type]
+    kind = Array(_DTYPES.get(dtype))
+    if not shape:
+        return Codec(kind, partial(_array, kind), _array_bytes, absent=_array_bytes(np.empty(0)))
+    sides = tuple(int(n) for n in shape.split(",") if n.isdecimal())
+    if not len(sides) == shape.count(",") + 1 <= 32 or not 0 < math.prod(sides) <= LARGEST:
+        return None
+    kind, size = Array(kind.dtype, sides), math.prod(sides) * np.dtype(kind.dtype).itemsize
+    return Codec(kind, partial(_array, kind), np.ndarray.tobytes, size)
 
 
 # --- values to bytes -----------------------------------------------------------------------------
-
-
-def encoder(kind: FieldType, encoding: str) -> Callable[[Any], bytes]:
-    """The function that makes the bytes that are stored of a value of ours."""
-    if encoding in _SCALARS:
-        return struct.Struct(_SCALARS[encoding]).pack
-    if isinstance(kind, Array):
-        ways = (dump_array, _array_bytes, np.ndarray.tobytes)
-        return ways[encoding.count(":")]
-    others: dict[str, Callable[[Any], bytes]] = {"str": str.encode, "list[jpeg]": _list_bytes}
-    others["json"] = lambda value: JsonText.of(value).encode()
-    return others.get(encoding, bytes)
-
-
-def absent(encoding: str) -> bytes:
-    """What stands for a value that a sample lacks, and others can decode."""
-    if encoding.startswith("ndarray"):
-        return _array_bytes(np.empty(0))
-    return {"json": b"null", "list[jpeg]": bytes(8)}.get(encoding, bytes(size_of(encoding) or 0))
 
 
 def _array_bytes(value: npt.NDArray[Any]) -> bytes:
@@ -127,27 +129,9 @@ def _list_bytes(values: Sequence[bytes]) -> bytes:
 # --- bytes to values -----------------------------------------------------------------------------
 
 
-def decoder(kind: FieldType, encoding: str) -> _Decode:
-    """The function that makes a value of stored bytes; raises any error for damaged ones."""
-    if isinstance(kind, Array):
-        own = kind_of(encoding)
-        return partial(_array, own) if isinstance(own, Array) else load_array
-    if isinstance(kind, Bool):
-        return _bool
-    if encoding in _SCALARS:
-        return partial(_scalar, struct.Struct(_SCALARS[encoding]), isinstance(kind, Int))
-    return _DECODERS[encoding][1]
-
-
 def _scalar(stored: struct.Struct, whole: bool, data: bytes) -> Any:
     (value,) = stored.unpack(data)
     return int64(value) if whole else value
-
-
-def _bool(data: bytes) -> bool:
-    if data not in (b"\0", b"\1"):
-        raise ValueError("neither true nor false")
-    return data == b"\1"
 
 
 def _array(own: Array, data: bytes) -> npt.NDArray[Any]:
@@ -166,14 +150,13 @@ def _array(own: Array, data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data[at:], dtype).copy().reshape(shape)  # type: ignore[arg-type]
 
 
-def _images(decode: _Decode, at: int, data: bytes) -> list[bytes]:
+def _images(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[bytes]:
     """Images behind their number, which stands at byte `at`, and their sizes."""
     (count,) = struct.unpack_from("<I", data, at)
     sizes = np.frombuffer(data, "<u4", count, at + 4).tolist() if count else []
-    at += 4 + 4 * count
-    if at + sum(sizes) != len(data):
+    ends = np.cumsum([at + 4 + 4 * count, *sizes]).tolist()
+    if ends[-1] != len(data):
         raise ValueError("the sizes of the images in a list do not add up")
-    ends = np.cumsum([at, *sizes]).tolist()
     return [decode(data[end - size : end]) for size, end in zip(sizes, ends[1:], strict=True)]
 
 
@@ -201,16 +184,18 @@ def _pil(data: bytes) -> bytes:
     return file.getvalue()
 
 
-_DECODERS: dict[str, tuple[type[FieldType], _Decode]] = {
-    "str": (Text, bytes.decode),
-    "bytes": (Bytes, bytes),
-    "json": (Json, json.loads),
-    "str_int": (Int, int64),
-    "str_float": (Float, float),
-    "str_decimal": (Text, bytes.decode),
-    "pil": (Image, _pil),
-    **dict.fromkeys(("jpeg", "png"), (Image, bytes)),
-    **dict.fromkeys(("jpeg_array", "jpegarray"), (Images, partial(_images, bytes, 0))),
-    **dict.fromkeys(("list[jpeg]", "list[png]"), (Images, partial(_images, bytes, 4))),
-    "list[pil]": (Images, partial(_images, _pil, 4)),
+_JPEGS = Codec(Images(), partial(_images, bytes, 0))
+_LIST = Codec(Images(), partial(_images, bytes, 4), _list_bytes, absent=bytes(8))
+_CODECS = {
+    "str": Codec(Text(), bytes.decode, str.encode),
+    "bytes": Codec(Bytes(), bytes),
+    "json": Codec(Json(), json.loads, lambda value: JsonText.of(value).encode(), absent=b"null"),
+    "str_int": Codec(Int(), int64),
+    "str_float": Codec(Float(), float),
+    "str_decimal": Codec(Text(), bytes.decode),
+    "pil": Codec(Image(), _pil),
+    **dict.fromkeys(("jpeg", "png"), Codec(Image(), bytes)),
+    **dict.fromkeys(("jpeg_array", "jpegarray"), _JPEGS),
+    **dict.fromkeys(("list[jpeg]", "list[png]"), _LIST),
+    "list[pil]": Codec(Images(), partial(_images, _pil, 4)),
 }

@@ -16,7 +16,7 @@ from shardkit.checked import Count, damaged, from_json
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.compressed import Words, opened
-from shardkit.formats.mds.layout import ABSENT, decoder, encoding_of, kind_of
+from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
 
@@ -67,7 +67,7 @@ class MdsReader(ShardReader):
         encodings = dict(zip(names, header["column_encodings"], strict=True))
         ours = None if about is None else _schema(about, path)
         if layout is None:
-            layout = {**about, "ours": True} if about else _foreign(encodings, path)
+            layout = _foreign(encodings, path) if about is None else _ours(about)
         super().__init__(path, layout, source)
         self._sizes = header["column_sizes"]
         self._head = struct.Struct(f"<{sum(not size for size in self._sizes)}I")
@@ -78,16 +78,11 @@ class MdsReader(ShardReader):
         self._columns = []
         for name, kind in self.schema.items():
             encoding = encodings.get(name, "none")
-            own = kind_of(encoding) if ours is None else ours.get(name)
-            if own is None or not _fits(own, kind) or (ours and encoding != encoding_of(own)):
-                raise DamagedError(
-                    "a shard does not have the columns that it should",
-                    path=path,
-                    field=name,
-                    expected=str(kind),
-                    found=f"the encoding {encoding!r:.60}",
-                )
-            self._columns.append(_Column(name, names.index(name), decoder(own, encoding)))
+            known = _codec(ours, name, encoding)
+            if known is None or not _fits(known.kind, kind):
+                what, found = "a shard lacks a column that it should have", f"{encoding!r:.60}"
+                raise DamagedError(what, path=path, field=name, expected=str(kind), found=found)
+            self._columns.append(_Column(name, names.index(name), known.decode))
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -120,9 +115,7 @@ class MdsReader(ShardReader):
     def offset(self, position: int, field: str) -> int:
         begin, end = self._bounds(position)
         spans = self._spans(begin, end, self.source.read(begin, self._head.size))
-        return begin + next(
-            spans[column.number][0] for column in self._columns if column[0] == field
-        )
+        return begin + next(spans[c.number][0] for c in self._columns if c.name == field)
 
     def spans(self) -> npt.NDArray[np.int64]:
         ends = self._ends.slice(0, len(self._ends)).astype(np.int64)
@@ -132,13 +125,10 @@ class MdsReader(ShardReader):
         """Where a sample begins and ends."""
         begin, end = struct.unpack("<2I", self._ends.record(position, 2))
         if not self._start <= begin <= end <= self.source.size:
-            raise DamagedError(
-                "the offset of a sample is damaged",
-                path=self.path,
-                offset=4 * (1 + position),
-                expected=f"a range from {self._start:,} to {self.source.size:,}",
-                found=f"{begin:,} to {end:,}",
-            )
+            about = {"expected": f"a range from {self._start:,} to {self.source.size:,}"}
+            about["found"] = f"{begin:,} to {end:,}"
+            what, offset = "the offset of a sample is damaged", 4 * (1 + position)
+            raise DamagedError(what, path=self.path, offset=offset, **about)
         return begin, end
 
     def _spans(self, begin: int, end: int, data: bytes) -> list[tuple[int, int]]:
@@ -149,13 +139,9 @@ class MdsReader(ShardReader):
             found.append((at, fixed or next(given, end)))
             at += found[-1][1]
         if at != end - begin:
-            raise DamagedError(
-                "the sizes of a sample's values do not add up",
-                path=self.path,
-                offset=begin,
-                expected=f"{end - begin:,} bytes",
-                found=f"{at:,}",
-            )
+            what, about = "the sizes of a sample's values do not add up", {"found": f"{at:,}"}
+            expected = f"{end - begin:,} bytes"
+            raise DamagedError(what, path=self.path, offset=begin, expected=expected, **about)
         return found
 
 
@@ -165,14 +151,9 @@ def _offsets(source: ByteSource) -> tuple[Table, int]:
     ends = Table(source, 4, count + 1, "<u4")
     first, last = int(ends.slice(0, 1)[0]), int(ends.slice(count, count + 1)[0])
     if not 4 * (count + 2) <= first <= last == source.size:
-        raise DamagedError(
-            "not an MDS shard, or one that is damaged or cut",
-            path=source.path,
-            offset=4,
-            expected=f"offsets of {count:,} samples that end at byte {source.size:,}",
-            found=f"{first:,} to {last:,}",
-            fix="copy it again, or write it again",
-        )
+        expected = f"offsets of {count:,} samples that end at byte {source.size:,}"
+        about = {"expected": expected, "found": f"{first:,} to {last:,}"}
+        raise DamagedError("an MDS shard is damaged or cut", path=source.path, offset=4, **about)
     return ends, first
 
 
@@ -196,21 +177,33 @@ def _schema(about: _About, path: Path) -> Schema:
         raise damaged("the header of the shard", error, path=path) from error
 
 
+def _codec(ours: Schema | None, name: str, encoding: str) -> Codec | None:
+    """How a column is read; None where a shard of ours cannot have it so."""
+    if ours is None:
+        return codec(encoding)
+    kind = ours.get(name)
+    return own_codec(kind) if kind is not None and encoding == encoding_of(kind) else None
+
+
 def _fits(own: FieldType, kind: FieldType) -> bool:
     """Whether values are of the type that is asked for: images are bytes as well."""
     same = replace(own, optional=kind.optional) == kind
     return same or (type(kind) is Bytes and isinstance(own, Bytes))
 
 
+def _ours(about: _About) -> dict[str, Any]:
+    return {"schema": about["schema"], "classes": about["classes"], "ours": True}
+
+
 def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
     """The layout of a shard of others: types by their encodings; what is not read, and why."""
     fields, unusable, ignored = {}, {}, {}
     for name, encoding in encodings.items():
-        kind = kind_of(encoding)
+        known = codec(encoding)
         if name in RESERVED:
             ignored.update({f"column {name!r}": 1} if (name, encoding) != (KEY, "str") else {})
-        elif kind is not None:
-            fields[name] = kind
+        elif known is not None:
+            fields[name] = known.kind
         else:
             pickled = "is pickled, and reading a pickle runs the code in it"
             unusable[name] = FormatError(

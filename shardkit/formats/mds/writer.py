@@ -18,7 +18,7 @@ from shardkit import storage
 from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
-from shardkit.formats.mds.layout import ABSENT, LARGEST, absent, encoder, encoding_of, size_of
+from shardkit.formats.mds.layout import ABSENT, LARGEST, encoding_of, own_codec
 from shardkit.sample import Sample
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ _ROOM = 1 << 17  # bytes for the offsets and the header of a larger shard
 def columns_of(schema: Schema) -> dict[str, Any]:
     """What headers and index.json say of a shard; columns are in the order of their names."""
     encodings = {KEY: "str", **{name: encoding_of(kind) for name, kind in schema.items()}}
+    sizes = {name: own_codec(kind).size for name, kind in schema.items()}
     if any(kind.optional for kind in schema.values()):
         encodings[ABSENT] = "json"
     return {
         "column_encodings": [encodings[name] for name in sorted(encodings)],
         "column_names": sorted(encodings),
-        "column_sizes": [size_of(encodings[name]) for name in sorted(encodings)],
+        "column_sizes": [sizes.get(name) for name in sorted(encodings)],
         "compression": None,
         "format": "mds",
         "hashes": [],
@@ -50,8 +51,9 @@ class MdsWriter(ShardWriter):
         super().__init__(path, spec)
         columns, fields = columns_of(spec.schema), spec.schema.items()
         self._sizes = dict(zip(columns["column_names"], columns["column_sizes"], strict=True))
-        self._encoders = {name: encoder(kind, encoding_of(kind)) for name, kind in fields}
-        self._absent = {name: absent(encoding_of(kind)) for name, kind in fields if kind.optional}
+        codecs = {name: own_codec(kind) for name, kind in fields}
+        self._encoders = {name: each.encode for name, each in codecs.items()}
+        self._absent = {name: codecs[name].absent for name, kind in fields if kind.optional}
         classes = {name: list(names) for name, names in spec.classes.items()}
         about = {"schema": spec.schema.to_json(), "classes": classes}
         self._header = json.dumps({**columns, "shardkit": about}).encode()
