@@ -53,7 +53,7 @@ class _File(io.BytesIO):
     """Bytes as a file, in which a damaged header may seek anywhere: a callback must not raise."""
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        start = (0, self.tell(), len(self.getbuffer()))[whence]
+        start = super().seek(0, whence) if whence else 0
         return super().seek(min(max(start + offset, 0), 1 << 40))
 
 

@@ -61,10 +61,8 @@ class AudioSteps:
             rate, bits = self.options.sample_rate or sound.rate, sound.bits
             samples = resampled(samples, sound.rate, rate, "VHQ")
         made, clipped = encode_flac(samples, rate, bits)
-        for reason in reasons:
-            shaped.reasons[reason] = shaped.reasons.get(reason, 0) + 1
+        shaped.reasons.update(reasons)
         if clipped:
-            for what, count in (("files", 1), ("values", clipped)):
-                words = f"{what} of audio clipped at full scale"
-                shaped.ignored[words] = shaped.ignored.get(words, 0) + count
+            shaped.ignored["files of audio clipped at full scale"] += 1
+            shaped.ignored["values of audio clipped at full scale"] += clipped
         return made

@@ -103,11 +103,8 @@ class ImageSteps:
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
         counts = {done: 1, "bytes in": len(image.data), "bytes out": size}
-        for what, number in counts.items():
-            shaped.images[what] = shaped.images.get(what, 0) + number
-        for reason in image.reasons:
-            if reason != RESIZED:
-                shaped.reasons[reason] = shaped.reasons.get(reason, 0) + 1
+        shaped.images.update(counts)
+        shaped.reasons.update(reason for reason in image.reasons if reason != RESIZED)
         return value
 
     def _move_boxes(self, shaped: Shaped, found: dict[str, Image]) -> None:

@@ -22,15 +22,9 @@ class Shaped:
     """A sample as it is to be stored, with counts of what was done to images and audio, and why."""
 
     sample: Sample
-    images: dict[str, int] = field(default_factory=dict)
-    reasons: dict[str, int] = field(default_factory=dict)
-    ignored: dict[str, int] = field(default_factory=dict)
-
-    def count(self, other: Shaped) -> None:
-        """Add the counts of steps before."""
-        for mine, theirs in ((self.reasons, other.reasons), (self.ignored, other.ignored)):
-            for words, number in theirs.items():
-                mine[words] = mine.get(words, 0) + number
+    images: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
 
 
 # A sample, as it was read or after the steps for it alone; or the reason why there is none.
@@ -92,7 +86,8 @@ class Steps:
                 self.audio(shaped)
             if self.images is not None:
                 shaped = self.images(before.sample)
-                shaped.count(before)
+                shaped.reasons.update(before.reasons)
+                shaped.ignored.update(before.ignored)
         except (SampleError, Filtered) as error:
             return error
         ignored.update(shaped.ignored)
