@@ -1,20 +1,23 @@
 """Frames of encoded videos, by PyAV (FFmpeg): the very ones that decoding all of a file gives.
 
 A frame is decoded from the last keyframe before it. Which packets are keyframes and when each is
-shown is known from reading all packets, which takes a hundredth of decoding them.
+shown is known from the tables of an MP4, or else from reading all packets (4 us each).
 """
 
 from __future__ import annotations
 
 import io
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.codecs.image import refuse_want_of_memory
 from shardkit.codecs.media import NotMediaError, media_of
+from shardkit.codecs.video import FrameIndex, frame_index
 from shardkit.extras import extra
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video
@@ -69,29 +72,40 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
     with extra("video", "decoding video"):
         import av
     info = media_of(Video(), data)
-    if (info.width or 0) * (info.height or 0) > MAX_PIXELS:
+    pixels = abs((info.width or 0) * (info.height or 0))
+    if pixels > MAX_PIXELS:
         raise TooManyPixelsError(f"frames of {info.width:,} x {info.height:,} pixels")
     if (info.frames or 0) > len(data):  # FFmpeg would make a table of them
         raise UndecodedError(f"{info.frames:,} frames in {len(data):,} bytes")
+    frames, index = None, _index(data, info.format)
     try:
-        with av.open(
-            _File(data),
-            format=_CONTAINERS[info.format],
-            options=_OPTIONS.copy(),
-            metadata_errors="replace",
-        ) as container:
-            frames = _Video(container).frames(choose)
+        while frames is None:
+            with av.open(
+                _File(data),
+                format=_CONTAINERS[info.format],
+                options=_OPTIONS.copy(),
+                metadata_errors="replace",
+            ) as container:
+                frames = _Video(container, index).frames(choose)
+            index = None
     except NotMediaError:
         raise
     except (av.FFmpegError, ValueError, OverflowError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         # A damaged table may ask for any memory: it is damage if there is enough for a frame.
-        refuse_want_of_memory(ValueError(reason), (info.width or 0) * (info.height or 0))
+        refuse_want_of_memory(ValueError(reason), pixels)
         raise UndecodedError(f"{info.format}: {reason}") from error
     sizes = {(frame.width, frame.height) for frame in frames}
     if len(sizes) > 1:
         raise UndecodedError(f"frames of {len(sizes)} sizes: {sorted(sizes)}")
     return frames
+
+
+def _index(data: bytes, format: str) -> FrameIndex | None:
+    try:
+        return frame_index(data) if format in ("mp4", "mov") else None
+    except (ValueError, struct.error, IndexError, TypeError):  # damaged: FFmpeg will say
+        return None
 
 
 class _File(io.BytesIO):
@@ -103,73 +117,88 @@ class _File(io.BytesIO):
 
 
 class _Video:
-    """The first video track of an open file: its packets, in the order of decoding."""
+    """The first video track of an open file.
 
-    def __init__(self, container: Any) -> None:
+    With an index only the packets that are needed are read, and compared with it.
+    """
+
+    def __init__(self, container: Any, index: FrameIndex | None) -> None:
         stream = container.streams.video[0] if container.streams.video else None
+        self._container, self._stream = container, stream
         self._context: Any = stream and stream.codec_context
         if self._context is None or self._context.name not in _DECODERS:
             raise UndecodedError("no track that FFmpeg can decode, or of a rare codec")
         self._context.thread_count = 1  # threads of a loader decode other samples meanwhile
         self._context.options = _OPTIONS
-        self._packets: list[Any] = []
         self._decoded = 0
-        for packet in container.demux(stream):
-            if packet.size:
-                self._packets.append(packet)
-            if len(self._packets) > MAX_PACKETS:
-                raise TooManyPixelsError(f"more than {MAX_PACKETS:,} packets")
         # Of an AVI with B-frames, and of packets without frames, only decoding tells the order.
         avi = container.format.name == "avi" and self._context.has_b_frames
-        self._by_time = not avi and self._context.name not in _HIDDEN
+        self._timed = not avi and self._context.name not in _HIDDEN
+        self._packets: list[Any] | None = None
+        if index is None:
+            self._packets = self._read()
+            times = [packet.pts for packet in self._packets]
+            self._timed &= None not in times
+            self._times = np.array(times if self._timed else [], np.int64)
+            self._shown = [n for n, packet in enumerate(self._packets) if not packet.is_discard]
+            self._keys = [n for n, packet in enumerate(self._packets) if packet.is_keyframe]
+        else:
+            first = next(container.demux(stream))  # FFmpeg's times begin elsewhere
+            if first.pts is None or first.dts is None:
+                raise UndecodedError("no packets")
+            self._times = index.shown + (first.pts - index.shown[0])
+            self._decodes = index.decoded + (first.dts - index.decoded[0])
+            self._shown, self._keys = [*range(len(self._times))], index.keys.tolist()
 
-    def frames(self, choose: Choose) -> list[Any]:
-        """The frames of some indexes: by the times of packets, or else by decoding all."""
+    def _read(self) -> list[Any]:
+        packets = []
+        for packet in self._container.demux(self._stream):
+            if packet.size:
+                packets.append(packet)
+            if len(packets) > MAX_PACKETS:
+                raise TooManyPixelsError(f"more than {MAX_PACKETS:,} packets")
+        return packets
+
+    def frames(self, choose: Choose) -> list[Any] | None:
+        """The frames of some indexes: by the times of packets, or else by decoding all.
+
+        None where the index is wrong, or not enough.
+        """
         try:
-            found = self._seek(choose) if self._by_time else None
+            found = self._seek(choose) if self._timed else None
         except NotMediaError:
             raise
         except ValueError:  # invalid data: of a keyframe that is none, or of damage
             found = None
-        return found or self._count(choose)
+        return found if found or self._packets is None else self._count(choose)
 
     def _seek(self, choose: Choose) -> list[Any] | None:
-        packets = self._packets
-        shown = [number for number, packet in enumerate(packets) if not packet.is_discard]
-        times = {packets[number].pts: number for number in shown}
-        keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
-        if (
-            not times
-            or not keys
-            or len(times) < len(shown)
-            or any(packet.pts is None for packet in packets)
-        ):
+        order = np.array(self._shown)[np.argsort(self._times[self._shown])]
+        if not len(order) or (np.diff(self._times[order]) == 0).any():
             return None
-        order = sorted(times)
-        wanted = [order[index] for index in choose(len(order))]
-        runs: dict[int, set[int]] = {}  # by the keyframe that decoding starts from, times
-        for time in set(wanted):
-            key = bisect_right(keys, times[time]) - 1
-            while (
-                key >= 0 and packets[keys[key]].pts > time
-            ):  # shown before the keyframe, not after
-                key -= 1
+        wanted = order[list(choose(len(order)))].tolist()
+        runs: dict[int, list[int]] = {}  # by the keyframe that decoding starts from
+        for number in sorted(set(wanted)):
+            key = bisect_right(self._keys, number) - 1
+            while key >= 0 and self._times[self._keys[key]] > self._times[number]:
+                key -= 1  # it is shown before that keyframe, though decoded after it
             if key < 0:
                 return None
-            runs.setdefault(keys[key], set()).add(time)
+            runs.setdefault(self._keys[key], []).append(number)
         self._check_size(len(wanted))
         found: dict[int, Any] = {}
         for start, run in runs.items():
-            stop = max(times[time] for time in run) + 1
-            found.update((frame.pts, frame) for frame in self._run(start, stop, run))
-        return [found[time] for time in wanted] if found.keys() >= {*wanted} else None
+            times = {*self._times[run].tolist()}
+            found.update((frame.pts, frame) for frame in self._run(start, run[-1] + 1, times))
+        found_all = [found.get(time) for time in self._times[wanted].tolist()]
+        return None if None in found_all else found_all
 
     def _run(self, start: int, stop: int, wanted: Collection[int]) -> Iterator[Any]:
         """Frames of some times, decoded from a keyframe on."""
-        context, first = self._context, self._packets[start].pts
+        context = self._context
         skips = context.name != "libdav1d"  # which leaves out others too
-        for packet in [*self._packets[start:stop], None]:
-            if packet is not None and packet.pts < first:
+        for packet in chain(self._between(start, stop), [None]):
+            if packet is not None and packet.pts < self._times[start]:
                 continue  # it needs what came before the keyframe
             if skips and packet is not None:  # frames that no other needs: a third of the time
                 context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
@@ -179,8 +208,26 @@ class _Video:
         context.skip_frame = "DEFAULT"
         context.flush_buffers()
 
+    def _between(self, start: int, stop: int) -> Iterator[Any]:
+        """Some packets. Raises ValueError where they are not those of the index."""
+        if self._packets is not None:
+            yield from self._packets[start:stop]
+            return
+        number, time = start, int(self._decodes[start])
+        self._container.seek(time, stream=self._stream)
+        for packet in self._container.demux(self._stream):
+            if number == start and packet.dts is not None and packet.dts < time:
+                continue
+            if packet.pts != self._times[number] or packet.is_discard:
+                raise ValueError("other packets than the index has")
+            yield packet
+            number += 1
+            if number == stop:
+                return
+
     def _count(self, choose: Choose) -> list[Any]:
         """By decoding all: first in the hope that each packet is a frame."""
+        assert self._packets is not None
         count = len(self._packets)
         for _ in range(2):
             if not count:
@@ -202,7 +249,7 @@ class _Video:
     def _all(self) -> Iterator[Any]:
         self._context.skip_frame = "DEFAULT"
         self._context.flush_buffers()
-        for packet in [*self._packets, None]:
+        for packet in [*(self._packets or ()), None]:
             yield from self._decode(packet)
         self._context.flush_buffers()
 
@@ -224,7 +271,10 @@ def pixels_of(frame: Any) -> Pixels:
 
     Raises UndecodedError for a rotation by anything else than quarter turns.
     """
-    pixels: Pixels = frame.to_ndarray(format="rgb24")
+    try:
+        pixels: Pixels = frame.to_ndarray(format="rgb24")
+    except (ValueError, OSError) as error:  # PyAV's are of these kinds
+        raise UndecodedError(f"a frame of {frame.format.name}: {error}") from error
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return pixels

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from shardkit.codecs.audio import chunks
 from shardkit.codecs.media import CutMediaError, MediaInfo, NotMediaError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _Box = tuple[bytes, int, int]  # name, and where its content starts and stops
 
@@ -98,6 +103,77 @@ def _track(data: bytes, at: int, stop: int) -> dict[str, Any]:
             )
         return {"channels": channels, "sampling_rate": rate >> 16}
     return {}
+
+
+class FrameIndex(NamedTuple):
+    """Of the frames of a video, in the order of decoding, by the clock of their track."""
+
+    shown: npt.NDArray[np.int64]  # when each is shown, and decoded
+    decoded: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]  # the numbers of keyframes
+
+
+def frame_index(data: bytes) -> FrameIndex | None:
+    """That of the first video track of an MP4 or MOV, from its tables (stts, ctts, stss).
+
+    None where they do not tell: of fragments, and of edits that do more than begin at the first
+    frame.
+    """
+    moov = _box(data, 0, len(data), b"moov") or (0, 0)
+    for name, at, stop in _boxes(data, *moov):
+        handler = _box(data, at, stop, b"mdia", b"hdlr")
+        table = _box(data, at, stop, b"mdia", b"minf", b"stbl")
+        if (
+            name != b"trak"
+            or not table
+            or not handler
+            or not data.startswith(b"vide", handler[0] + 8)
+        ):
+            continue
+        boxes = {name: at for name, at, _ in _boxes(data, *table)}
+        steps, offsets = (_runs(data, boxes.get(name)) for name in (b"stts", b"ctts"))
+        edits = _box(data, at, stop, b"edts", b"elst")
+        if steps is None or not len(steps) or (offsets is not None and len(offsets) != len(steps)):
+            return None
+        decoded = np.cumsum(steps) - steps
+        shown = decoded if offsets is None else decoded + offsets
+        if edits is not None:
+            movie, track = _box(data, *moov, b"mvhd"), _box(data, at, stop, b"mdia", b"mdhd")
+            first, last = _edit(data, edits[0], _clock(data, movie), _clock(data, track))
+            if first > shown.min() or last <= shown.max():
+                return None
+        keys = np.arange(len(steps))
+        if b"stss" in boxes:
+            (count,) = struct.unpack_from(">I", data, boxes[b"stss"] + 4)
+            keys = np.frombuffer(data, ">u4", count, boxes[b"stss"] + 8).astype(np.int64) - 1
+            if not count or keys.min() < 0 or keys.max() >= len(steps):
+                return None
+        return FrameIndex(shown, decoded, keys)
+    return None
+
+
+def _runs(data: bytes, at: int | None) -> npt.NDArray[np.int64] | None:
+    """The values of a table of (count, value), each as often as it says."""
+    if at is None:
+        return None
+    (count,) = struct.unpack_from(">I", data, at + 4)
+    counts, values = np.frombuffer(data, ">i4", 2 * count, at + 8).astype(np.int64).reshape(-1, 2).T
+    if counts.size and (counts.min() < 0 or counts.sum() > len(data)):
+        raise ValueError("a table with more frames than bytes")
+    return np.repeat(values, counts)
+
+
+def _edit(data: bytes, at: int, movie: int, track: int) -> tuple[int, int]:
+    """Between which times of the track the only edit of a list shows it; none if there are more."""
+    count, ticks, start = struct.unpack_from(">IQq" if data[at] == 1 else ">IIi", data, at + 4)
+    return (start, start + ticks * track // max(movie, 1)) if count == 1 and start >= 0 else (0, 0)
+
+
+def _clock(data: bytes, box: tuple[int, int] | None) -> int:
+    """Ticks a second in a box mvhd or mdhd."""
+    at = box[0] if box else len(data)
+    ticks: int = struct.unpack_from(">I", data, at + (20 if data[at] == 1 else 12))[0]
+    return ticks
 
 
 # --- Matroska ------------------------------------------------------------------------------------
