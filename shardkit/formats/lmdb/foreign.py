@@ -7,6 +7,7 @@ them. What stands in an entry, `foreign_values.py` finds out. Read too are what 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,8 +117,9 @@ def scan(tree: Tree) -> dict[str, Any]:
     if "" in kinds and kinds[""].schema is None and len(entries) > _LOOKED_AT:
         guessed = [name for name, each in fields.items() if not each.optional]
     samples, convention = _listed(tree, samples, kinds.get(""), about)
-    places = [(e.offset, e.size) if e else (0, 0) for row in samples.rows for e in row]
-    table = np.array(places, np.int64).reshape(-1, len(samples.parts), 2)
+    places = ((e.offset, e.size) if e else (0, 0) for row in samples.rows for e in row)
+    table = np.fromiter(itertools.chain.from_iterable(places), np.int64)
+    table = table.reshape(-1, len(samples.parts), 2)
     return {
         "schema": fields.to_json(),
         "entries": Entries(_keys(samples.keys), table, kinds),
@@ -165,9 +167,10 @@ def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
 
 def _samples(entries: list[Entry]) -> _Samples:
     """The samples: entries that are numbered alike are one, if some of them are images."""
-    found = [_PART_KEY.fullmatch(entry.key) for entry in entries]
-    parts = tuple(dict.fromkeys(match[1].decode() for match in found if match))
-    if None in found or "image" not in parts or not 1 < len(parts) <= _MOST_PARTS:
+    parts: tuple[str, ...] = ()
+    if all(_PART_KEY.fullmatch(entry.key) for entry in entries):
+        parts = tuple(dict.fromkeys(entry.key.partition(b"-")[0].decode() for entry in entries))
+    if "image" not in parts or not 1 < len(parts) <= _MOST_PARTS:
         return _Samples([entry.key for entry in entries], [(entry,) for entry in entries])
     rows: dict[bytes, dict[str, Entry]] = {}
     for entry in entries:
