@@ -32,6 +32,7 @@ def beside(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
             continue
         own = {*_OWN, *(split for split in datasets if folder == path)}
         for dataset in datasets.values():
+            own.add(FORMATS[dataset.format].listing)
             if dataset.path == folder:
                 own |= {name.partition("/")[0] for name in _names(dataset)}
         locks = {stem + lock for stem in own for lock in ("-lock", ".lock")}

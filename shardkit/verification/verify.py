@@ -270,7 +270,7 @@ class _Run:
         every = [self._first, *(part.findings for part in self._parts), self._last]
         notes = [note for findings in every for note in findings.notes] + self._notes
         if any(part.manifest is None for part in self._parts):
-            notes.append("there is no manifest, so no checksums: every sample was read instead")
+            notes.append("there is no manifest with checksums: every sample was read instead")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
         foreign = sum(part.dataset.shards for part in self._parts if part.manifest is None)

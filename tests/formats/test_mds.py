@@ -148,12 +148,13 @@ THEIRS = Path(__file__).with_name("bytes") / "mds"
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
     """A dataset of MDSWriter, compressed, with hashes."""
-    return Path(shutil.copytree(THEIRS, tmp_path / "theirs"))
+    ignored = shutil.ignore_patterns("ours*", "rows.json")
+    return Path(shutil.copytree(THEIRS, tmp_path / "theirs", ignore=ignored))
 
 
 @pytest.mark.filterwarnings(UNPACKED)
-def test_every_encoding_of_mds_writer_is_read(theirs: Path) -> None:
-    rows = json.loads((theirs / "rows.json").read_text())
+def test_every_encoding_of_mds_writer_is_read(theirs: Path, tmp_path: Path) -> None:
+    rows = json.loads((THEIRS / "rows.json").read_text())
     with shardkit.open(theirs) as dataset:
         assert_rows(dataset, rows, jpegs=False)
         assert dataset.keys() == [f"shard_00000/{number:09d}" for number in range(3)]
@@ -161,6 +162,10 @@ def test_every_encoding_of_mds_writer_is_read(theirs: Path) -> None:
             value = dataset[1][name]
             for image in value if isinstance(value, list) else [value]:
                 assert probe(image)[:3] == ("jpeg", 9, 5)
+    result = shardkit.convert(theirs, "mds", tmp_path / "out", workers=0)
+    assert result.ignored == {}
+    with shardkit.open(tmp_path / "out") as dataset:
+        assert_rows(dataset, rows, jpegs=False)
 
 
 @pytest.mark.filterwarnings(UNPACKED)
@@ -202,6 +207,8 @@ def test_what_needs_more_than_32_bits_is_refused(
 
 def test_an_index_of_others_is_none(tmp_path: Path, theirs: Path) -> None:
     (tmp_path / "index.json").write_text('{"chunks": [], "config": {}}')
+    assert MDS.listed(tmp_path) is None
+    (tmp_path / "index.json").write_text('{"chunks": [], "config": {"shards": 1}}')
     assert MDS.listed(tmp_path) is None
     index = json.loads((theirs / "index.json").read_text())
     for name in ("../x.mds", "/x.mds"):
