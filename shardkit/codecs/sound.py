@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Samples = npt.NDArray[np.float32]  # (frames, channels)
 
 MAX_VALUES = 1 << 28  # of all channels that are decoded at once: 1 GiB
+_BLOCK = 1 << 20  # frames that are encoded at once, which takes 20 bytes for each value
 _MOST_RATIO = 1000  # of two rates: soxr takes seconds for more, and no sound has it
 _EXACT = ("wav", "flac", "aiff")  # a seek gives the very samples that reading up to there gives
 _UNKNOWN = 1 << 40  # frames: a stream whose length its header does not say has more
@@ -138,13 +139,16 @@ def encode_flac(samples: Samples, rate: int, bits: int) -> tuple[bytes, int]:
     if not samples.size or samples.shape[1] > 8 or rate > MAX_RATE:
         frames, channels = samples.shape
         raise UnstorableError(f"{frames:,} frames of {channels} channels at {rate:,} Hz")
-    if not np.isfinite(samples).all():
-        raise UnstorableError("values that are no numbers")
-    values = np.rint(samples.astype(np.float64) * full)
-    clipped = int(np.count_nonzero(np.abs(values) > full))
-    whole = np.clip(values, -full, full - 1).astype(np.int32) << 32 - bits
-    file = io.BytesIO()
-    soundfile.write(file, whole, rate, format="FLAC", subtype=f"PCM_{bits}")
+    file, clipped = io.BytesIO(), 0
+    with soundfile.SoundFile(
+        file, "w", rate, samples.shape[1], f"PCM_{bits}", format="FLAC"
+    ) as out:
+        for start in range(0, len(samples), _BLOCK):
+            values = np.rint(samples[start : start + _BLOCK].astype(np.float64) * full)
+            if not np.isfinite(values).all():
+                raise UnstorableError("values that are no numbers")
+            clipped += int(np.count_nonzero(np.abs(values) > full))
+            out.write(np.clip(values, -full, full - 1).astype(np.int32) << 32 - bits)
     return file.getvalue(), clipped
 
 

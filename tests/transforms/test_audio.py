@@ -35,7 +35,7 @@ from shardkit.torch import Loader
 from shardkit.transforms import Draws, Transforms
 
 Samples = npt.NDArray[np.float32]
-NOISE = np.random.default_rng(0).normal(size=(30_001, 2)) * 0.3
+NOISE = np.random.default_rng(0).normal(size=(9001, 2)) * 0.3
 KINDS = [
     ("WAV", "PCM_16"),
     ("WAV", "PCM_24"),
@@ -83,12 +83,12 @@ def test_samples_are_those_that_soundfile_gives(format: str, subtype: str) -> No
 def test_a_part_is_the_same_whether_it_is_sought_or_cut(format: str, subtype: str) -> None:
     data = encoded(NOISE, 16_000, format, subtype)
     [whole] = made([data], Decode())
-    for turn in range(10):
-        [sought] = made([data], [RandomClip(0.5)], turn)
-        [cut] = made([data], [Decode(), Mono(), RandomClip(0.5)], turn)
-        assert sought.shape == (2, 8000)
+    for turn in range(5):
+        [sought] = made([data], [RandomClip(0.25)], turn)
+        [cut] = made([data], [Decode(), Mono(), RandomClip(0.25)], turn)
+        assert sought.shape == (2, 4000)
         starts = np.flatnonzero(whole[0] == sought[0, 0])
-        assert any(np.array_equal(whole[:, s : s + 8000], sought) for s in starts.tolist())
+        assert any(np.array_equal(whole[:, s : s + 4000], sought) for s in starts.tolist())
         np.testing.assert_array_equal(sought.mean(axis=0, keepdims=True, dtype="f4"), cut)
 
 
@@ -162,20 +162,20 @@ def test_resampling_beside_the_formula_of_torchaudio(rate: int, to: int) -> None
     """With a long window to 1e-3; its own default is further from the signal, and so from ours."""
     low = min(rate, to) / 2
     frequencies = [0.01 * low, 0.3 * low, 0.7 * low]
-    sound = tones(rate, frequencies)
+    sound = tones(rate, frequencies, 0.3)
     [found] = made([encoded(sound, rate)], Resample(to))
     inner = slice(to // 20, -(to // 20))
     close = torchaudio_resampled(sound, rate, to, 64)
     usual = torchaudio_resampled(sound, rate, to)
     assert np.abs(found[0] - close)[inner].max() < 1e-3
-    theirs = np.abs(usual - tones(to, frequencies))[inner].max()
+    theirs = np.abs(usual - tones(to, frequencies, 0.3))[inner].max()
     assert np.abs(found[0] - usual)[inner].max() < theirs + 1e-4
 
 
 def test_functions_get_samples() -> None:
     data = encoded(NOISE, 16_000)
-    assert made([data], [Decode(), np.shape]) == [(2, 30_001)]
-    assert made([data], [Resample(8000), Mono(), np.shape]) == [(1, 15_001)]
+    assert made([data], [Decode(), np.shape]) == [(2, 9001)]
+    assert made([data], [Resample(8000), Mono(), np.shape]) == [(1, 4501)]
     assert made([data], [len]) == [len(data)]
 
 
