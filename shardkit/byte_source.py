@@ -91,6 +91,20 @@ class Memory(ByteSource):
         return self._data[offset : offset + length]
 
 
+class Part(ByteSource):
+    """Some bytes of another source, such as a file inside a file."""
+
+    def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
+        """Raises DamagedError where the other source does not have them."""
+        if offset < 0 or offset + size > whole.size:
+            raise whole.ends(offset, size)
+        self.path, self.size = whole.path, size
+        self._whole, self._offset = whole, offset
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return self._whole.read(self._offset + offset, length)
+
+
 def open_source(path: Path) -> ByteSource:
     """The bytes of a file of this machine or of an object in a store."""
     return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)

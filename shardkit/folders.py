@@ -76,10 +76,12 @@ def look_into(
         # Of millions of images, names are looked at once.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
         found.empty += [] if entries or folders or not folder.relative else [folder.relative]
+        listed = _listed_among(names, root / folder.relative)
         shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
         if len(names) < len(entries) or folders:
             shards.pop("metadata.parquet", None)  # of the images here or below
-        paired = {name for name, format in shards.items() if FORMATS[format].needs}
+        paired = {name for name, format in shards.items() if FORMATS[format].needs} | listed.keys()
+        shards |= listed
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
         if len(names) < len(entries):
@@ -162,6 +164,14 @@ def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
         and not (hub and _CACHE.fullmatch(name))
         and _has_index(name, format, names)
     }
+
+
+def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
+    """The files in a folder that another one there lists as shards, with their format."""
+    if not any(declared.listing in names for declared in FORMATS.values()):
+        return {}
+    format, listed = listed_shards(folder) or ("", [])
+    return dict.fromkeys(set(listed) & set(names), format)
 
 
 def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:

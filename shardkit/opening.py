@@ -288,7 +288,8 @@ def _open_file(path: Path) -> Dataset:
         for shard in manifest.shards:
             if shard.file.name == path.name:
                 return _described(manifest, manifests.manifest_path(folder), [shard])
-    format = format_of(path)
-    if format is None or kind_of_file(path) is not None:
+    listing, names = listed_shards(folder) or (None, [])
+    format = listing if path.name in names else format_of(path)
+    if format is None or (format != listing and kind_of_file(path) is not None):
         raise unknown_format(path)
     return _foreign(folder, [path.name], format)

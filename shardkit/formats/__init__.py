@@ -126,6 +126,13 @@ _OURS: dict[str, Declaration] = {
         names=TFRECORD_NAMES,
         extra="tfrecord",
     ),
+    "litdata": Declaration(
+        "shardkit.formats.litdata",
+        (".bin",),
+        "LitData's chunks with their index.json, for litdata.StreamingDataset",
+        single=False,
+        listing="index.json",
+    ),
 }
 
 

@@ -24,7 +24,10 @@ def _by(reader: str) -> str:
     return f"read it with {reader}, and write its samples with shardkit.create"
 
 
-LITDATA = Kind("a dataset of LitData", _by("litdata.StreamingDataset"))
+LITDATA = Kind(
+    "a chunk of LitData without the index.json that says what is in it",
+    "copy it too, and give the folder that has both",
+)
 MDS = Kind(
     "data of MosaicML Streaming that are not MDS, or compressed with Brotli or Snappy",
     _by("streaming.StreamingDataset"),

@@ -148,6 +148,7 @@ SHARDS = {
         for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds", "tfrecord")
     },
     "megatron": _ours("megatron", _TOKENS),
+    "litdata": _ours("litdata"),
     "wds-theirs": _stored("wds", "wds/theirs.tar"),
     "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
     "hf-theirs": _stored("hf", "arrow/datasets.arrow"),
@@ -156,6 +157,7 @@ SHARDS = {
     "mds-theirs": _stored("mds", "mds/shard.00000.mds.zstd"),
     "mds-plain": _plain_mds(),
     "tfrecord-theirs": _stored("tfrecord", "tfrecord/theirs.tfrecord"),
+    "litdata-theirs": _stored("litdata", "litdata/chunk-0-0.bin", "litdata/index.json"),
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),

@@ -136,11 +136,6 @@ def ade20k(root: Path) -> Path:
     )
 
 
-def litdata(root: Path) -> Path:
-    index = {"chunks": [{"chunk_bytes": 9, "filename": "chunk-0-0.bin"}], "config": {}}
-    return put(root, {"index.json": json.dumps(index), "chunk-0-0.bin": bytes(9)})
-
-
 def mds(root: Path) -> Path:
     """MosaicML Streaming with shards of JSON, and a folder for each split."""
     file = {"basename": "shard.00000.json", "bytes": 9, "hashes": {}}

@@ -703,7 +703,6 @@ def test_what_tensorflow_datasets_prepared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (real.litdata, "dataset of LitData"),
         (real.mds, "MosaicML Streaming that are not MDS"),
         (real.cifar10, "CIFAR for Python, which is pickled"),
         (real.cifar100, "CIFAR for Python, which is pickled"),

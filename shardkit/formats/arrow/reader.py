@@ -95,7 +95,7 @@ class BatchReader(ShardReader):
         self._batches: dict[int, Batch] = {}  # those that are not decoded
         self._source: ByteSource | None = None
         with self._damage("the shard is damaged"):
-            self._source = open_source(path)
+            self._source = self._bytes_of(path)
             self._columns, lengths = self._open()
             self._starts = [*accumulate(lengths, initial=0)]
             check_names(self._columns)
@@ -107,6 +107,9 @@ class BatchReader(ShardReader):
         self._keyed = [KEY] if KEY in self._columns.names else []  # foreign files may have no keys
         self._all = [*self._keyed, *self.schema]
         self._stem = key_of(path.name.partition(".")[0])
+
+    def _bytes_of(self, path: Path) -> ByteSource:
+        return open_source(path)
 
     @abstractmethod
     def _open(self) -> tuple[pa.Schema, list[int]]:

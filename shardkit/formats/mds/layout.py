@@ -5,7 +5,6 @@ Facts: `base/format/mds/encodings.py` of MosaicML Streaming. All numbers are lit
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import struct
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.codecs.array import dump_array, load_array
-from shardkit.codecs.pixels import ppm_start
+from shardkit.codecs.packed_images import image_list, pillow_image
 from shardkit.sample import JsonText
 from shardkit.schema import (
     Array,
@@ -150,42 +149,8 @@ def _array(own: Array, data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data[at:], dtype).copy().reshape(shape)  # type: ignore[arg-type]
 
 
-def _images(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[bytes]:
-    """Images behind their number, which stands at byte `at`, and their sizes."""
-    (count,) = struct.unpack_from("<I", data, at)
-    sizes = np.frombuffer(data, "<u4", count, at + 4).tolist() if count else []
-    ends = np.cumsum([at + 4 + 4 * count, *sizes]).tolist()
-    if ends[-1] != len(data):
-        raise ValueError("the sizes of the images in a list do not add up")
-    return [decode(data[end - size : end]) for size, end in zip(sizes, ends[1:], strict=True)]
-
-
-# Bytes of a pixel in Pillow's modes, and a format that holds it without loss.
-_MODES = {
-    "L": (1, "PPM"), "RGB": (3, "PPM"), "1": (1 / 8, "PNG"), "LA": (2, "PNG"), "RGBA": (4, "PNG"),
-    "P": (1, "PPM"), "I;16": (2, "TIFF"), "CMYK": (4, "TIFF"), "I": (4, "TIFF"), "F": (4, "TIFF"),
-}  # fmt: skip
-
-
-def _pil(data: bytes) -> bytes:
-    """The pixels of a Pillow image as a file: RGB as PPM and grey as PGM, else PNG or TIFF."""
-    width, height, length = struct.unpack_from("<3I", data)
-    mode, pixels = data[12 : 12 + length].decode(), data[12 + length :]
-    each, format = _MODES.get(mode, (0, ""))
-    if not each or math.ceil(width * each) * height != len(pixels):
-        raise ValueError(f"{len(pixels):,} bytes for {width} x {height} pixels of mode {mode!r}")
-    if mode == "RGB":
-        return ppm_start(width, height) + pixels
-    import PIL.Image
-
-    file = io.BytesIO()
-    mode = "L" if mode == "P" else mode  # MDS has lost the palette
-    PIL.Image.frombytes(mode, (width, height), pixels).save(file, format)
-    return file.getvalue()
-
-
-_JPEGS = Codec(Images(), partial(_images, bytes, 0))
-_LIST = Codec(Images(), partial(_images, bytes, 4), _list_bytes, absent=bytes(8))
+_JPEGS = Codec(Images(), partial(image_list, bytes, 0))
+_LIST = Codec(Images(), partial(image_list, bytes, 4), _list_bytes, absent=bytes(8))
 _CODECS = {
     "str": Codec(Text(), bytes.decode, str.encode),
     "bytes": Codec(Bytes(), bytes),
@@ -193,9 +158,9 @@ _CODECS = {
     "str_int": Codec(Int(), int64),
     "str_float": Codec(Float(), float),
     "str_decimal": Codec(Text(), bytes.decode),
-    "pil": Codec(Image(), _pil),
+    "pil": Codec(Image(), pillow_image),
     **dict.fromkeys(("jpeg", "png"), Codec(Image(), bytes)),
     **dict.fromkeys(("jpeg_array", "jpegarray"), _JPEGS),
     **dict.fromkeys(("list[jpeg]", "list[png]"), _LIST),
-    "list[pil]": Codec(Images(), partial(_images, _pil, 4)),
+    "list[pil]": Codec(Images(), partial(image_list, pillow_image, 4)),
 }

@@ -1,0 +1,47 @@
+"""Images as MDS and LitData store them: lists of them, and the pixels of Pillow's."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from shardkit.codecs.pixels import ppm_start
+
+
+def image_list(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[bytes]:
+    """Images behind their number, which stands at byte `at`, and their sizes."""
+    (count,) = struct.unpack_from("<I", data, at)
+    sizes = np.frombuffer(data, "<u4", count, at + 4).tolist() if count else []
+    at += 4 + 4 * count
+    if at + sum(sizes) != len(data):
+        raise ValueError("the sizes of the images in a list do not add up")
+    ends = np.cumsum([at, *sizes]).tolist()
+    return [decode(data[end - size : end]) for size, end in zip(sizes, ends[1:], strict=True)]
+
+
+# Bytes of a pixel in Pillow's modes, and a format that holds it without loss.
+_MODES = {
+    "L": (1, "PPM"), "RGB": (3, "PPM"), "1": (1 / 8, "PNG"), "LA": (2, "PNG"), "RGBA": (4, "PNG"),
+    "P": (1, "PPM"), "I;16": (2, "TIFF"), "CMYK": (4, "TIFF"), "I": (4, "TIFF"), "F": (4, "TIFF"),
+}  # fmt: skip
+
+
+def pillow_image(data: bytes) -> bytes:
+    """The pixels of a Pillow image as a file: RGB as PPM and grey as PGM, else PNG or TIFF."""
+    width, height, length = struct.unpack_from("<3I", data)
+    mode, pixels = data[12 : 12 + length].decode(), data[12 + length :]
+    each, format = _MODES.get(mode, (0, ""))
+    if not each or math.ceil(width * each) * height != len(pixels):
+        raise ValueError(f"{len(pixels):,} bytes for {width} x {height} pixels of mode {mode!r}")
+    if mode == "RGB":
+        return ppm_start(width, height) + pixels
+    import PIL.Image
+
+    file = io.BytesIO()
+    mode = "L" if mode == "P" else mode  # the palette was not stored
+    PIL.Image.frombytes(mode, (width, height), pixels).save(file, format)
+    return file.getvalue()

@@ -1,0 +1,66 @@
+"""LitData's datasets: chunks of samples, and an index.json that says how to read them.
+
+values.py    its serializers; nested.py: that of lists and objects
+index.py     index.json
+chunk.py     where the samples of a chunk are, and how they are compressed
+reader.py    random access; rows.py: to rows that LitData stores as Arrow
+writer.py    a chunk in one pass
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkit.formats.base import Format
+from shardkit.formats.litdata.index import ABSENT, leaves_of, load, write_index
+from shardkit.formats.litdata.reader import open_chunk
+from shardkit.formats.litdata.values import FILE
+from shardkit.formats.litdata.writer import LARGEST, LitDataWriter
+from shardkit.schema import Array, Image
+
+if TYPE_CHECKING:
+    from shardkit.manifest import Manifest
+    from shardkit.schema import Schema
+
+
+class LitData(Format):
+    name = "litdata"
+    abilities = (
+        "write: folders for litdata.StreamingDataset with their index.json, all field types",
+        "read at random: all serializers but pickles, tokens, text rows; Zstandard of any kind",
+    )
+    reader = staticmethod(open_chunk)
+    writer = LitDataWriter
+    largest = LARGEST
+
+    def layout(self, schema: Schema) -> dict[str, Any]:
+        leaves_of(schema)
+        return super().layout(schema)
+
+    def notes(self, schema: Schema) -> list[str]:
+        found = []
+        for name, stored in leaves_of(schema):
+            kind = schema.get(name)
+            if stored == FILE and isinstance(kind, Array):
+                found.append(
+                    f"{name!r}: arrays of types that LitData lacks are bytes of .npy files"
+                )
+            if stored == FILE and isinstance(kind, Image):
+                found.append(f"{name!r}: images that some samples lack are bytes, not decoded")
+            if name == ABSENT:
+                found.append(f"the field {ABSENT!r} names the fields that a sample lacks")
+        return found
+
+    def listed(self, folder: Path) -> list[str] | None:
+        index = load(folder)
+        return None if index is None else [*index.samples]
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        return f"chunk-0-{number:05d}"  # some of LitData's own tools look for such names
+
+    def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        return [write_index(folder, manifest)]
+
+
+FORMAT = LitData()

@@ -1,0 +1,198 @@
+"""LitData's serializers, by their names in `data_format`: values to bytes and back.
+
+Facts: `streaming/serializers.py` and `constants.py` of LitData 0.2.76.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.codecs.array import dump_array, load_array
+from shardkit.codecs.guess import guessed_schema
+from shardkit.codecs.packed_images import image_list, pillow_image
+from shardkit.errors import FormatError
+from shardkit.formats.litdata.nested import load_json
+from shardkit.sample import JsonText
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+FILE = "file"  # bytes: those of `bytes` come as views, which loaders of processes cannot pickle
+Decode = Callable[[bytes], Any]  # raises ValueError or struct.error
+
+# The types of arrays by their codes. Of torch's some have two; the tenth is bfloat16.
+_NUMPY = (
+    "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16",
+    "|b1",
+)  # fmt: skip
+_TORCH = (
+    "<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", "", "|u1", "|i1", "<i2",
+    "<i2", "<i4", "<i4", "<i8", "<i8", "|b1", "<u2",
+)  # fmt: skip
+
+
+def _bool(data: bytes) -> bool:
+    if len(data) != 1:
+        raise ValueError(f"{len(data)} bytes for true or false")
+    return data != b"\0"
+
+
+def _number(form: str, data: bytes) -> Any:
+    return struct.unpack(form, data)[0]
+
+
+def _dtype(types: tuple[str, ...], code: int) -> np.dtype[Any]:
+    if code >= len(types) or not types[code]:
+        raise ValueError(f"{code} stands for no type of arrays that is read")
+    return np.dtype(types[code])
+
+
+def _array(types: tuple[str, ...], order: str, data: bytes) -> npt.NDArray[Any]:
+    """An array behind the code of its type and its shape."""
+    code, rank = struct.unpack_from(f"{order}2I", data)
+    start, dtype = 8 + 4 * rank, _dtype(types, code)
+    shape = struct.unpack_from(f"{order}{rank}I", data, 8) if start <= len(data) else (len(data),)
+    if math.prod(shape) * dtype.itemsize != len(data) - start:
+        raise ValueError(f"{len(data):,} bytes for an array of {rank} dimensions, {dtype}")
+    return np.frombuffer(data[start:], dtype).reshape(shape).copy()
+
+
+_BYTES = ("bytes", "file", "image", "tifffile", "tiff", "video", "audio", "nifti", "mesh", "pdf")
+# With the type of the values; None where the first of them tells.
+_SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {
+    "str": (Text(), bytes.decode),
+    "text": (Text(), bytes.decode),
+    "bool": (Bool(), _bool),
+    "int": (Int(), partial(_number, "<q")),
+    "float": (Float(), partial(_number, "<d")),
+    "json": (Json(), load_json),
+    "jpeg": (Image(), bytes),
+    "jpeg_array": (Images(), partial(image_list, bytes, 0)),
+    "pil": (Image(), pillow_image),
+    "numpy": (None, partial(_array, _NUMPY, "<")),
+    "tensor": (None, partial(_array, _TORCH, ">")),
+    **dict.fromkeys(_BYTES, (None, bytes)),
+}
+
+
+def serializer(name: str) -> tuple[FieldType | None, Decode]:
+    """The type of the values, as above, and what reads them; FormatError for what is not read."""
+    base, _, code = name.partition(":")
+    types = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH}.get(base)
+    if types and code.isdecimal() and int(code[:3]) < len(types) and types[int(code)]:
+        dtype = types[int(code)]
+        return Array(dtype, (None,)), lambda data: np.frombuffer(data, dtype).copy()
+    if base in _SERIALIZERS:
+        return _SERIALIZERS[base]
+    pickled = name == "pickle" or base == "graph"
+    raise FormatError(
+        "the values are pickled, and reading a pickle runs the code in it"
+        if pickled
+        else "the values are of a serializer that shardkit does not know",
+        found=f"{name!r:.60}",
+        fix="read them with LitData, if you trust them, and write them with shardkit.create",
+    )
+
+
+def guessed(name: str, value: bytes | None) -> FieldType:
+    """The type of the values of a serializer, of which the first is this, if there is one."""
+    kind, decode = serializer(name)
+    if kind is not None:
+        return kind
+    if value is None:
+        return Bytes() if decode is bytes else Array()
+    return guessed_schema({"": decode(value)})[""]
+
+
+def decoder(name: str, kind: FieldType) -> Decode:
+    """What reads the values of a field."""
+    if not isinstance(kind, Array) or kind.dtype is None:
+        return serializer(name)[1]
+    if name == FILE:
+        return load_array
+    dtype, decode = kind.dtype, serializer(name)[1]
+    # LitData has no arrays of big-endian numbers.
+    return (lambda data: decode(data).astype(dtype)) if dtype[0] == ">" else decode
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def serializer_for(name: str, kind: FieldType) -> str:
+    """The serializer of a field of ours, by name; FormatError where there is none."""
+    if isinstance(kind, Images) and kind.optional:
+        raise FormatError(
+            "LitData cannot read lists without images, which would stand for absent ones",
+            field=name,
+            found=str(kind),
+            fix="write a dataset without this field, or another format",
+        )
+    if isinstance(kind, Array):
+        code = _little(kind.dtype or "<f4")
+        if code not in _NUMPY:
+            return FILE  # of .npy
+        flat = kind.dtype and kind.shape is not None and len(kind.shape) == 1
+        return f"no_header_numpy:{_NUMPY.index(code)}" if flat else "numpy"
+    if isinstance(kind, Image):  # LitData decodes images, and so cannot have empty ones
+        return FILE if kind.optional else "jpeg"
+    known: dict[type[FieldType], str] = {
+        Int: "int", Float: "float", Bool: "bool", Text: "str", Json: "json", Images: "jpeg_array",
+    }  # fmt: skip
+    return known.get(type(kind), FILE)
+
+
+def encoder(name: str, kind: FieldType) -> Callable[[Any], bytes]:
+    """What makes the bytes of a value of ours; raises TypeError or ValueError."""
+    if isinstance(kind, Array):
+        bare = _bare if name.startswith("no_header") else _dumped
+        return dump_array if name == FILE else bare
+    return _ENCODERS.get(type(kind), bytes)
+
+
+def absent(name: str, kind: FieldType) -> bytes:
+    """What stands for a value that a sample lacks, and LitData can read."""
+    if isinstance(kind, Array):
+        shape = [n or 0 for n in kind.shape or (0,)]
+        return encoder(name, kind)(np.zeros(shape, kind.dtype or "<f4"))
+    none: dict[str, bytes] = {"int": bytes(8), "float": struct.pack("<d", math.nan), "bool": b"\0"}
+    return {**none, "json": b"null"}.get(name, b"")
+
+
+def _little(dtype: str) -> str:
+    return np.dtype(dtype).newbyteorder("<").str
+
+
+def _bare(value: npt.NDArray[Any]) -> bytes:
+    return value.astype(_little(value.dtype.str), copy=False).tobytes()
+
+
+def _dumped(value: npt.NDArray[Any]) -> bytes:
+    dtype = _little(value.dtype.str)
+    if dtype not in _NUMPY:
+        raise TypeError(f"LitData has no arrays of {value.dtype}")
+    head = np.array([_NUMPY.index(dtype), value.ndim, *value.shape], "<u4")
+    return head.tobytes() + _bare(value)
+
+
+def _list(images: list[bytes]) -> bytes:
+    if not images:
+        raise ValueError("LitData cannot read a list without images")
+    return np.array([len(images), *map(len, images)], "<u4").tobytes() + b"".join(images)
+
+
+_ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
+    Int: struct.Struct("<q").pack,
+    Float: struct.Struct("<d").pack,
+    Bool: lambda value: b"\1" if value else b"\0",
+    Text: str.encode,
+    Images: _list,
+    # What begins with a byte up to a blank is no JSON text to LitData.
+    Json: lambda value: JsonText.of(value).lstrip().encode(),
+}
