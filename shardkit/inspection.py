@@ -226,7 +226,9 @@ def _media(dataset: Dataset) -> dict[str, Any]:
         seconds = sorted(info.duration for info in found if info.duration is not None)
         sizes = [(i.width, i.height) for i in found if i.width is not None]
         report[field] = {
-            "formats": dict(Counter(info.format for info in found).most_common()),
+            "formats": dict(
+                Counter(" ".join(filter(None, (i.format, i.codec))) for i in found).most_common()
+            ),
             "seconds": sum(seconds),
             "duration": [seconds[at] for at in (0, (len(seconds) - 1) // 2, -1)]
             if seconds
@@ -286,9 +288,12 @@ def _media_in_words(data: bytes) -> str:
         info = media_info(data)
     except NotMediaError as error:
         return f"damaged: {error}"
-    parts = [info.format]
+    parts = [f"{info.format} {info.codec}" if info.codec else info.format]
     if info.width is not None:
         parts[0] += f" {info.width} x {info.height}"
+    if info.frames is not None:
+        rate = f" at {info.frames / info.duration:.4g} Hz" if info.duration else ""
+        parts.append(f"{info.frames:,} frames{rate}")
     if info.sampling_rate is not None:
         parts.append(f"{info.sampling_rate:,} Hz x {info.channels}")
     if info.duration is not None:

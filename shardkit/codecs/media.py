@@ -93,6 +93,7 @@ class MediaInfo(NamedTuple):
     width: int | None = None
     height: int | None = None
     frames: int | None = None  # of the video
+    codec: str | None = None  # of the video, if it is a common one
 
 
 class NotMediaError(NotAnImageError):

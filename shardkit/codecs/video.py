@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 _Box = tuple[bytes, int, int]  # name, and where its content starts and stops
 
+# Names of codecs in MP4, Matroska and AVI, and FFmpeg's.
+_CODECS = {
+    code: name
+    for name, codes in (
+        ("h264", b"avc1 avc3 H264 V_MPEG4/ISO/AVC"),
+        ("hevc", b"hvc1 hev1 HEVC V_MPEGH/ISO/HEVC"),
+        ("vp8", b"vp08 VP80 V_VP8"),
+        ("vp9", b"vp09 VP90 V_VP9"),
+        ("av1", b"av01 AV01 V_AV1"),
+        ("mpeg4", b"mp4v FMP4 XVID DIVX DX50 V_MPEG4/ISO/ASP"),
+        ("mjpeg", b"jpeg MJPG V_MJPEG"),
+    )
+    for code in codes.split()
+}
 _MOST = 1 << 16  # boxes or elements that are looked at
 
 
@@ -93,7 +107,8 @@ def _track(data: bytes, at: int, stop: int) -> dict[str, Any]:
         width, height = struct.unpack_from(">HH", data, entry + 32)
         sizes = _box(data, *table, b"stsz")
         frames = struct.unpack_from(">I", data, sizes[0] + 8)[0] if sizes else 0
-        return {"width": width, "height": height, "frames": frames or None}
+        codec = _CODECS.get(data[entry + 4 : entry + 8])
+        return {"width": width, "height": height, "frames": frames or None, "codec": codec}
     if kind == b"soun":
         channels, rate = struct.unpack_from(">H6xI", data, entry + 24)
         media = _box(data, at, stop, b"mdia", b"mdhd")
@@ -180,7 +195,7 @@ def _clock(data: bytes, box: tuple[int, int] | None) -> int:
 
 _SEGMENT, _INFO, _TRACKS, _TRACK, _CLUSTER = 0x18538067, 0x1549A966, 0x1654AE6B, 0xAE, 0x1F43B675
 _SCALE, _DURATION, _VIDEO, _SOUND = 0x2AD7B1, 0x4489, 0xE0, 0xE1
-_WIDTH, _HEIGHT, _RATE, _CHANNELS = 0xB0, 0xBA, 0xB5, 0x9F
+_WIDTH, _HEIGHT, _RATE, _CHANNELS, _CODEC = 0xB0, 0xBA, 0xB5, 0x9F, 0x86
 
 
 def _number(data: bytes, at: int, keep: bool) -> tuple[int, int, bool]:
@@ -231,7 +246,9 @@ def _all(data: bytes, at: int, stop: int, wanted: int) -> list[tuple[int, int]]:
 def _matroska_track(data: bytes, at: int, stop: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, start, end in _elements(data, at, stop):
-        if name in (_VIDEO, _SOUND):
+        if name == _CODEC and data.startswith(b"V_", start):
+            found["codec"] = _CODECS.get(data[start:end].rstrip(b"\0"))
+        elif name in (_VIDEO, _SOUND):
             values = {n: data[a:b] for n, a, b in _elements(data, start, end)}
             if name == _VIDEO:
                 for word, number in (("width", _WIDTH), ("height", _HEIGHT)):
@@ -277,8 +294,9 @@ def _stream(data: bytes, at: int, stop: int) -> dict[str, Any]:
         scale, rate, _, frames = struct.unpack_from("<4I", data, head + 20)
         width, height = struct.unpack_from("<ii", data, about + 4)
         seconds = frames * scale / rate if rate and frames else None
-        size = {"width": width, "height": abs(height)}  # negative: rows go down
-        return {**size, "frames": frames or None, "duration": seconds}
+        size = {"width": abs(width), "height": abs(height)}  # negative: rows go down
+        codec = _CODECS.get(data[about + 16 : about + 20].upper())
+        return {**size, "frames": frames or None, "duration": seconds, "codec": codec}
     if data[head : head + 4] == b"auds":
         channels, rate = struct.unpack_from("<HI", data, about + 2)
         return {"channels": channels, "sampling_rate": rate}

@@ -16,7 +16,7 @@ import pytest
 
 from shardkit.codecs import frames
 from shardkit.codecs.frames import TooManyPixelsError, UndecodedError, pixels_of, read_frames
-from shardkit.codecs.media import NotMediaError
+from shardkit.codecs.media import NotMediaError, media_info
 from shardkit.testing import make_audio, make_image, make_video
 from shardkit.transforms import SampleFrames
 from tests.codecs.sample_videos import encode, turned
@@ -68,6 +68,9 @@ def test_frames_are_those_of_decoding_everything(name: str) -> None:
     data = encode(**VIDEOS[name])
     whole, counts = everything(data), []
     assert len(whole) == 40
+    info = media_info(data)
+    assert info.codec == name.split(maxsplit=1)[0]
+    assert (info.width, info.height, info.frames or 40) == (96, 64, 40)
     choices = [
         [39],
         [0],

@@ -80,7 +80,7 @@ def test_inspect_tells_hours_rates_and_sizes(tmp_path: Path) -> None:
     videos = {"1.mp4": make_video(), "2.mp4": make_video(size=(32, 16), frames=50)}
     shardkit.convert(put(tmp_path / "v", videos), "wds", tmp_path / "films", workers=0)
     done = CliRunner().invoke(cli, ["inspect", str(tmp_path / "films"), "--full"])
-    assert "mp4 64 x 48, 1.00 s" in done.output
+    assert "mp4 mpeg4 64 x 48, 25 frames at 25 Hz, 1.00 s" in done.output
     for row in (r"video +total +0.00 hours", r"width +32 / 32 / 64", r"duration +1 s / 1 s / 2 s"):
         assert re.search(row, done.output), row
 
