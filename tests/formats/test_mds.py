@@ -20,7 +20,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.opening import open_splits
-from shardkit.schema import Array, Bytes, Image, Schema, Text
+from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
     FormatContract,
@@ -219,6 +219,33 @@ def test_an_index_of_others_is_none(tmp_path: Path, theirs: Path) -> None:
     (theirs / "index.json").write_text('{"version": 3, "shards": []}')
     with pytest.raises(FormatError, match="of another version"):
         shardkit.open(theirs)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (b'"column_sizes": [null,', b'"column_sizes": [', "header"),
+        (b'["__key__", "n"]', b'["n", "n", "n"]', "header"),
+        (b'["str", "int"]', b'["str", "png"]', "lacks a column"),
+        (b'["str", "int"]', b'["str", "???"]', "lacks a column"),
+        (b'{"type": "Int"}', b'{"type": 7}', "header"),
+        (b'{"type": "Int"}', b'{"type": "X"}', "does not know"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_an_error(
+    tmp_path: Path, old: bytes, new: bytes, what: str
+) -> None:
+    path, schema = tmp_path / "x.mds", Schema({"n": Int()})
+    write_shard(MDS, path, schema, [{"__key__": "a", "n": 1}]).close()
+    data = path.read_bytes()
+    assert old in data
+    start, size = len(data) - 13, len(new) - len(old)
+    changed = np.array([1, start + size, start + size + 13], "<u4").tobytes()
+    path.write_bytes(changed + data[12:].replace(old, new))
+    for layout in (None, MDS.layout(schema)):
+        with pytest.raises((DamagedError, FormatError), match=what) as error:
+            MDS.open(path, layout)
+        assert error.value.where["path"] == path
 
 
 def test_a_name_of_ours_is_refused_and_what_surprises_is_noted() -> None:

@@ -162,7 +162,8 @@ def _header(source: ByteSource, start: int, stop: int) -> _Header:
     text = source.read(start, stop - start).rstrip()  # ours has room for offsets, filled up so
     header = from_json(_Header, text, what, **where)
     names = header["column_names"]
-    if not len(set(names)) == len(header["column_encodings"]) == len(header["column_sizes"]):
+    lists = (set(names), names, header["column_encodings"], header["column_sizes"])
+    if min(map(len, lists)) < max(map(len, lists)):
         raise damaged(what, ValueError("not every column has a name, an encoding, a size"), **where)
     return header
 
@@ -207,7 +208,8 @@ def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
         else:
             pickled = "is pickled, and reading a pickle runs the code in it"
             unusable[name] = FormatError(
-                f"the column {name!r} " + (pickled if encoding == "pkl" else "is not known"),
+                f"the column {name!r} "
+                + (pickled if encoding == "pkl" else "has an encoding that is not known"),
                 path=path,
                 field=name,
                 found=f"the encoding {encoding!r:.60}",
