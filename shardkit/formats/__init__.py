@@ -133,6 +133,14 @@ _OURS: dict[str, Declaration] = {
         single=False,
         listing="index.json",
     ),
+    "array_record": Declaration(
+        "shardkit.formats.array_record",
+        (".array_record", ".arrayrecord"),
+        "ArrayRecord files of tf.train.Example, for Grain and TFDS",
+        single=False,
+        names=re.compile(r".+\.array_?record-\d+-of-\d+"),
+        extra="array_record",
+    ),
 }
 
 

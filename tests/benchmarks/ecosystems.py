@@ -136,6 +136,44 @@ def mds(photos: Path, store: Path) -> Actions:
     return {"write": write, "read": read, "random": at_random}
 
 
+def array_record(photos: Path, store: Path) -> Actions:
+    """Grain's data source of ArrayRecord files; Examples are made and parsed by TensorFlow."""
+    import grain
+    import tensorflow as tf
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    def write() -> int:
+        count = 0
+        store.mkdir()
+        writer = ArrayRecordWriter(str(store / "photos.array_record"), "group_size:1")
+        for image, label in photos_in(photos):
+            feature = {
+                "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=feature))
+            writer.write(example.SerializeToString())
+            count += 1
+        writer.close()
+        sync(store)
+        return count
+
+    def read(shuffle: bool = False) -> int:
+        source = grain.sources.ArrayRecordDataSource([str(store / "photos.array_record")])
+        order = random.Random(1).sample(range(len(source)), len(source)) if shuffle else None
+        return sum(
+            len(
+                tf.train.Example.FromString(source[number])
+                .features.feature["image"]
+                .bytes_list.value[0]
+            )
+            > 0
+            for number in order or range(len(source))
+        )
+
+    return {"write": write, "read": read, "random": partial(read, True)}
+
+
 class Library(NamedTuple):
     actions: Callable[[Path, Path], Actions]
     format: str  # of ours
@@ -146,6 +184,7 @@ class Library(NamedTuple):
 LIBRARIES: dict[str, Library] = {
     "tfrecord": Library(tfrecord, "tfrecord", "tensorflow", "tensorflow-cpu"),
     "mds": Library(mds, "mds", "streaming", "mosaicml-streaming"),
+    "array_record": Library(array_record, "array_record", "array_record", "array_record"),
 }
 
 

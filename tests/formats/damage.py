@@ -142,10 +142,32 @@ def _lmdb(name: str) -> Shard:
     return Shard("lmdb", write)
 
 
+def _array_record(options: str) -> Shard:
+    """Examples, as its library writes them."""
+
+    def write(folder: Path) -> Path:
+        from tests.formats import test_array_record as others
+
+        records = [others.foreign(number) for number in range(12)]
+        return others.by_library(folder / "x.array_record", records, options)
+
+    return Shard("array_record", write)
+
+
 SHARDS = {
     **{
         name: _ours(name)
-        for name in ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "mds", "tfrecord")
+        for name in (
+            "wds",
+            "lmdb",
+            "arrow",
+            "parquet",
+            "hf",
+            "beton",
+            "mds",
+            "tfrecord",
+            "array_record",
+        )
     },
     "megatron": _ours("megatron", _TOKENS),
     "litdata": _ours("litdata"),
@@ -158,6 +180,8 @@ SHARDS = {
     "mds-plain": _plain_mds(),
     "tfrecord-theirs": _stored("tfrecord", "tfrecord/theirs.tfrecord"),
     "litdata-theirs": _stored("litdata", "litdata/chunk-0-0.bin", "litdata/index.json"),
+    "array_record-theirs": _array_record("group_size:1"),
+    "array_record-groups": _array_record("uncompressed,group_size:5"),
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),

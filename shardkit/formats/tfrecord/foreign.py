@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardkit import storage
-from shardkit.byte_source import ByteSource
 from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY
 from shardkit.formats.tfrecord.example import FLOATS, INTS, LISTS, Feature, feature, features
-from shardkit.formats.tfrecord.records import ROW, payload, scanned
 from shardkit.formats.tfrecord.values import EXACT
 from shardkit.names import is_safe
 from shardkit.sample import JsonText
@@ -24,10 +23,9 @@ _LABELS = 16 << 20  # bytes of a file with names of classes
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def scan(source: ByteSource) -> dict[str, Any]:
-    """The layout: index, schema, all features that are `known`, and which are lists of `texts`."""
-    index = scanned(source)
-    samples = _some(source, index)
+def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]:
+    """The layout of so many records: schema, all `known` features, which are lists of `texts`."""
+    samples = _some(path, count, read)
     fields: dict[str, FieldType] = {}
     unusable: dict[str, ShardkitError] = {}
     known = dict.fromkeys(name for sample in samples for name in sample)
@@ -46,12 +44,11 @@ def scan(source: ByteSource) -> dict[str, Any]:
         there = sum(not is_absent(each, many) for each in found)
         fields[name] = replace(kind, optional=there < len(samples))
         texts += [name] if many and isinstance(kind, Json) else []
-    labels = {n: source.path.parent / f"{n}.labels.txt" for n in fields if is_safe(n, flat=True)}
-    named = [n for n, path in labels.items() if isinstance(fields[n], Int) and path.is_file()]
-    some = len(samples) * ROW.size < len(index)
+    labels = {n: path.parent / f"{n}.labels.txt" for n in fields if is_safe(n, flat=True)}
+    named = [n for n, file in labels.items() if isinstance(fields[n], Int) and file.is_file()]
+    some = len(samples) < count
     return {
         "schema": {name: fields[name].to_json() for name in known if name in fields},
-        "index": index,
         "known": list(known),
         "texts": texts,
         "classes": {n: _lines(labels[n]) for n in named},  # as TFDS names them
@@ -61,25 +58,24 @@ def scan(source: ByteSource) -> dict[str, Any]:
     }
 
 
-def _some(source: ByteSource, index: bytes) -> list[dict[str, Feature]]:
+def _some(path: Path, count: int, read: Callable[[int], bytes]) -> list[dict[str, Feature]]:
     """The features of some records."""
-    rows = list(ROW.iter_unpack(index))
-    step, left = max(len(rows) // _LOOKED_AT, 1), _BYTES
+    step, left = max(count // _LOOKED_AT, 1), _BYTES
     samples: list[dict[str, Feature]] = []
     problem = "they have no features"
-    for offset, size, _ in rows[::step]:
-        left -= size
-        if samples and left < 0:
+    for number in range(0, count, step):
+        if left < 0:
             break
         try:
-            data = payload(source, offset, size)
+            data = read(number)
+            left -= len(data)
             samples.append({n: feature(data, span) for n, span in features(data).items()})
         except ValueError as error:  # whoever reads the record will be told
-            problem = f"at byte {offset}, {error}"
-    if rows and not any(samples):
+            problem = f"record {number:,}: {error}"
+    if count and not any(samples):
         raise FormatError(
             f"no record can be read of those that were looked at: {problem}",
-            path=source.path,
+            path=path,
             expected="features that are lists of bytes, floats or int64, and no SequenceExample",
             fix="read them with TensorFlow, and write the samples with shardkit.create",
         )

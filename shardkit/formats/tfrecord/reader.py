@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import Memory, Table, open_source
+from shardkit.byte_source import ByteSource, Memory, Table, open_source
 from shardkit.codecs.array import load_table
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.compressed import Words, opened
@@ -26,42 +28,33 @@ if TYPE_CHECKING:
 
 
 _COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
+_SUFFIX = re.compile(r"\.(tfrecord|array_?record)")
 
 
-class TFRecordReader(ShardReader):
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        index = records.index_path(path)
-        if layout is None or "index" in layout or not index.exists():
-            source, self.temporary_bytes = opened(path, _COMPRESSED, is_header)
-            if layout is None:
-                layout = scan(source)
-            elif "index" not in layout:
-                layout = {**layout, "index": scanned(source)}
-            rows: bytes = layout["index"]
-            self._index = Table(Memory(rows, path), 0, len(rows) // ROW.size, INDEX)
-        else:
-            source = open_source(path)
-            self._index = load_table(index, INDEX, "the index of a shard")
-            self.in_memory = self._index.in_memory
+class ExampleReader(ShardReader):
+    """Reads shards whose records are Examples, whatever they lie in."""
+
+    def __init__(self, path: Path, layout: dict[str, Any], source: ByteSource) -> None:
         super().__init__(path, layout, source)
         self._in_head = {n for n, k in self.schema.items() if isinstance(k, Int | Bool | Float)}
         self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
         self._known = set(layout["known"]) if "known" in layout else None
         self._texts = frozenset(layout.get("texts", ()))
-        self._prefix = key_of(path.name.replace(".tfrecord", ""))
+        self._prefix = key_of(_SUFFIX.sub("", path.name))
 
-    def __len__(self) -> int:
-        return len(self._index)
+    @abstractmethod
+    def record(self, position: int, numbers: bool) -> tuple[bytes, bool]:
+        """An Example, and True; its beginning, and False, where `numbers` alone are asked for."""
+
+    def key(self, position: int) -> str:
+        """The key of a record that has none."""
+        return f"{self._prefix}/{position:09d}"
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        offset, size, head = ROW.unpack(self._index.record(position))
-        whole = fields is None or not HEAD < head < size or not self._in_head.issuperset(fields)
-        if whole:
-            data = payload(self.source, offset, size)
-        else:
-            data = self.source.read(offset + HEAD, head - HEAD)
+        numbers = fields is not None and self._in_head.issuperset(fields)
+        data, whole = self.record(position, numbers)
         spans = features(data, whole=whole)
         if self._known is not None and (others := spans.keys() - self._known):
             raise ValueError(f"a feature {min(others)!r}, in none of the records looked at first")
@@ -71,7 +64,7 @@ class TFRecordReader(ShardReader):
             return None if span is None else feature(data, span)
 
         key = get(KEY)
-        sample: Sample = {KEY: f"{self._prefix}/{position:09d}"}
+        sample: Sample = {KEY: self.key(position)}
         if key is not None:
             sample[KEY] = key.one().decode()
         for name, kind in (self._relaxed if json_text else self.schema).items():
@@ -88,9 +81,44 @@ class TFRecordReader(ShardReader):
                 sample[name] = decoded(kind, found, partial(get, name), json_text=json_text)
         return sample
 
+
+class TFRecordReader(ExampleReader):
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        index = records.index_path(path)
+        if layout is None or "index" in layout or not index.exists():
+            source, self.temporary_bytes = opened(path, _COMPRESSED, is_header)
+            if layout is None:
+                index_of = scanned(source)
+                read = partial(_payload, source, index_of)
+                found = scan(path, len(index_of) // ROW.size, read)
+                layout = {**found, "index": index_of}
+            elif "index" not in layout:
+                layout = {**layout, "index": scanned(source)}
+            rows: bytes = layout["index"]
+            self._index = Table(Memory(rows, path), 0, len(rows) // ROW.size, INDEX)
+        else:
+            source = open_source(path)
+            self._index = load_table(index, INDEX, "the index of a shard")
+            self.in_memory = self._index.in_memory
+        super().__init__(path, layout, source)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def record(self, position: int, numbers: bool) -> tuple[bytes, bool]:
+        offset, size, head = ROW.unpack(self._index.record(position))
+        if numbers and HEAD < head < size:
+            return self.source.read(offset + HEAD, head - HEAD), False
+        return payload(self.source, offset, size), True
+
     def offset(self, position: int, field: str) -> int:
         return int(ROW.unpack(self._index.record(position))[0])
 
     def spans(self) -> npt.NDArray[np.int64]:
         rows = np.concatenate([np.zeros(0, INDEX), *self._index.chunks()])
         return np.stack([rows["offset"], rows["offset"] + rows["size"]], axis=1).astype(np.int64)
+
+
+def _payload(source: ByteSource, index: bytes, number: int) -> bytes:
+    offset, size, _ = ROW.unpack_from(index, number * ROW.size)
+    return payload(source, offset, size)

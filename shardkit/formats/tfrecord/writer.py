@@ -16,7 +16,7 @@ from shardkit.formats.tfrecord.example import BYTES, Feature, entry
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, header, index_path
 from shardkit.formats.tfrecord.values import encoded
 from shardkit.sample import Sample
-from shardkit.schema import Bool, Float, Int
+from shardkit.schema import Bool, Float, Int, Schema
 
 
 class TFRecordWriter(ShardWriter):
@@ -28,24 +28,11 @@ class TFRecordWriter(ShardWriter):
         self._file = storage.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
-        key = sample[KEY]
-        first = [entry(KEY, Feature(BYTES, [key_bytes(key)]))]
-        others: list[bytes] = []
-        for name, kind in self.spec.schema.items():
-            if name not in sample:
-                continue
-            value = sample[name]
-            check(kind, value, key, name)
-            entries = first if isinstance(kind, Int | Bool | Float) else others
-            try:
-                entries += [entry(*each) for each in encoded(name, kind, value)]
-            except (TypeError, ValueError, RecursionError) as error:
-                raise not_stored(error, value, key, name) from error
-        data = dump_field(1, b"".join(first + others))
+        data, others = example(sample, self.spec.schema)
         size = HEAD + len(data) + TAIL
         if self.spec.max_bytes and self._rows and self._file.size + size > self.spec.max_bytes:
             return False
-        head = HEAD + len(data) - sum(len(each) for each in others) if others else size
+        head = HEAD + len(data) - others if others else size
         self._rows += ROW.pack(self._file.size, size, head)
         self._file.write(header(len(data)), data, checksum(data))
         return True
@@ -54,6 +41,24 @@ class TFRecordWriter(ShardWriter):
         with self._file:
             pass
         _write_index(self.path, bytes(self._rows))
+
+
+def example(sample: Sample, schema: Schema) -> tuple[bytes, int]:
+    """The Example of a sample, and how many of its bytes are behind key and numbers."""
+    key = sample[KEY]
+    first = [entry(KEY, Feature(BYTES, [key_bytes(key)]))]
+    others: list[bytes] = []
+    for name, kind in schema.items():
+        if name not in sample:
+            continue
+        value = sample[name]
+        check(kind, value, key, name)
+        entries = first if isinstance(kind, Int | Bool | Float) else others
+        try:
+            entries += [entry(*each) for each in encoded(name, kind, value)]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_stored(error, value, key, name) from error
+    return dump_field(1, b"".join(first + others)), sum(len(each) for each in others)
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:

@@ -1,0 +1,190 @@
+"""Records of an ArrayRecord file, read at random: what of Riegeli's format such files have.
+
+A file is chunks (a header of 40 bytes, then data) with a header of 24 bytes wherever a block of 64
+KiB begins. Its last block has a chunk that says where the footer is: a chunk whose records are
+facts of the file, and then the offset of each chunk of data and how many records it has.
+
+Riegeli's hashes are not compared: in Python that takes a thousand times as long as reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.byte_source import ByteSource
+from shardkit.codecs.protobuf import fields, varint
+from shardkit.errors import DamagedError, FormatError
+from shardkit.extras import extra
+from shardkit.formats.tfrecord.example import unpacked
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    _Numbers = npt.NDArray[np.int64]
+    _Chunk = tuple[bytes, list[int]]  # records, and where each ends
+
+BLOCK = 1 << 16
+BLOCK_HEADER = 24
+_CHUNK = struct.Struct("<8xQ8xQQ")  # bytes of data; type and number of records; bytes of these
+_SIGNATURE = bytes.fromhex("83af70d10d884a3f")  # of the header of the first block
+_MAGIC = 0x71930E704FDAE05E
+_ZSTD = ord("z")
+_CODECS = {ord("b"): "brotli", ord("s"): "snappy"}
+
+
+class TransposedError(FormatError):
+    """Records whose fields lie in columns."""
+
+
+class Records:
+    """The records of a file, by their positions."""
+
+    def __init__(self, source: ByteSource) -> None:
+        if source.read(0, min(source.size, 8)) != _SIGNATURE:
+            raise FormatError("this is no ArrayRecord file", path=source.path, offset=0)
+        at = last = source.size - BLOCK
+        try:
+            if last < BLOCK or last % BLOCK:
+                raise ValueError("it was cut, or never closed")
+            records, ends = _chunk(source, last, source.size)
+            facts = dict(_facts(records, 0, ends[0]))
+            at = facts.get(1, 0)
+            if facts.get(2) != _MAGIC or not 0 < at < last:
+                raise ValueError("it was cut, or its last block is damaged")
+            self._starts, self._group, self._count = _footer(source, at, last)
+        except (ValueError, IndexError) as error:
+            raise DamagedError(
+                f"the file is not whole: {error}",
+                path=source.path,
+                offset=max(at, 0),
+                expected="the footer of an ArrayRecord file",
+                fix="copy it again, or write it again: ArrayRecordWriter.close() ends a file",
+            ) from error
+        self.in_memory = self._starts.nbytes
+        self._latest: tuple[int, _Chunk] = -1, (b"", [])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, source: ByteSource, position: int) -> bytes:
+        """A record; raises ValueError for one that is damaged."""
+        number, row = divmod(position, self._group)
+        latest, chunk = self._latest
+        if latest != number:
+            chunk = _chunk(source, *self._starts[number : number + 2].tolist())
+            if self._group > 1:
+                self._latest = number, chunk
+        records, ends = chunk
+        if len(ends) <= row:
+            raise ValueError(f"there are only {len(ends)} records in its chunk")
+        return records[ends[row - 1] if row else 0 : ends[row]]
+
+    def spans(self) -> _Numbers:
+        """Where the chunk of each record begins and ends."""
+        chunks = np.arange(self._count) // self._group
+        return np.stack([self._starts[chunks], self._starts[chunks + 1]], axis=1)
+
+    def offset(self, position: int) -> int:
+        """Where the chunk of a record begins."""
+        return int(self._starts[position // self._group])
+
+
+def _footer(source: ByteSource, at: int, stop: int) -> tuple[_Numbers, int, int]:
+    """Where chunks begin and the last one ends, records of the first, and of all."""
+    records, ends = _chunk(source, at, stop)
+    facts: dict[int, int] = {}
+    for _, start, end in fields(records, 0, ends[0]):
+        facts |= _facts(records, start, end)
+    if facts.get(1) != 1:
+        raise ValueError(f"it is of version {facts.get(1)}, not 1")
+    rows = unpacked(records[ends[0] :]).reshape(-1, 6)  # tag and number of three fields
+    if (rows[:, ::2] != (0x08, 0x10, 0x18)).any():
+        raise ValueError("it has other fields")
+    starts, counts = np.append(rows[:, 1], at), rows[:, 5]
+    group = int(counts[0]) if len(counts) else 1
+    full = counts[:-1] == group
+    if not (full.all() and (counts > 0).all() and (counts <= group).all()):
+        raise ValueError("its chunks are not alike")
+    if len(rows) != facts.get(2, 0) or counts.sum() != facts.get(3, 0):
+        raise ValueError(f"it has {len(rows):,} chunks, not {facts.get(2, 0):,}")
+    if (np.diff(starts) <= 0).any() or starts[0] <= 0:
+        raise ValueError("chunks overlap")
+    return starts, group, int(counts.sum())
+
+
+def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
+    """The records of the chunk in these bytes of the file."""
+    data = _bytes(source, at, stop)
+    size, kind, total = _CHUNK.unpack(data[: _CHUNK.size].ljust(_CHUNK.size, b"\0"))
+    if size > len(data) - _CHUNK.size:
+        raise ValueError(f"a chunk of {size:,} bytes overlaps the next, at {stop:,}")
+    if kind & 0xFF == ord("t"):
+        raise TransposedError(
+            "the records are transposed, which shardkit does not read",
+            path=source.path,
+            offset=at,
+            fix="write them again by the library array_record, without transpose:true",
+        )
+    if kind & 0xFF != ord("r"):
+        raise ValueError("it is no chunk of records")
+    data = data[_CHUNK.size : _CHUNK.size + size]
+    length, start = varint(data, 1, len(data))
+    records = _decompressed(data[0], data[start + length :])
+    if len(records) != total:
+        raise ValueError(f"its records have {len(records):,} bytes, not {total:,}")
+    if kind >> 8 == 1:
+        return records, [total]
+    sizes = unpacked(_decompressed(data[0], data[start : start + length]))
+    ends = np.cumsum(sizes).tolist()
+    if len(ends) != kind >> 8 or not ends or sizes.min() < 0 or ends[-1] != total:
+        raise ValueError("its header and the sizes of its records contradict each other")
+    return records, ends
+
+
+def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
+    """The bytes of a range without the headers of the blocks in it."""
+    data = source.read(at, stop - at)
+    first = -at % BLOCK
+    if first >= len(data):
+        return data
+    rests = range(first + BLOCK_HEADER, len(data), BLOCK)
+    return data[:first] + b"".join(data[n : n + BLOCK - BLOCK_HEADER] for n in rests)
+
+
+def _facts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The fields of a message that are numbers, by their own numbers."""
+    for tag, start, end in fields(data, at, stop):
+        if not tag & 7:
+            yield tag >> 3, varint(data, start, end)[0]
+
+
+def _decompressed(codec: int, data: bytes) -> bytes:
+    if not codec:
+        return data
+    size, at = varint(data, 0, len(data))
+    storage.check_expansion(size, len(data))
+    if codec == _ZSTD:
+        with extra("zstd", "reading Zstandard"):
+            import zstandard
+
+        try:
+            if zstandard.frame_content_size(data[at:]) not in (-1, size):
+                raise ValueError("two sizes of its compressed bytes contradict each other")
+            found: bytes = zstandard.ZstdDecompressor().decompress(data[at:], max_output_size=size)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        return found
+    if codec not in _CODECS:
+        raise ValueError(f"{codec} is no compression that is known")
+    with extra("arrow", f"reading {_CODECS[codec]}"):
+        import pyarrow
+    try:
+        found = pyarrow.decompress(data[at:], size, codec=_CODECS[codec], asbytes=True)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    return found

@@ -1,0 +1,64 @@
+"""Writes Examples by the library array_record, one to a chunk, as Grain wants them.
+
+They are not compressed: images are already, and bytes do not depend on a version of Zstandard.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardkit import storage
+from shardkit.extras import extra
+from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER
+from shardkit.formats.base import ShardSpec, ShardWriter
+from shardkit.formats.tfrecord.writer import example
+from shardkit.sample import Sample
+
+CHUNK_BYTES = 72  # of a chunk at most beside its record, with its row of the footer
+_OPTIONS = "uncompressed,group_size:1"
+_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.ENOENT)
+
+
+class ArrayRecordWriter(ShardWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        with extra("array_record", "writing ArrayRecord files"):
+            from array_record.python.array_record_module import ArrayRecordWriter as Writer
+        self._size = 0  # of chunks and rows of the footer, at most
+        with self._explained():
+            self._writer = Writer(str(path), _OPTIONS)
+            if not self._writer.ok():
+                self._writer.close()  # which raises what opening met
+
+    def write(self, sample: Sample) -> bool:
+        data, _ = example(sample, self.spec.schema)
+        size, most = self._size + len(data) + CHUNK_BYTES, self.spec.max_bytes
+        if most and self._size and (size > most or _file_size(size) > max(most, 2 * BLOCK)):
+            return False
+        self._size = size
+        with self._explained():
+            self._writer.write(data)
+        return True
+
+    def finish(self) -> None:
+        with self._explained():
+            self._writer.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """The library's errors, which are texts, as those of the system."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            number = next((n for n in _ERRORS if os.strerror(n) in text), errno.EIO)
+            raise storage.explain(OSError(number, text), "write", self.path) from error
+
+
+def _file_size(size: int) -> int:
+    """Bytes of a file with so many of chunks: whole blocks, and one for the postscript."""
+    return (-(-(size + 256) // (BLOCK - 2 * BLOCK_HEADER)) + 1) * BLOCK
