@@ -26,7 +26,8 @@ from shardkit.verification.verify import VerifyReport, verify
 from tests.test_cli import run
 from tests.test_verify import accept_files, rewrite, shard_paths
 
-SLOW = {"beton": "ffcv", "megatron": "megatron"}  # their libraries take long to import
+# Their libraries take long to import; that of tfrecord has a test of its own.
+SLOW = {"beton": "ffcv", "megatron": "megatron", "tfrecord": "tensorflow"}
 
 
 def some(*default: str) -> pytest.MarkDecorator:

@@ -14,9 +14,11 @@ def fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]
     """
     at = start
     while at < stop:
-        tag, at = varint(data, at, stop)
+        # Most numbers are a byte, which is read here, as a call takes as long as all the rest.
+        tag, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at, stop)
         if tag & 7 == 2:
-            size, at = varint(data, at, stop)
+            short = at < stop and data[at] < 0x80
+            size, at = (data[at], at + 1) if short else varint(data, at, stop)
             end = at + size
         else:
             end = varint(data, at, stop)[1] if tag & 7 == 0 else at + _FIXED.get(tag & 7, stop + 1)

@@ -74,6 +74,11 @@ def _of_ffcv(kind: FieldType, value: Any) -> Any:
     return pixels.reshape(header.height, header.width, 3)
 
 
+def _of_tensorflow(kind: FieldType, value: Any) -> Any:
+    """An int64_list has no booleans."""
+    return int(value) if isinstance(kind, Bool) else value
+
+
 def _of_megatron(kind: FieldType, value: Any) -> Any:
     """The stored type of tokens may be wider."""
     return value.astype(np.int64)
@@ -100,6 +105,7 @@ CLIENTS: dict[str, tuple[Client, ...]] = {
     "parquet": (_PYARROW, _DATASETS),
     "hf": (replace(_DATASETS, whole=True),),
     "beton": (Client("ffcv", ("ffcv",), "ffcv", _of_ffcv, absent=False),),
+    "tfrecord": (Client("tensorflow", ("tensorflow",), "tensorflow", _of_tensorflow),),
     "megatron": (Client("megatron-core", ("megatron.core",), "megatron", _of_megatron),),
 }
 

@@ -275,6 +275,39 @@ def read_megatron(path: str, job: Job) -> Iterator[Sample]:
         yield None, dict.fromkeys(job["fields"], np.concatenate(sequences).astype(np.int64))
 
 
+# --- TFRecord -------------------------------------------------------------------------------------
+
+
+def read_tensorflow(path: str, job: Job) -> Iterator[Sample]:
+    import tensorflow
+
+    for record in tensorflow.data.TFRecordDataset([path]).as_numpy_iterator():
+        stored = tensorflow.train.Example.FromString(record).features.feature
+        features = {n: getattr(f, f.WhichOneof("kind")).value for n, f in stored.items()}
+        names = job["fields"].keys() & features.keys()
+        fields = {name: of_features(features, name, job["fields"][name]) for name in names}
+        yield features["__key__"][0].decode(), fields
+
+
+def of_features(features: Mapping[str, Any], name: str, kind: Mapping[str, Any]) -> Any:
+    values, shape = features[name], features.get(name + "/shape")
+    if kind["type"] == "Array" and len(values) and isinstance(values[0], bytes):
+        return loaded(values[0]) if shape is None else raw(values[0], kind["dtype"], shape)
+    if kind["type"] == "Array":
+        sides = [-1 if side is None else side for side in kind["shape"]]
+        return np.array(values, kind["dtype"]).reshape(sides)
+    if kind["type"] == "Images":
+        return list(values)
+    if name + "/float64" in features:
+        return raw(features[name + "/float64"][0], "<f8", ()).item()
+    value = values[0].decode() if kind["type"] in ("Text", "Json") else values[0]
+    return json.loads(value) if kind["type"] == "Json" else value
+
+
+def raw(data: bytes, dtype: str, shape: Iterable[int]) -> Any:
+    return np.frombuffer(data, dtype).reshape(list(shape))
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 # By name: the distributions whose versions are reported, the modules to import, the reader.
@@ -284,8 +317,16 @@ READERS: dict[str, tuple[str, str, Callable[[str, Job], Iterable[Sample]]]] = {
     "pyarrow": ("pyarrow", "pyarrow pyarrow.parquet", read_pyarrow),
     "datasets": ("datasets pyarrow", "datasets", read_datasets),
     "ffcv": ("ffcv", "ffcv.loader", read_ffcv),
+    "tensorflow": ("tensorflow", "tensorflow", read_tensorflow),
     "megatron-core": ("megatron-core", "megatron.core.datasets.indexed_dataset", read_megatron),
 }
+
+
+def version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # the module has another one, such as tensorflow-cpu
+        return str(import_module(distribution).__version__)
 
 
 def main() -> None:
@@ -301,7 +342,7 @@ def main() -> None:
     distributions, modules, read = READERS[job["client"]]
     for module in modules.split():
         import_module(module)
-    say({name: metadata.version(name) for name in distributions.split()})
+    say({name: version(name) for name in distributions.split()})
     out.flush()
     for line in sys.stdin:
         path = json.loads(line)

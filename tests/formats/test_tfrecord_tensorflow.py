@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ import shardkit
 from shardkit.errors import FormatError
 from shardkit.formats import get_format
 from shardkit.schema import Array, Float, Images, Int, Json, Schema, Text
-from shardkit.testing import EVERYTHING, everything, make_image
+from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 from tests import clients
 
 pytestmark = pytest.mark.large  # TensorFlow takes seconds to import
@@ -240,3 +241,69 @@ def test_what_cannot_be_read_is_refused(theirs: Path) -> None:
         shardkit.open(theirs / "sequence.tfrecord")
     with pytest.raises(FormatError, match="no TFRecord file"):
         shardkit.open(theirs / "zlib.tfrecord")
+
+
+DALI = """
+import hashlib, json, sys
+import nvidia.dali.fn as fn
+import nvidia.dali.tfrecord as tfrec
+from nvidia.dali import pipeline_def
+
+features = {
+    "__key__": tfrec.FixedLenFeature((), tfrec.string, ""),
+    "image": tfrec.FixedLenFeature((), tfrec.string, ""),
+    "label": tfrec.FixedLenFeature([1], tfrec.int64, -1),
+    "score": tfrec.FixedLenFeature([1], tfrec.float32, -1.0),
+    "tokens": tfrec.VarLenFeature(tfrec.int64, 0),
+}
+
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def pipeline():
+    inputs = fn.readers.tfrecord(
+        path=[sys.argv[1]], index_path=[sys.argv[2]], features=features, name="reader"
+    )
+    return tuple(inputs[name] for name in features)
+
+run = pipeline()
+run.build()
+found = []
+for _ in range(run.epoch_size("reader")):
+    key, image, label, score, tokens = [each.at(0) for each in run.run()]
+    digest = hashlib.md5(image.tobytes()).hexdigest()
+    key = key.tobytes().decode()
+    found.append([key, digest, label.tolist(), score.tolist(), tokens.tolist()])
+print(json.dumps(found))
+"""
+
+
+def test_dali_reads_it_by_our_index(tmp_path: Path) -> None:
+    samples = [sample(n) for n in range(12)]
+    write_shard(TFRECORD, tmp_path / "a.tfrecord", SCHEMA, samples).close()
+    index = np.load(tmp_path / "__shardkit__" / "a.records.npy")
+    rows = np.stack([index["offset"], index["size"]], axis=1)
+    np.savetxt(tmp_path / "a.idx", rows, fmt="%d")
+    found = clients.run("nvidia.dali", DALI, tmp_path / "a.tfrecord", tmp_path / "a.idx")
+    for got, want in zip(found, samples, strict=True):
+        digest = hashlib.md5(want["image"]).hexdigest()
+        score = float(np.float32(want["score"]))
+        assert got == [want["__key__"], digest, [want["label"]], [score], want["tokens"].tolist()]
+
+
+VERIFY = """
+import json, sys
+from shardkit.verification.verify import verify
+
+report = verify(sys.argv[1], client=True)
+said = [str(problem) for problem in report.problems]
+print(json.dumps([report.sound, {n: c.to_dict() for n, c in report.clients.items()}, said]))
+"""
+
+
+def test_verify_compares_with_tensorflow(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "out", "tfrecord", SCHEMA, shard_samples=8) as writer:
+        for number in range(20):
+            writer.write(sample(number))
+    sound, found, problems = clients.run("tensorflow", VERIFY, tmp_path / "out")
+    assert (sound, problems) == (True, [])
+    assert found["tensorflow"]["samples"] == 20
+    assert found["tensorflow"]["not_compared"] == {}
