@@ -11,8 +11,9 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from shardkit.byte_source import ByteSource
+from shardkit.byte_source import ByteSource, RemoteFile
 from shardkit.errors import DamagedError, FormatError
+from shardkit.formats.streamed import Streamed
 from shardkit.manifest import FOLDER
 
 HEAD, TAIL = 12, 4  # bytes around a payload
@@ -50,6 +51,7 @@ def payload(source: ByteSource, offset: int, size: int) -> bytes:
 
 def scanned(source: ByteSource) -> bytes:
     """The index of a file that has none, from the headers of its records."""
+    source = Streamed(source) if isinstance(source, RemoteFile) else source
     rows, at, start, block = bytearray(), 0, 0, b""
     while at < source.size:
         if at + HEAD > start + len(block):
