@@ -145,7 +145,8 @@ class _Video:
         else:
             first = next(container.demux(stream))  # FFmpeg's times begin elsewhere
             if first.pts is None or first.dts is None:
-                raise UndecodedError("no packets")
+                self._timed = False
+                return
             self._times = index.shown + (first.pts - index.shown[0])
             self._decodes = index.decoded + (first.dts - index.decoded[0])
             self._shown, self._keys = [*range(len(self._times))], index.keys.tolist()
