@@ -146,6 +146,20 @@ def test_every_way_to_write_a_list_is_read(tmp_path: Path) -> None:
     assert reader[1] == {"__key__": "b/000000001", "f": 0.5}
 
 
+def test_long_lists_are_whole(tmp_path: Path) -> None:
+    schema = Schema({"x": Array("<i8", (None,))})
+    values = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 30_000)
+    values = np.concatenate([values, np.arange(-100, 200_000), [0]])
+    sample: dict[str, Any] = {"__key__": "k", "x": values}
+    assert_reads(write_shard(TFRECORD, tmp_path / "a.tfrecord", schema, [sample]), [sample])
+    (stored,) = map(by_protobuf, records(tmp_path / "a.tfrecord"))
+    assert np.array_equal(stored["x"].int64_list.value, values)
+    endless = example(feature("x", part(0x1A, part(0x0A, b"\xff" * 100))))
+    put(tmp_path / "b.tfrecord", endless)
+    with pytest.raises(FormatError, match="'x' cannot be read: it has a number that does not end"):
+        shardkit.open(tmp_path / "b.tfrecord")
+
+
 def test_features_that_some_records_lack(tmp_path: Path) -> None:
     some = example(feature("x", ints(1)), feature("y", ints(2)))
     reader = put(tmp_path / "a.tfrecord", some, example(feature("x", ints(3))), example())

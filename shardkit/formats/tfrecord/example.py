@@ -20,7 +20,8 @@ BYTES, FLOATS, INTS = 1, 2, 3
 LISTS = ("no list", "a bytes_list", "a float_list", "an int64_list")
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2, where these have a length
 _ALONE = {FLOATS: 0x0D, INTS: 0x08}  # tags of numbers that are not packed
-_CHUNK = 1 << 16  # numbers that are packed at a time
+_CHUNK = 1 << 16  # numbers that are packed, and bytes that are unpacked, at a time
+_CONTINUED = bytes(range(0x80, 0x100))  # a number goes on behind them
 
 
 class Feature(NamedTuple):
@@ -74,11 +75,21 @@ def feature(data: bytes, span: tuple[int, int]) -> Feature:
 
 
 def unpacked(data: bytes) -> npt.NDArray[np.int64]:
+    found, at = [np.zeros(0, np.int64)], 0
+    while at < len(data):  # some at a time, as that takes 60 bytes for each
+        part = data[at : at + _CHUNK]
+        part = part if at + _CHUNK >= len(data) else part.rstrip(_CONTINUED)
+        found.append(_unpacked(part))
+        at += len(part) or len(data)
+    return np.concatenate(found)
+
+
+def _unpacked(data: bytes) -> npt.NDArray[np.int64]:
     octets = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(octets < 0x80)
     starts = np.append(0, ends[:-1] + 1)[: len(ends)]
     lengths = ends - starts + 1
-    if lengths.sum() != len(octets) or lengths.max(initial=0) > 10:
+    if not len(ends) or lengths.sum() != len(octets) or lengths.max(initial=0) > 10:
         raise ValueError("it has a number that does not end")
     found = np.zeros(len(ends), np.uint64)
     for n in range(lengths.max(initial=0)):

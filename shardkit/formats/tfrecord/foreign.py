@@ -31,7 +31,7 @@ def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]
     known = dict.fromkeys(name for sample in samples for name in sample)
     texts = []
     ours = {name + EXACT for name in known}
-    for name in known.keys() - RESERVED - ours:
+    for name in [name for name in known if name not in RESERVED | ours]:
         found = [sample[name] for sample in samples if name in sample]
         try:
             kind, many = _type(name, [each for each in found if each.list])
@@ -54,13 +54,13 @@ def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]
         "classes": {n: _lines(labels[n]) for n in named},  # as TFDS names them
         "unusable": unusable,
         "guessed": [n for n, kind in fields.items() if some and not kind.optional],
-        "ignored": {f"feature {name!r}": 1 for name in known.keys() & (RESERVED - {KEY})},
+        "ignored": {f"feature {name!r}": 1 for name in known if name in RESERVED - {KEY}},
     }
 
 
 def _some(path: Path, count: int, read: Callable[[int], bytes]) -> list[dict[str, Feature]]:
     """The features of some records."""
-    step, left = max(count // _LOOKED_AT, 1), _BYTES
+    step, left = max(-(-count // _LOOKED_AT), 1), _BYTES
     samples: list[dict[str, Feature]] = []
     problem = "they have no features"
     for number in range(0, count, step):
