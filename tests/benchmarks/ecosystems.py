@@ -174,6 +174,34 @@ def array_record(photos: Path, store: Path) -> Actions:
     return {"write": write, "read": read, "random": partial(read, True)}
 
 
+def litdata(photos: Path, store: Path) -> Actions:
+    """LitData's `BinaryWriter`, as `optimize` has it in each of its processes; images as files."""
+    from litdata import StreamingDataset
+    from litdata.streaming.writer import BinaryWriter
+    from litdata.types import File
+
+    def write() -> int:
+        writer = BinaryWriter(str(store), chunk_bytes="64MB")
+        count = 0
+        for image, label in photos_in(photos):
+            writer[count] = {"image": File(bytes=image), "label": label}
+            count += 1
+        writer.done()
+        writer.merge()
+        sync(store)
+        return count
+
+    def read() -> int:
+        return sum(len(sample["image"]) > 0 for sample in StreamingDataset(str(store)))
+
+    def at_random() -> int:
+        data = StreamingDataset(str(store))
+        order = random.Random(1).sample(range(len(data)), len(data))
+        return sum(len(data[number]["image"]) > 0 for number in order)
+
+    return {"write": write, "read": read, "random": at_random}
+
+
 class Library(NamedTuple):
     actions: Callable[[Path, Path], Actions]
     format: str  # of ours
@@ -185,6 +213,7 @@ LIBRARIES: dict[str, Library] = {
     "tfrecord": Library(tfrecord, "tfrecord", "tensorflow", "tensorflow-cpu"),
     "mds": Library(mds, "mds", "streaming", "mosaicml-streaming"),
     "array_record": Library(array_record, "array_record", "array_record", "array_record"),
+    "litdata": Library(litdata, "litdata", "litdata", "litdata"),
 }
 
 

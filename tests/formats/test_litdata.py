@@ -22,7 +22,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.litdata import writer as litdata_writer
 from shardkit.formats.litdata.nested import load_json
-from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Json, Schema, Text
+from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import (
     EVERYTHING,
     FormatContract,
@@ -78,7 +78,7 @@ def items_of(path: Path) -> list[bytes]:
 
 
 def values_of(item: bytes) -> list[bytes]:
-    """Its values: as many as make the sizes fill it."""
+    """Its values: as many as make the sizes fill it; all samples have all fields."""
     for count in range(1, len(item) // 4 + 1):
         sizes = struct.unpack_from(f"<{count}I", item)
         if 4 * count + sum(sizes) == len(item):
@@ -95,7 +95,11 @@ class TestLitData(FormatContract):
 
     def independent_keys(self, path: Path) -> list[str]:
         """The first value of each sample, behind the sizes of all."""
-        return [values_of(item)[0].decode() for item in items_of(path)]
+        found = []
+        for item in items_of(path):
+            complete = item[:-11] if item.endswith(b'["caption"]') else item
+            found.append(values_of(complete)[0].decode())
+        return found
 
 
 # --- LitData itself ------------------------------------------------------------------------------
@@ -165,9 +169,7 @@ def test_litdata_reads_every_value_in_order_and_shuffled_by_processes(tmp_path: 
     small = dataset(tmp_path / "small", some, {"blob": Bytes(), "n": Int()})
     found, epochs, blobs, numbers = clients.run("litdata", _START + _READ, out, small)
     for sample, value in zip(samples, found, strict=True):
-        missing = [] if "caption" in sample else ["caption"]
         expected = {n: seen(v, n in ("image", "images")) for n, v in sample.items()}
-        assert json.loads(value.pop("__absent__") or "[]") == missing
         assert value == {"caption": "", **expected}
         assert list(value) == ["__key__", *RICH]
     keys = [sample["__key__"] for sample in samples]
@@ -276,6 +278,18 @@ def test_values_are_equal_on_and_back_and_bytes_too(tmp_path: Path) -> None:
         assert (out / name).read_bytes() == (back / name).read_bytes()
 
 
+def test_fields_that_may_be_absent_and_never_are(tmp_path: Path) -> None:
+    """What a writer takes for optional is not, in the end: LitData reads the same values."""
+    lines = "".join(json.dumps({"text": f"t{n}", "n": n}) + "\n" for n in range(5))
+    (tmp_path / "a.jsonl").write_text(lines)
+    shardkit.convert(tmp_path / "a.jsonl", "litdata", tmp_path / "out", workers=0)
+    found = shardkit.open(tmp_path / "out")
+    assert [sample["text"] for sample in found] == [f"t{n}" for n in range(5)]
+    names = json.loads((tmp_path / "out/index.json").read_text())["config"]["data_format"]
+    for item in items_of(tmp_path / "out/chunk-0-00000.bin"):
+        assert len(values_of(item)) == len(names)
+
+
 def test_without_its_manifest_index_json_tells_types_and_classes(tmp_path: Path) -> None:
     samples = [everything(n) for n in range(5)]
     out = dataset(tmp_path / "out", samples, EVERYTHING)
@@ -377,10 +391,9 @@ def test_large_chunks_have_room_for_offsets_or_are_copied(
 
 
 def test_what_litdata_cannot_hold_is_refused(tmp_path: Path) -> None:
-    for schema in ({"images": Images(optional=True)}, {"__absent__": Text()}):
-        with pytest.raises(FormatError) as refused:
-            LITDATA.layout(Schema(schema))
-        assert refused.value.fix
+    with pytest.raises(FormatError) as refused:
+        LITDATA.layout(Schema({"images": Images(optional=True)}))
+    assert refused.value.fix
     writer = LITDATA.create(tmp_path / "x", ShardSpec(Schema({"a": Array(), "i": Images()})))
     image = [make_image(1)]
     for field, value in (("a", np.array(["text"])), ("i", [])):
@@ -390,7 +403,7 @@ def test_what_litdata_cannot_hold_is_refused(tmp_path: Path) -> None:
         assert error.value.where == {"key": "k", "field": field}
     notes = LITDATA.notes(Schema({"image": Image(optional=True), "names": Array("<U3")}))
     assert [note.split(":")[0] for note in notes[:2]] == ["'image'", "'names'"]
-    assert "__absent__" in notes[2]
+    assert "absent" in notes[2]
 
 
 # --- lists and objects ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.formats.base import Format
-from shardkit.formats.litdata.index import ABSENT, leaves_of, load, write_index
+from shardkit.formats.litdata.index import leaves_of, load, write_index
 from shardkit.formats.litdata.reader import open_chunk
 from shardkit.formats.litdata.values import FILE
 from shardkit.formats.litdata.writer import LARGEST, LitDataWriter
@@ -48,8 +48,8 @@ class LitData(Format):
                 )
             if stored == FILE and isinstance(kind, Image):
                 found.append(f"{name!r}: images that some samples lack are bytes, not decoded")
-            if name == ABSENT:
-                found.append(f"the field {ABSENT!r} names the fields that a sample lacks")
+        if any(kind.optional for kind in schema.values()):
+            found.append("LitData sees absent values as 0, nan, null or empty ones")
         return found
 
     def listed(self, folder: Path) -> list[str] | None:

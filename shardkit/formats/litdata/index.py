@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shardkit.manifest import Manifest
 
 NAME = "index.json"
-ABSENT = "__absent__"  # our field with the names of the optional fields that a sample lacks
 ABOUT = "shardkit"  # our entry: schema and classes, for readers of ours without a manifest
 
 Leaves = list[tuple[str, str]]  # name and serializer of each value of a sample, in order
@@ -136,11 +135,7 @@ def _leaves(tree: dict[str, Any], *way: str) -> Iterator[tuple[str, ...]]:
 
 def leaves_of(schema: Schema) -> Leaves:
     """The values of samples of ours; raises FormatError for what LitData cannot hold."""
-    if ABSENT in schema:
-        what = f"{ABSENT!r} is the field in which shardkit notes what a sample lacks"
-        raise FormatError(what, field=ABSENT, fix="rename the field")
-    leaves = [(KEY, "str"), *((name, serializer_for(name, kind)) for name, kind in schema.items())]
-    return [*leaves, (ABSENT, "str")] if any(kind.optional for kind in schema.values()) else leaves
+    return [(KEY, "str"), *((name, serializer_for(name, kind)) for name, kind in schema.items())]
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:

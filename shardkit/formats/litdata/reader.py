@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, Memory, open_source
+from shardkit.byte_source import Memory, open_source
 from shardkit.errors import DamagedError, FormatError, drop_option
 from shardkit.extras import extra
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.formats.litdata.chunk import Items, items_of, rows_of
-from shardkit.formats.litdata.index import ABSENT, NAME, leaves_of, load
+from shardkit.formats.litdata.chunk import Item, Items, items_of, rows_of
+from shardkit.formats.litdata.index import NAME, leaves_of, load
 from shardkit.formats.litdata.values import decoder, guessed
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+_WHOLE = 1 << 16  # bytes of a sample that is read whole, whatever is asked for
 
 
 def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
@@ -67,16 +69,13 @@ class LitDataReader(ShardReader):
         if "schema" not in layout:
             layout = self._guessed(layout)
         super().__init__(path, layout, source)
-        self._decoders = {
-            number: (name, decoder(stored, self.schema[name]))
+        self._decoders = [
+            (number, name, decoder(stored, self.schema[name]))
             for number, (name, stored) in enumerate(leaves)
             if name in self.schema
-        }
-        about = [n for n, leaf in enumerate(leaves) if leaf == (KEY, "str")]
-        self._key = about[0] if about else None
-        ours = "leaves" not in layout and self._names[-1] == ABSENT
-        self._absent = len(leaves) - 1 if ours else None
-        self._about = {n for n in (self._key, self._absent) if n is not None}
+        ]
+        self._key = self._names.index(KEY) if (KEY, "str") in leaves else None
+        self._ours = "leaves" not in layout
         self._prefix = key_of(path.name.partition(".")[0])
         self.in_memory = self._items.offsets.in_memory
 
@@ -92,16 +91,16 @@ class LitDataReader(ShardReader):
     def _guessed(self, layout: dict[str, Any]) -> dict[str, Any]:
         """A layout with types by serializers and the first sample, and why values are not read."""
         fields, unusable, ignored = {}, {}, {}
-        first: list[bytes] = []
+        first: dict[int, bytes] = {}
         try:
-            first = self._values(0) if self._count else []
+            first = self._values(0) if self._count else {}
             for number, (name, stored) in enumerate(layout["leaves"]):
                 if name in RESERVED:
                     if (name, stored) != (KEY, "str"):
                         ignored[f"field {name!r}"] = self._count
                     continue
                 try:
-                    fields[name] = guessed(stored, first[number] if first else None)
+                    fields[name] = guessed(stored, first.get(number))
                 except FormatError as error:
                     error.fix = f"convert without it: {drop_option(name)}; or {error.fix}"
                     unusable[name] = error.located(path=self.path, field=name)
@@ -119,55 +118,63 @@ class LitDataReader(ShardReader):
         super().close()
         self._items = None
 
-    def _ranges(self, position: int, whole: bool) -> tuple[ByteSource, list[tuple[int, int]]]:
-        """Where the values of a sample are: in the file, or in memory if the `whole` is read."""
+    def _item(self, position: int) -> Item:
         if self._items is None:
             raise ValueError(f"{self.path} is closed")
-        source, start, stop = self._items.item(position)
-        if whole:
-            source = Memory(source.read(start, stop - start), self.path)
-            start, stop = 0, source.size
+        return self._items.item(position)
+
+    def _values(self, position: int) -> dict[int, bytes]:
+        """All values of a sample, and last what stands behind them."""
+        source, start, stop = self._item(position)
+        data = source.read(start, stop - start)
         if self._sizes is None:
-            return source, [(start, stop - start)]
+            return {0: data, 1: b""}
+        found, at = [], self._sizes.size
+        for size in self._sizes.unpack_from(data):
+            found.append(data[at : at + size])
+            at += size
+        if at > len(data):
+            raise ValueError(f"the sizes of its values are {at:,} bytes, in {len(data):,}")
+        return dict(enumerate([*found, data[at:]]))
+
+    def _some(self, position: int, numbers: Collection[int]) -> dict[int, bytes]:
+        """These values of a sample; of a large one, no others are read."""
+        source, start, stop = self._item(position)
+        if stop - start <= _WHOLE or self._sizes is None:
+            return self._values(position)
         sizes = self._sizes.unpack(source.read(start, self._sizes.size))
         starts = [*accumulate(sizes, initial=start + self._sizes.size)]
-        if starts[-1] > stop:
-            raise ValueError(f"the sizes of its values are {sizes}, in {stop - start:,} bytes")
-        return source, [*zip(starts, sizes, strict=False)]
-
-    def _values(self, position: int) -> list[bytes]:
-        source, ranges = self._ranges(position, whole=True)
-        return source.read_ranges(ranges)
+        ends = [*starts[1:], stop]
+        found = source.read_ranges([(starts[n], ends[n] - starts[n]) for n in numbers])
+        return dict(zip(numbers, found, strict=True))
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
+        decoders, key = self._decoders, self._key
         if fields is None:
-            wanted = [*self._decoders]
-            values = dict(enumerate(self._values(position)))
+            values = self._values(position)
         else:
-            wanted = [n for n, (name, _) in self._decoders.items() if name in fields]
-            source, ranges = self._ranges(position, whole=False)
-            numbers = sorted({*wanted, *self._about})
-            found = source.read_ranges([ranges[n] for n in numbers])
-            values = dict(zip(numbers, found, strict=True))
-        key = None if self._key is None else values[self._key].decode()
-        sample: Sample = {KEY: f"{self._prefix}/{position:09d}" if key is None else key}
-        absent = values[self._absent] if self._absent is not None else b""
+            decoders = [each for each in decoders if each[1] in fields]
+            about = [len(self._names)] if key is None else [key, len(self._names)]
+            values = self._some(position, [*about, *(number for number, _, _ in decoders)])
+        name = f"{self._prefix}/{position:09d}" if key is None else values[key].decode()
+        absent = values[len(self._names)] if self._ours else b""
         missing = json.loads(absent) if absent else ()
-        for number in wanted:
-            name, decode = self._decoders[number]
-            if name in missing:
-                continue
-            value = decode(values[number])
-            is_text = isinstance(value, JsonText) and not json_text
-            sample[name] = json.loads(value) if is_text else value
+        sample: Sample = {KEY: name}
+        for number, name, decode in decoders:
+            if name not in missing:
+                value = decode(values[number])
+                text = isinstance(value, JsonText) and not json_text
+                sample[name] = json.loads(value) if text else value
         return sample
 
     def offset(self, position: int, field: str) -> int | None:
-        source, ranges = self._ranges(position, whole=False)
-        at_rest = not isinstance(source, Memory)
-        return ranges[self._names.index(field)][0] if at_rest else None
+        source, start, _ = self._item(position)
+        if isinstance(source, Memory) or self._sizes is None:
+            return start if self._sizes is None else None
+        sizes = self._sizes.unpack(source.read(start, self._sizes.size))
+        return start + self._sizes.size + int(sum(sizes[: self._names.index(field)]))
 
     def spans(self) -> npt.NDArray[np.int64] | None:
         if type(self._items) is not Items or self.temporary_bytes:

@@ -17,7 +17,7 @@ from shardkit import storage
 from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
-from shardkit.formats.litdata.index import ABSENT, leaves_of
+from shardkit.formats.litdata.index import leaves_of
 from shardkit.formats.litdata.values import absent, encoder
 from shardkit.sample import Sample
 
@@ -31,7 +31,6 @@ class LitDataWriter(ShardWriter):
         super().__init__(path, spec)
         leaves = dict(leaves_of(spec.schema))
         self._sizes = struct.Struct(f"<{len(leaves)}I")
-        self._optional = ABSENT in leaves
         self._fields = [
             (name, kind, encoder(leaves[name], kind), absent(leaves[name], kind))
             for name, kind in spec.schema.items()
@@ -41,8 +40,8 @@ class LitDataWriter(ShardWriter):
         self._file: storage.BufferedFile | None = None
 
     def write(self, sample: Sample) -> bool:
-        values = self._stored(sample)
-        end = self._ends[-1] + self._sizes.size + sum(map(len, values))
+        chunks = self._stored(sample)
+        end = self._ends[-1] + sum(map(len, chunks))
         size = end + self._front(len(self._ends))
         empty = len(self._ends) == 1
         if empty and size > LARGEST:
@@ -55,7 +54,6 @@ class LitDataWriter(ShardWriter):
         if not empty and size > min(self.spec.max_bytes or LARGEST, LARGEST):
             return False
         self._ends.append(end)
-        chunks = [self._sizes.pack(*map(len, values)), *values]
         if self._file is None and end > _IN_MEMORY:
             self._file = storage.BufferedFile(self.path)
             self._file.write(bytes(_ROOM), *self._chunks)
@@ -66,6 +64,7 @@ class LitDataWriter(ShardWriter):
         return True
 
     def _stored(self, sample: Sample) -> list[bytes]:
+        """The sizes of the values, the values, and the names of absent fields."""
         key = sample[KEY]
         values = [key_bytes(key)]
         for name, kind, encode, nothing in self._fields:
@@ -76,10 +75,10 @@ class LitDataWriter(ShardWriter):
                 values.append(encode(value) if name in sample else nothing)
             except (TypeError, ValueError, RecursionError) as error:
                 raise not_stored(error, value, key, name) from error
-        if self._optional:
-            missing = [name for name, *_ in self._fields if name not in sample]
-            values.append(json.dumps(missing).encode() if missing else b"")
-        return values
+        # LitData does not look behind the last value.
+        missing = [name for name, *_ in self._fields if name not in sample]
+        sizes = self._sizes.pack(*map(len, values))
+        return [sizes, *values, json.dumps(missing).encode() if missing else b""]
 
     def _front(self, samples: int) -> int:
         """Bytes before so many samples."""
