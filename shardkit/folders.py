@@ -182,9 +182,12 @@ def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:
 
 
 def _holder(name: str, format: str) -> str:
-    """The folder that holds a shard; a shard may itself be a folder."""
+    """The folder that holds a shard; a shard may itself be a folder, or in one of its dataset."""
     above = posixpath.dirname(name)
-    return posixpath.dirname(above) if FORMATS[format].inside and above else above
+    declared = FORMATS[format]
+    own = (declared.below, declared.listing) if declared.below else ()
+    inner = declared.inside or posixpath.basename(above) in own
+    return posixpath.dirname(above) if inner and above else above
 
 
 def media_of(found: Contents) -> Kind | None:
@@ -305,7 +308,7 @@ def listed_shards(folder: Path) -> tuple[str, list[str]] | None:
     for name, declaration in FORMATS.items():
         if file := declaration.listing:
             if file not in there:  # several formats may have a file of that name
-                there[file] = (folder / file).is_file()
+                there[file] = (folder / file).exists()
             names = get_format(name).listed(folder) if there[file] else None
             if names is not None:
                 return name, names

@@ -282,14 +282,15 @@ def _remote_files(
 def _open_file(path: Path) -> Dataset:
     if manifests.has_manifest(path):
         return _open_ours(path)
-    folder = path.parent
-    manifest = manifests.load_any(folder) if manifests.has_manifest(folder) else None
+    folder, format = path.parent, format_of(path)
+    top = folder.parent if format and FORMATS[format].below == folder.name else folder
+    manifest = manifests.load_any(top) if manifests.has_manifest(top) else None
     if isinstance(manifest, Manifest):
         for shard in manifest.shards:
-            if shard.file.name == path.name:
-                return _described(manifest, manifests.manifest_path(folder), [shard])
+            if top / shard.file.name == path:
+                return _described(manifest, manifests.manifest_path(top), [shard])
     listing, names = listed_shards(folder) or (None, [])
-    format = listing if path.name in names else format_of(path)
+    format = listing if path.name in names else format
     if format is None or (format != listing and kind_of_file(path) is not None):
         raise unknown_format(path)
     return _foreign(folder, [path.name], format)

@@ -74,7 +74,14 @@ def large(pytestconfig: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of properties, and those that ask whether the run is a large one, are in both runs."""
+    """Tests of properties, and those that ask whether the run is a large one, are in both runs.
+
+    Lance, whose library takes a process to run in, is in the large one but for its own tests.
+    """
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "lance" in map(str, values) and item.path.name != "test_lance.py":
+            item.add_marker("large")
     if _is_large(config):
         for item in items:
             scales = "large" in getattr(item, "fixturenames", ())

@@ -28,11 +28,13 @@ INSTALLED_BY = {
     "cv2": "opencv-python-headless",
     "megatron": "megatron-core",
     "pynvml": "nvidia-ml-py",
+    "lance": "pylance",
 }
 # Files that import an extra's library without a guard, and what stands before them.
 WHOLLY = (
     "formats/arrow/",  # `get_format`
     "formats/tfrecord/",
+    "formats/lance/",  # and that
     "torch.py",  # its user has torch
     "stream/torch_loader.py",  # and that
     "tensorflow.py",  # its `dataset`, before its other functions

@@ -138,6 +138,9 @@ def test_cut_missing_and_additional_shards_are_found(
     # A copy of the third under a name that the next shard would have.
     top = out / third.relative_to(out).parts[0]
     extra = out / top.name.replace("2", "3", 1)
+    if format == "lance":  # of which a manifest says what counts
+        (top,) = (out / "_versions").iterdir()
+        extra = top.with_name(f"{2**64 - 3}.manifest")
     (shutil.copytree if top.is_dir() else shutil.copy)(top, extra)
     report = shardkit.verify(out)
     assert whats(report) == [
@@ -893,7 +896,7 @@ def as_earlier_versions_wrote_it(dataset: Path) -> None:
     rewrite(dataset, change)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sorted(set(FORMATS) - {"lance"}))  # which cannot tell
 def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) -> None:
     out = large(tmp_path / "out", format)
     assert shardkit.verify(out).sound

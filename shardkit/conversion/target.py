@@ -231,7 +231,7 @@ def _is_single(out: Path, format: str) -> bool:
 def _refuse_suffix(out: Path, format: str) -> None:
     """Raise UsageError for a folder that would be called like a shard of some format."""
     other = format_of(out)
-    if other is None:
+    if other is None or (other == format and FORMATS[format].below):
         return
     single = isinstance(get_format(format), Joins)
     own = f"{out.name.partition('.')[0] or 'train'}{FORMATS[format].suffixes[0]}"

@@ -40,9 +40,10 @@ class Declaration:
     single: a shard by itself, with its manifest, can be a dataset.
     needs: the suffix of a file without which a file of the first suffix is no shard.
     beside: endings of files that belong to a shard -> the ending of the shard.
-    listing: a file whose folder is a dataset of the format, and names the shards
+    listing: a file, or a folder, whose folder is a dataset of the format, and names the shards
         (`Format.listed`). Other formats, and strangers, may have a file of that name.
     names: a pattern of other names of shards' files, in lower case.
+    below: the folder of a dataset that its shards lie in; a dataset may be called like a shard.
     extra: of shardkit, that brings the library which the format needs.
     """
 
@@ -56,6 +57,7 @@ class Declaration:
     beside: Mapping[str, str] = field(default_factory=dict)
     listing: str = ""
     names: re.Pattern[str] | None = None
+    below: str = ""
     extra: str = ""
 
     def fits(self, name: str) -> bool:
@@ -103,6 +105,16 @@ _OURS: dict[str, Declaration] = {
         (".beton",),
         "FFCV's files, one by default",
         one_shard=True,
+    ),
+    "lance": Declaration(
+        "shardkit.formats.lance",
+        (".lance",),
+        "a Lance dataset, for lance.dataset: its fragments are the shards",
+        single=False,
+        listing="_versions",
+        below="data",
+        names=re.compile(r"\d+\.manifest"),  # of a version
+        extra="lance",
     ),
     "megatron": Declaration(
         "shardkit.formats.megatron",

@@ -22,7 +22,7 @@ from shardkit.folders import (
     refuse_empty_splits,
     refuse_foreign,
 )
-from shardkit.formats import format_of, unknown_format
+from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import FOLDER, has_manifest
@@ -398,6 +398,9 @@ def _is_dataset(folder: Path) -> bool:
     """Whether a folder is a dataset with a manifest, of ours or another kind, or unfinished."""
     unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
     saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    listings = {d.listing for d in FORMATS.values() if d.below}
+    if not isinstance(folder, RemotePath):
+        saved = saved or any((folder / name).is_dir() for name in listings)
     return unfinished or saved or has_manifest(folder)
 
 

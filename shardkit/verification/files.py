@@ -7,6 +7,7 @@ is read.
 from __future__ import annotations
 
 import contextlib
+import posixpath
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -243,6 +244,9 @@ def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]
     """Problems: files that a reader that lists the folder would take for further shards."""
     if isinstance(folder, RemotePath) and not folder.store.lists:
         return []
+    if FORMATS[format].below:  # a list says which shards count: another one would be read
+        folder /= FORMATS[format].listing
+        known = {posixpath.basename(name) for name in known}
     tops = {name.partition("/")[0] for name in known}
     with storage.explained("list", folder):
         names = sorted({path.name for path in folder.iterdir()} - tops)

@@ -184,7 +184,7 @@ def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
     assert shardkit.verify(tmp_path / "c", against=tmp_path / "b", decode=True).sound
     if format not in NAMELESS:
         (tmp_path / "c/__shardkit__/manifest.json").unlink()
-        (shard,) = (tmp_path / "c").glob("*[.-]00000*")
+        (shard,) = [*(tmp_path / "c").glob("*[.-]00000*")] or [tmp_path / "c"]  # of Lance
         assert shardkit.open(shard).class_names == renamed
 
 
@@ -226,7 +226,7 @@ def test_boxes_and_the_names_of_their_classes_travel(tmp_path: Path, format: str
                 assert np.array_equal(found[field], expected[field])
     if format not in NAMELESS:
         (tmp_path / "c/__shardkit__/manifest.json").unlink()
-        (shard,) = (tmp_path / "c").glob("*[.-]00000*")
+        (shard,) = [*(tmp_path / "c").glob("*[.-]00000*")] or [tmp_path / "c"]  # of Lance
         assert shardkit.open(shard).class_names == names
 
 

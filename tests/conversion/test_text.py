@@ -1118,6 +1118,8 @@ def test_lengths_are_those_of_the_arrays(
         for field in ("__key__", "text"):
             with pytest.raises(UsageError, match="arrays of one dimension"):
                 dataset.lengths(field)
+    if format == "lance":  # whose shards are no datasets without it
+        return
     (tmp_path / "out/__shardkit__/manifest.json").unlink()  # as if others had made it
     with shardkit.open(tmp_path / "out" / manifest.shards[0].file.name) as shard:
         assert shard.manifest is None

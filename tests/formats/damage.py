@@ -95,6 +95,19 @@ def _plain_mds() -> Shard:
     return Shard("mds", write)
 
 
+def _lance(how: str, version: str) -> Shard:
+    """A dataset as pylance writes it."""
+
+    def write(folder: Path) -> Path:
+        from tests.formats.test_lance import foreign
+
+        foreign(folder / "x.lance", how, version)
+        (path,) = (folder / "x.lance" / "_versions").glob("*.manifest")
+        return path
+
+    return Shard("lance", write)
+
+
 def _table(way: str) -> Shard:
     """Columns of all types, as others write them."""
 
@@ -167,6 +180,7 @@ SHARDS = {
             "mds",
             "tfrecord",
             "array_record",
+            "lance",
         )
     },
     "megatron": _ours("megatron", _TOKENS),
@@ -182,6 +196,9 @@ SHARDS = {
     "litdata-theirs": _stored("litdata", "litdata/chunk-0-0.bin", "litdata/index.json"),
     "array_record-theirs": _array_record("group_size:1"),
     "array_record-groups": _array_record("uncompressed,group_size:5"),
+    "lance-theirs": _lance("plain", "2.2"),
+    "lance-blobs": _lance("blob v2", "2.2"),
+    "lance-old": _lance("blob", "2.0"),
     "feather": _stored("arrow", "arrow/pandas.feather"),
     **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
     "parquet-theirs": _table("parquet"),

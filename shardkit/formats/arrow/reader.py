@@ -133,7 +133,7 @@ class BatchReader(ShardReader):
     def _extents(self) -> list[tuple[int, int]]:
         """Where each batch begins and ends in the file."""
 
-    def spans(self) -> npt.NDArray[np.int64]:
+    def spans(self) -> npt.NDArray[np.int64] | None:
         """Those of the batches that samples are in."""
         extents = np.array(self._extents(), np.int64).reshape(-1, 2)
         return np.repeat(extents, np.diff(self._starts), axis=0)

@@ -374,8 +374,7 @@ def column(
         return _images(array, first, stop, buffers)
     ranges = _ranges(array, kind, tensor, first, stop, buffers)
     if ranges is not None:
-        make = _FROM_BYTES.get(type(kind)) or _array_maker(kind, tensor, array.type)
-        return _range_column(make, ranges, stop - first, buffers)
+        return _range_column(maker(kind, tensor, array.type), ranges, stop - first, buffers)
     if not buffers.in_file and not _is_view(array.type):
         part = array.slice(first, stop - first)
         part.validate(full=True)
@@ -500,11 +499,10 @@ _FROM_BYTES: dict[type[FieldType], Callable[[Any], Any]] = {
 }
 
 
-def _array_maker(
-    kind: FieldType, tensor: Tensor | None, stored: pa.DataType
-) -> Callable[[Any], Any]:
-    """Makes an array of its bytes: numbers, or a `.npy` file."""
-    assert isinstance(kind, Array)
+def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
+    """Makes a value of its bytes: those of arrays are numbers, or a `.npy` file."""
+    if not isinstance(kind, Array):
+        return _FROM_BYTES[type(kind)]
     if not is_list(stored):
         return lambda data: load_array(bytes(data))
     dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())

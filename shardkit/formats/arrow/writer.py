@@ -143,8 +143,14 @@ class BatchWriter(ShardWriter):
         # At most, of the file if it ended with the batches that are written.
         self._finished, self._per_batch = 0, 0
         if spec.max_bytes is not None:
-            self._finished, self._per_batch = _overheads(make, self._arrow_schema)
-        self._file = BatchFile(path, self._arrow_schema, make)
+            self._finished, self._per_batch = self._overheads(make)
+        self._file = self._begin(make)
+
+    def _begin(self, make: MakeOutput) -> BatchFile:
+        return BatchFile(self.path, self._arrow_schema, make)
+
+    def _overheads(self, make: MakeOutput) -> tuple[int, int]:
+        return _overheads(make, self._arrow_schema)
 
     def write(self, sample: Sample) -> bool:
         row, size = self._encode(sample)

@@ -196,7 +196,7 @@ def _datum(value: bytes) -> Sample:
     data = b""
     floats: list[bytes] = []
     other: list[bytes] = []
-    for number, content, stored in _protobuf(value):
+    for number, content, stored in protobuf(value):
         if number in (1, 2, 3, 5, 7) and isinstance(content, int):
             if number == 5 and number in numbers:
                 raise ValueError("several labels")
@@ -232,7 +232,7 @@ _FIXED = {1: 8, 5: 4}  # bytes of values of these types
 _FLOAT, _FLOATS = 0x35, 4096  # the tag of a single float in float_data; how many are read at once
 
 
-def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+def protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
     """The fields of a message: number, value, and the bytes that both are stored in."""
     at = 0
     while at < len(data):

@@ -1,0 +1,39 @@
+"""Makes data files a dataset: pylance writes its manifest, and we take times and UUIDs out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardkit import storage
+from shardkit.formats.arrow.columns import arrow_schema
+from shardkit.formats.lance.process import ask
+from shardkit.formats.lance.writer import lance_schema
+from shardkit.formats.lmdb.foreign_values import protobuf
+
+if TYPE_CHECKING:
+    from shardkit.manifest import Manifest
+
+# Fields of a manifest that differ from run to run: when it was written, and by which transaction.
+_CHANGING = {7, 12, 23}
+
+
+def commit(folder: Path, manifest: Manifest) -> list[Path]:
+    """Write the manifest of the first version; the data files are those of our manifest."""
+    schema = lance_schema(arrow_schema(manifest.schema, manifest.class_names))
+    every = [(Path(s.file.name).name, s.samples, s.file.bytes) for s in manifest.shards]
+    name, data = ask(folder, "commit", schema, [shard for shard in every if shard[1]])
+    path = folder / "_versions" / name
+    storage.make_folder(path.parent)
+    storage.write_file(path, _repeatable(data))
+    storage.sync(path.parent)
+    return [path]
+
+
+def _repeatable(data: bytes) -> bytes:
+    """A manifest without the fields that change, and without a copy of its transaction."""
+    start = int.from_bytes(data[-16:-8], "little")
+    length = int.from_bytes(data[start : start + 4], "little")
+    every = protobuf(data[start + 4 : start + 4 + length])
+    kept = b"".join(stored for number, _, stored in every if number not in _CHANGING)
+    return len(kept).to_bytes(4, "little") + kept + bytes(8) + data[-8:]

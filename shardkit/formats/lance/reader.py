@@ -1,0 +1,188 @@
+"""Random access to Lance: data files of ours, and the datasets of others.
+
+pylance tells, in a process of its own, where values are. Those that stand in a file as they are
+(images, other bytes, long lists of numbers, as we write them) are read from there; of others small
+ones are read for a page of rows at a time, and each large one by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.byte_source import ByteSource, Table
+from shardkit.errors import FormatError
+from shardkit.formats.arrow.columns import Arrays, Known
+from shardkit.formats.arrow.reader import BatchReader
+from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
+from shardkit.formats.base import KEY
+from shardkit.formats.lance.process import About, Page, ask
+from shardkit.remote.path import RemotePath
+from shardkit.schema import Array, FieldType, Text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSIONS, DATA = "_versions", "data"  # folders of a dataset
+_SMALL = 256  # bytes of a value, up to which those of a page are read at once
+_SCAN = 16 << 20  # bytes that are scanned at a time
+_COUNTED = 256 << 20  # bytes of a column of which nulls are counted
+
+
+class LanceReader(BatchReader):
+    """A data file, or a version of a dataset: the path is that of its manifest."""
+
+    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
+        if isinstance(path, RemotePath):
+            raise FormatError(
+                "Lance is read from the disks of this machine alone",
+                path=path,
+                fix="copy the dataset to this machine first",
+            )
+        folder = path.parent.parent
+        if layout is None and path.parent.name == DATA and (folder / VERSIONS).is_dir():
+            raise FormatError(
+                "this is a part of a Lance dataset, which alone says what of it counts",
+                path=path,
+                fix=f"give {folder}",
+            )
+        self._in_file: dict[str, list[_Stored]] = {}
+        super().__init__(path, layout)
+        if layout is None and path.parent.name == VERSIONS:
+            older = sum(1 for _ in path.parent.glob("*.manifest")) - 1
+            deleted = self._about.deleted
+            passed = {"older version of the dataset": older, "deleted row": deleted}
+            self.layout["ignored"] = {what: count for what, count in passed.items() if count}
+
+    def _open(self) -> tuple[pa.Schema, list[int]]:
+        about = self.path.stat()
+        self._which = os.path.abspath(self.path), (about.st_ino, about.st_size, about.st_mtime_ns)
+        self._about: About = ask(self.path, "about", self._which)
+        full, rest = divmod(self._about.rows, PAGE)
+        return self._about.columns, [PAGE] * full + [rest] * (rest > 0)
+
+    def _load(self, number: int, names: Collection[str]) -> Arrays:
+        return self._table(names, self._starts[number], self._starts[number + 1])
+
+    def _table(self, names: Collection[str], first: int, stop: int) -> Arrays:
+        _ = self._opened  # a closed one is not read
+        table = ask(self.path, "rows", self._which, [*names], first, stop)
+        if len(table) != stop - first:
+            raise ValueError(f"{len(table)} rows where {stop - first} are announced")
+        table.validate()
+        return {name: plain(table.column(name).chunk(0)) for name in names}
+
+    def _page(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
+        small = [name for name in names if not self._is_large(name)]
+        page = super()._page(number, row, small) if small else {}
+        if len(small) == len(names):
+            return page
+        first = self._starts[number]
+        return {**page, **{n: self._large(n, first) for n in names if n not in small}}
+
+    def _is_large(self, name: str) -> bool:
+        return self._about.average[name] > _SMALL or bool(self._stored(name))
+
+    def _large(self, name: str, first: int) -> Column:
+        """The values of a column from row `first` on, which are read one by one."""
+        kind: FieldType = Text() if name == KEY else self.schema[name]
+        tensor, pages = self._tensors.get(name), self._stored(name)
+
+        def get(row: int) -> Any:
+            array = self._table([name], first + row, first + row + 1)[name]
+            return column(kind, tensor, array, 0, 1).get(0)
+
+        def read(row: int) -> Any:
+            data = _at(pages, first + row).read(first + row, self._opened)
+            return None if data is None else make(data)
+
+        if not pages:
+            return Column(get, 0)
+        make = maker(kind, tensor, self._about.columns.field(name).type)
+        return Column(read, 0)
+
+    def offset(self, position: int, field: str) -> int:
+        pages = self._stored(field)
+        return _at(pages, position).range(position)[0] if pages else self._where(0)
+
+    def _stored(self, name: str) -> list[_Stored]:
+        """Where the values of a column stand in the file as they are; empty where they do not."""
+        found = self._in_file.get(name)
+        if found is None:
+            found = []
+            stored = self._about.columns.field(name).type
+            if not is_list(stored) or isinstance(self.schema.get(name), Array):
+                found = [_Stored(page, self._opened) for page in self._about.pages.get(name, ())]
+            self._in_file[name] = found
+            self._note(sum(page.in_memory for page in found))
+        return found
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._in_file = {}
+
+    def _scan(self, names: Collection[str]) -> Iterator[Arrays]:
+        widest = max(self._about.average[name] for name in names)
+        step = max(min(int(_SCAN // max(widest, 1)), PAGE), 1)
+        for first in range(0, len(self), step):
+            with self._damage("rows are damaged"):
+                yield self._table(names, first, min(first + step, len(self)))
+
+    def _known_nulls(self) -> Known:
+        """Of very large columns without a word about it there may be some."""
+        about = self._about
+        found = {n: 1 for n, a in about.average.items() if a * about.rows > _COUNTED}
+        whole = {n for n, pages in about.pages.items() if not any(page.nulls for page in pages)}
+        return Known(found, {name for name in whole if not is_list(about.columns.field(name).type)})
+
+    def _where(self, number: int) -> int:
+        return 0  # the file: only pylance knows more
+
+    def spans(self) -> None:
+        return None
+
+    def _extents(self) -> list[tuple[int, int]]:
+        raise NotImplementedError
+
+
+def _at(pages: list[_Stored], row: int) -> _Stored:
+    return pages[bisect_right(pages, row, key=lambda page: page.first) - 1]
+
+
+class _Stored:
+    """A `Page` in its file."""
+
+    def __init__(self, page: Page, file: ByteSource) -> None:
+        self.first, self.start, self.width = page.first, page.start, page.width
+        self._before, self._nulls = page.before, page.nulls
+        self.ends: Table | None = None
+        if page.ends:
+            self.ends = Table(file, page.ends, page.rows + 1, f"<u{page.width}")
+        self.in_memory = 200 + (self.ends.in_memory if self.ends else 0)
+
+    def range(self, row: int) -> tuple[int, int]:
+        """Where a value stands in the file, with what is before it, and its bytes."""
+        row -= self.first
+        if self.ends is None:
+            return self.start + row * self.width, self.width
+        begin, end = np.frombuffer(self.ends.record(row, 2), self.ends.dtype).tolist()
+        if end < begin:
+            raise ValueError(f"a value of {end - begin:,} bytes")
+        return self.start + begin, end - begin
+
+    def read(self, row: int, file: ByteSource) -> bytes | None:
+        """The bytes of a value; None for a null."""
+        data = file.read(*self.range(row))
+        if self.ends is None:
+            return data
+        if self._nulls and data == b"\1":
+            return None
+        size = int.from_bytes(data[self._nulls : self._before], "little")
+        if size != len(data) - self._before or (self._nulls and data[0]):
+            raise ValueError(f"a value of {size:,} bytes where there are {len(data):,}")
+        return data[self._before :]

@@ -1,0 +1,238 @@
+"""The process that has pylance: `process.ask` is answered here.
+
+python -m shardkit.formats.lance.server
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileReader, LanceFileWriter
+from lance.fragment import DataFile, FragmentMetadata
+
+from shardkit.formats.lance.process import About, Page
+from shardkit.names import is_safe
+from shardkit.pickled_process import read_message, serve
+
+_VERSION: Final = "2.2"  # of the file format, which pylance 14 writes unless told otherwise
+_OPEN = 64  # files and datasets that are open at once
+_LATEST = 2**63  # from here on, files of versions are numbered downwards
+_LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows, to find out how large values are
+_BLOB = (b"lance-encoding:blob", b"true")
+_EXTERNAL = 3  # the kind of a blob that is somewhere else
+_MEMORY = 8 << 30  # bytes, as damaged files make pylance take any: four times the largest value
+
+
+class _File:
+    """A data file, opened for each column: it may get another name or none meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        reader = LanceFileReader(path)
+        about = reader.metadata()
+        columns, rows = about.schema, reader.num_rows()
+        self._readers = {name: LanceFileReader(path, columns=[name]) for name in columns.names}
+        self._lock = threading.Lock()  # of two threads one would find a reader borrowed
+        pages = {}
+        # A column of the file for each of the schema, so that they are those in order.
+        if len(about.columns) == len(columns):
+            found = zip(columns.names, about.columns, strict=True)
+            pages = {name: list(_pages(column.pages)) for name, column in found}
+        whole = {n: p for n, p in pages.items() if p and sum(page.rows for page in p) == rows}
+        self.about = About(columns, rows, _average(self, columns, rows), whole)
+
+    def rows(self, names: Sequence[str], rows: range) -> pa.Table:
+        size = len(rows)
+        with self._lock:
+            readers = [self._readers[name] for name in names]
+            found = [reader.read_range(rows.start, size, batch_size=size) for reader in readers]
+            return pa.table([f.to_table().column(0) for f in found], [*names])
+
+
+class _Dataset:
+    """A version of a dataset, of which the path is that of its manifest."""
+
+    def __init__(self, path: str) -> None:
+        number, folder = int(Path(path).stem), Path(path).parent.parent
+        version = number if number < _LATEST else 2**64 - 1 - number
+        self._dataset: Any = lance.dataset(str(folder), version=version)
+        fragments = self._dataset.get_fragments()
+        for file in (file for fragment in fragments for file in fragment.data_files()):
+            if file.base_id is not None or not is_safe(str(file.path)):
+                raise ValueError(f"its data lie elsewhere: {file.path!s}")
+        columns = self._dataset.schema
+        self._blobs = {field.name for field in columns if _is_blob(field)}
+        for name in self._blobs:
+            blobs = pa.field(name, pa.large_binary())
+            columns = columns.set(columns.get_field_index(name), blobs)
+        rows = self._dataset.count_rows()
+        deleted = sum(one.physical_rows for one in fragments) - rows
+        self.about = About(columns, rows, _average(self, columns, rows), {}, deleted)
+
+    def rows(self, names: Sequence[str], rows: range) -> pa.Table:
+        numbers = [*rows]
+        found = self._dataset.take(numbers, columns=[*names])
+        for name in self._blobs.intersection(names):
+            if any((one or {}).get("kind") == _EXTERNAL for one in found[name].to_pylist()):
+                raise ValueError("the value is a URI of what lies elsewhere")
+            values = [value for _, value in self._dataset.read_blobs(name, indices=numbers)]
+            position = found.schema.get_field_index(name)
+            found = found.set_column(position, name, pa.array(values, pa.large_binary()))
+        return found
+
+
+class _Server:
+    """Answers `ask`."""
+
+    def __init__(self) -> None:
+        self._opened: OrderedDict[Any, _File | _Dataset] = OrderedDict()
+        self._lock = threading.Lock()
+        self._writers: dict[str, Any] = {}
+
+    def about(self, which: tuple[str, object]) -> About:
+        """`which` has the path, and when and how the file there was made."""
+        return self._open(which).about
+
+    def rows(self, which: tuple[str, object], names: list[str], first: int, stop: int) -> pa.Table:
+        return self._open(which).rows(names, range(first, stop)).combine_chunks()
+
+    def _open(self, which: tuple[str, object]) -> _File | _Dataset:
+        path = which[0]
+        with self._lock:
+            found = self._opened.get(which)
+            if found is None:
+                found = _Dataset(path) if path.endswith(".manifest") else _File(path)
+                self._opened[which] = found
+                if len(self._opened) > _OPEN:
+                    self._opened.popitem(last=False)
+            self._opened.move_to_end(which)
+            return found
+
+    def create(self, path: str, schema: pa.Schema) -> None:
+        self._writers[path] = LanceFileWriter(path, schema, version=_VERSION)
+
+    def write(self, path: str, batch: pa.RecordBatch) -> None:
+        self._writers[path].write_batch(batch)
+
+    def finish(self, path: str) -> None:
+        self._writers.pop(path).close()
+
+    def abandon(self, path: str) -> None:
+        self._writers.pop(path, None)
+
+    def commit(self, schema: pa.Schema, shards: list[tuple[str, int, int]]) -> tuple[str, bytes]:
+        """A manifest for data files with these names, rows and bytes, and what it is called."""
+        with tempfile.TemporaryDirectory(prefix="shardkit-") as temporary:
+            # A file like ours tells which of their columns holds which field.
+            row = pa.table([pa.nulls(1, stored) for stored in schema.types], schema=schema)
+            one = lance.write_dataset(row, f"{temporary}/one", data_storage_version=_VERSION)
+            (like,) = one.get_fragments()[0].data_files()
+            version = like.file_major_version, like.file_minor_version
+            fragments: list[FragmentMetadata] = []
+            for name, rows, size in shards:
+                file = DataFile(name, like.fields, like.column_indices, *version, size)
+                fragments.append(FragmentMetadata(len(fragments), [file], rows))
+            overwrite = lance.LanceOperation.Overwrite(schema, fragments)
+            lance.LanceDataset.commit(f"{temporary}/made", overwrite)
+            (path,) = Path(temporary, "made", "_versions").glob("*.manifest")
+            return path.name, path.read_bytes()
+
+
+def _is_blob(field: pa.Field) -> bool:
+    key, value = _BLOB
+    new = getattr(field.type, "extension_name", "") == "lance.blob.v2"
+    return new or (field.metadata or {}).get(key) == value
+
+
+def _average(of: _File | _Dataset, columns: pa.Schema, rows: int) -> dict[str, float]:
+    """From the types, or from a few rows."""
+    found: dict[str, float] = {}
+    for field in columns:
+        try:
+            found[field.name] = field.type.bit_width / 8
+        except ValueError:
+            sizes: list[int] = []
+            for row in range(0, rows, -(-rows // _LOOKED_AT) or 1):
+                if sum(sizes) < _LOOKED_AT_BYTES:
+                    sizes.append(of.rows([field.name], range(row, row + 1)).nbytes)
+            found[field.name] = sum(sizes) / max(len(sizes), 1)
+    return found
+
+
+# A page as `str` shows it, without its punctuation.
+_HEAD = (
+    r"PageLayout layout Some FullZipLayout FullZipLayout bits_rep 0 bits_def ([01])"
+    r" num_items (\d+) num_visible_items \2 value_compression Some CompressiveEncoding compression"
+)
+_VALUES = re.compile(
+    _HEAD + r" Some Variable Variable offsets Some CompressiveEncoding compression Some Flat Flat"
+    r" bits_per_value (32|64) data None values None layers Repdef(?:AllValid|Nullable)Item"
+    r" details Some BitsPerOffset \3"
+)
+_LISTS = re.compile(
+    _HEAD + r" Some FixedSizeList FixedSizeList items_per_value (\d+) has_validity false values"
+    r" Some CompressiveEncoding compression Some Flat Flat bits_per_value (\d+) data None"
+    r" layers RepdefAllValidItem details Some BitsPerValue (\d+)"
+)
+
+
+def _pages(pages: Sequence[Any]) -> Iterator[Page]:
+    """The pages of a column as far as their values stand there as they are, uncompressed."""
+    first = 0
+    for page in pages:
+        words = " ".join(re.findall(r"\w+", str(page.encoding)))
+        buffers = [(buffer.position, buffer.size) for buffer in page.buffers]
+        if (found := _VALUES.fullmatch(words)) and len(buffers) == 2:
+            nulls, rows, bits = map(int, found.groups())
+            (start, _), (ends, size) = buffers
+            if size % (rows + 1) == 0:
+                before = bits // 8 + nulls
+                yield Page(first, rows, start, ends, size // (rows + 1), before, bool(nulls))
+        elif (found := _LISTS.fullmatch(words)) and len(buffers) == 1:
+            _, rows, items, bits, whole = map(int, found.groups())
+            if items * bits == whole and buffers[0][1] * 8 == rows * whole:
+                yield Page(first, rows, buffers[0][0], 0, whole // 8, 0, False)
+        else:
+            return
+        first += rows
+
+
+class _Plain:
+    """The server's methods, whose errors have their number where the system gave one."""
+
+    def __init__(self, server: _Server) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._server, name)
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except OSError as error:
+                if number := re.search(r"\(os error (\d+)\)", str(error)):
+                    raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+                raise ValueError(str(error)) from error  # of pylance, for whatever it cannot read
+
+        return call
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, a lower limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    read_message(sys.stdin.buffer)
+    serve(sys.stdin.buffer, sys.stdout.buffer, _Plain(_Server()), 8)

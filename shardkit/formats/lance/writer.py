@@ -1,0 +1,84 @@
+"""Writes a data file of Lance batch by batch: images and other bytes as plain columns of bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+
+from shardkit import storage
+from shardkit.errors import StorageError
+from shardkit.formats.arrow.columns import IMAGE
+from shardkit.formats.arrow.writer import BatchFile, BatchWriter, MakeOutput, ipc_file
+from shardkit.formats.base import ShardSpec
+from shardkit.formats.lance.process import ask
+
+# Bytes that a value takes beside itself, a column in a batch, and a file.
+_VALUE, _COLUMN, _FILE = 20, 1024, 2048
+_PLAIN = {"lance-encoding:compression": "none"}  # so that values stand in the file as they are
+
+
+def lance_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns for those of `arrow_schema`."""
+    fields = []
+    for field in schema:
+        stored = _stored(field.type)
+        plain = pa.types.is_large_binary(stored) or pa.types.is_fixed_size_list(stored)
+        fields.append(pa.field(field.name, stored, metadata=_PLAIN if plain else None))
+    return pa.schema(fields, {b"shardkit": schema.metadata[b"shardkit"]})
+
+
+def _stored(type: pa.DataType) -> pa.DataType:
+    if type in (IMAGE, pa.binary()):
+        return pa.large_binary()
+    return pa.list_(pa.large_binary()) if type == pa.list_(IMAGE) else type
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The array with bytes in place of structs of bytes and path."""
+    if array.type == IMAGE:
+        array = array.field("bytes")
+    elif array.type == pa.list_(IMAGE):
+        inner, stored = array.values.field("bytes"), pa.list_(pa.binary())
+        array = pa.Array.from_buffers(stored, len(array), array.buffers()[:2], children=[inner])
+    return array
+
+
+class _File(BatchFile):
+    """A data file, which pylance itself writes."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        storage.make_folder(path.parent)
+        storage.remove(path)  # of an earlier run; or a link, which must not be written through
+        self._path, self._schema = path.absolute(), lance_schema(schema)
+        self._ask("create", self._schema)
+
+    def _ask(self, method: str, *arguments: object) -> None:
+        with storage.explained("write", self._path):
+            try:
+                ask(self._path, method, str(self._path), *arguments)
+            except ValueError as error:  # control characters in the path, for one
+                raise StorageError(f"pylance cannot write: {error}", path=self._path) from error
+
+    def write(self, batch: pa.RecordBatch) -> int:
+        columns = zip(batch.columns, self._schema.types, strict=True)
+        arrays = [_plain(array).cast(stored) for array, stored in columns]
+        self._ask("write", pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        return int(batch.nbytes + _VALUE * batch.num_rows * len(arrays))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ask("finish" if kind is None else "abandon")
+
+
+class LanceWriter(BatchWriter):
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec, ipc_file)
+        self._fixed += _VALUE * len(self._columns)
+
+    def _begin(self, make: MakeOutput) -> BatchFile:
+        return _File(self.path, self._arrow_schema)
+
+    def _overheads(self, make: MakeOutput) -> tuple[int, int]:
+        about = len(json.dumps(self.spec.schema.to_json())) + len(str(self.spec.classes))
+        return _FILE + 2 * about + _COLUMN * len(self._columns), _COLUMN * len(self._columns)

@@ -1,0 +1,326 @@
+"""Lance: the contract, pylance's own reading and writing, forks, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.formats import get_format
+from shardkit.formats.lance import process
+from shardkit.sample import Sample
+from shardkit.schema import Array, Image, Int, Json, Schema, Text
+from shardkit.testing import FormatContract, assert_same, make_image
+from tests.conftest import files_of
+from tests.formats.lance_client import lance
+
+LANCE = get_format("lance")
+
+
+class TestLance(FormatContract):
+    tested = LANCE
+    suffix = ".lance"
+
+    def independent_keys(self, path: Path) -> list[str]:
+        code = """
+from lance.file import LanceFileReader
+answer = LanceFileReader(path).read_all().to_table()["__key__"].to_pylist()
+"""
+        found: Any = lance(code, path=str(path))
+        return list(found)
+
+
+SCHEMA = Schema(
+    {
+        "image": Image(optional=True),
+        "label": Int(),
+        "text": Text(),
+        "about": Json(),
+        "tokens": Array("<i4", (300,)),
+        "boxes": Array("<f4", (None, 4)),
+        "half": Array("|b1", (None,)),
+    }
+)
+
+
+def sample(n: int) -> Sample:
+    found: Sample = {
+        "__key__": f"ключ {n:04d}",
+        "image": make_image(n),
+        "label": n % 7,
+        "text": f"text {n} " * (n % 40),
+        "about": {"n": n},
+        "tokens": np.arange(n, n + 300, dtype="<i4"),
+        "boxes": np.arange(4 * (n % 3), dtype="<f4").reshape(-1, 4),
+        "half": np.arange(n % 5) > 1,
+    }
+    if n % 11 == 5:
+        del found["image"]
+    return found
+
+
+def create(path: Path, samples: int = 60, bytes: int = 90_000) -> Path:
+    with shardkit.create(path, "lance", SCHEMA, shard_size=bytes) as writer:
+        for n in range(samples):
+            writer.write(sample(n))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create(tmp_path_factory.mktemp("made") / "set #1 ü%20.lance")
+
+
+def test_pylance_reads_the_whole_as_one_dataset(made: Path) -> None:
+    code = """
+import hashlib, json
+ds = lance.dataset(path)
+ds.validate()
+digest = lambda data: None if data is None else hashlib.sha256(data).hexdigest()
+rows = ds.to_table().to_pylist()
+taken = ds.take([59, 0, 30, 30], columns=["__key__", "image"]).to_pylist()
+answer = {
+    "rows": [{**row, "image": digest(row["image"]), "half": digest(row["half"])} for row in rows],
+    "taken": [(row["__key__"], digest(row["image"])) for row in taken],
+    "filtered": ds.count_rows(filter="label = 3"),
+    "fragments": len(ds.get_fragments()),
+    "batches": sum(batch.num_rows for batch in ds.to_batches(columns=["label"], batch_size=7)),
+}
+"""
+    found = lance(code, path=str(made))
+    dataset = shardkit.open(made)
+    assert found["fragments"] == len(list((made / "data").iterdir())) > 1
+    assert found["filtered"] == sum(n % 7 == 3 for n in range(60))
+    assert found["batches"] == 60
+    import hashlib
+
+    def digest(data: bytes | None) -> str | None:
+        return None if data is None else hashlib.sha256(data).hexdigest()
+
+    for n, row in enumerate(found["rows"]):
+        expected = sample(n)
+        assert_same(dataset[n], expected)
+        assert row["__key__"] == expected["__key__"]
+        assert row["image"] == digest(expected.get("image"))
+        assert row["tokens"] == expected["tokens"].tolist()
+        assert row["boxes"] == expected["boxes"].tolist()
+        assert (row["label"], row["text"]) == (expected["label"], expected["text"])
+    keys = [sample(n) for n in (59, 0, 30, 30)]
+    assert found["taken"] == [[s["__key__"], digest(s.get("image"))] for s in keys]
+
+
+def test_the_same_again_is_the_same_bytes(made: Path, tmp_path: Path) -> None:
+    assert files_of(create(tmp_path / "again")) == files_of(made)
+
+
+def test_without_our_manifest_it_is_what_lance_says(made: Path, tmp_path: Path) -> None:
+    """Rows that others delete and append count, and values come back in their types."""
+    other = tmp_path / "other"
+    shutil.copytree(made, other)
+    shutil.rmtree(other / "__shardkit__")
+    dataset = shardkit.open(other)
+    assert_same(dataset[41], sample(41))
+    assert (len(dataset), dict(dataset.schema)) == (60, dict(shardkit.open(made).schema))
+    code = """
+ds = lance.dataset(path)
+ds.delete("label = 3")
+lance.write_dataset(ds.take([0, 1]), path, mode="append")
+"""
+    lance(code, path=str(other))
+    dataset = shardkit.open(other)
+    left = [n for n in range(60) if n % 7 != 3]
+    assert [s["__key__"] for s in dataset] == [sample(n)["__key__"] for n in (*left, 0, 1)]
+    assert dataset.ignored == {"older version of the dataset": 2, "deleted row": 8}
+    with pytest.raises(FormatError, match="a part of a Lance dataset"):
+        shardkit.open(next((other / "data").iterdir()))
+    (first,) = (other / "_versions").glob(f"{2**64 - 2}.manifest")
+    assert len(shardkit.open(first)) == 60  # an older version, asked for by its manifest
+    shardkit.convert(other, "wds", tmp_path / "wds", workers=0, on_error="skip")
+    assert len(shardkit.open(tmp_path / "wds")) == len(left)  # as their keys were there before
+
+
+FOREIGN = """
+import os, shutil, datetime
+shutil.rmtree(path, ignore_errors=True)
+kind = pa.large_binary()
+images = [bytes.fromhex(text) if text is not None else None for text in images]
+blob = pa.field("image", kind, metadata={"lance-encoding:blob": "true"} if how == "blob" else None)
+column = pa.array(images, kind)
+if how == "blob v2":
+    blob, column = lance.blob_field("image"), lance.blob_array(images)
+rows = len(images)
+vectors = pa.FixedSizeListArray.from_arrays(pa.array(range(rows * 8), pa.float32()), 8)
+table = pa.table(
+    [
+        column,
+        pa.array(range(rows), pa.int32()),
+        vectors,
+        pa.array([[n] * (n % 4) for n in range(rows)]),
+        pa.array([{"a": n, "b": [str(n)]} for n in range(rows)]),
+        pa.array([datetime.date(2020, 1, 1 + n % 28) for n in range(rows)]),
+        pa.array([None if n % 2 else f"t{n}" for n in range(rows)]).dictionary_encode(),
+        pa.array([1.0] * rows, pa.float64() if version == "legacy" else pa.float16()),
+    ],
+    schema=pa.schema([
+        blob, ("id", pa.int32()), ("vector", vectors.type), ("list", pa.list_(pa.int64())),
+        ("about", pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])),
+        ("day", pa.date32()), ("word", pa.dictionary(pa.int32(), pa.string())),
+        ("half", pa.float16() if version != "legacy" else pa.float64()),
+    ]),
+)
+lance.write_dataset(table, path, data_storage_version=version, max_rows_per_file=17)
+"""  # fmt: skip
+
+
+def foreign(path: Path, how: str, version: str) -> list[bytes | None]:
+    images = [None if n % 9 == 4 else make_image(n) for n in range(40)]
+    texts = [None if image is None else image.hex() for image in images]
+    lance(FOREIGN, path=str(path), how=how, version=version, images=texts)
+    return images
+
+
+@pytest.mark.parametrize(
+    ("how", "version"),
+    [
+        ("plain", "2.2"),
+        ("blob", "2.1"),
+        ("blob v2", "2.2"),
+        ("plain", "legacy"),
+        ("plain", "2.0"),
+        ("blob", "2.0"),
+    ],
+)
+def test_datasets_that_pylance_writes_are_read(tmp_path: Path, how: str, version: str) -> None:
+    path = tmp_path / "theirs.lance"
+    images = foreign(path, how, version)
+    dataset = shardkit.open(path)
+    assert dict(dataset.schema) == dict(
+        Schema(
+            {
+                "image": Image(optional=True),
+                "id": Int(),
+                "vector": Array("<f4", (8,)),
+                "list": Array("<i8", (None,)),
+                "about": Json(),
+                "day": Json(),
+                "word": Text(optional=version != "legacy"),
+                "half": dataset.schema["half"],
+            }
+        )
+    )
+    assert type(dataset.schema["half"]).__name__ == "Float"
+    for n in (39, 4, 0, 17, 16, 23):
+        found = dataset[n]
+        assert found.get("image") == images[n]
+        assert (found["id"], found["half"]) == (n, 1.0)
+        if version != "legacy":  # which loses nulls
+            assert found.get("word") == (None if n % 2 else f"t{n}")
+        assert found["vector"].tolist() == [8 * n + k for k in range(8)]
+        assert found["list"].tolist() == [n] * (n % 4)
+        assert (found["about"], found["day"]) == (
+            {"a": n, "b": [str(n)]},
+            f"2020-01-{1 + n % 28:02}",
+        )
+
+
+@pytest.mark.large
+def test_there_and_back_values_are_equal(made: Path, tmp_path: Path) -> None:
+    shardkit.convert(made, "wds", tmp_path / "wds")
+    shardkit.convert(tmp_path / "wds", "lance", tmp_path / "back.lance", shard_size=90_000)
+    before, after = shardkit.open(made), shardkit.open(tmp_path / "back.lance")
+    for one, other in zip(before, after, strict=True):
+        assert_same(one, other)
+
+
+def test_forked_processes_read_on(made: Path) -> None:
+    """Readers that the parent has opened, and others."""
+    dataset = shardkit.open(made)
+    assert_same(dataset[3], sample(3))
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.alarm(50)
+                again = shardkit.open(made)
+                for n in (3, 4, 59):
+                    assert_same(dataset[n], sample(n))
+                    assert_same(again[n], sample(n))
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_same(dataset[58], sample(58))
+
+
+@pytest.mark.large
+def test_workers_of_a_data_loader_read_it(made: Path, tmp_path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    foreign(tmp_path / "theirs.lance", "blob v2", "2.2")
+    for dataset, rows in (
+        (shardkit.open(made), 60),
+        (shardkit.open(tmp_path / "theirs.lance"), 40),
+    ):
+        dataset[0]
+        for method in ("fork", "spawn"):
+            loader = DataLoader(
+                dataset,  # type: ignore[arg-type]
+                batch_size=None,
+                num_workers=2,
+                multiprocessing_context=method,
+            )
+            for _ in range(2):
+                assert sum(1 for _ in loader) == rows
+
+
+def test_when_its_process_dies_the_next_call_starts_another(made: Path) -> None:
+    shard = next((made / "data").iterdir())
+    reader = LANCE.open(shard, LANCE.layout(SCHEMA))
+    assert process._process is not None
+    process._process._process.kill()
+    with pytest.raises(DamagedError, match="ended its process"):
+        process.ask(shard, "about", (str(shard), 1))
+    assert reader[0]["__key__"] == LANCE.open(shard, reader.layout)[0]["__key__"]
+
+
+def test_what_is_refused(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(FormatError, match="no columns with dots"):
+        LANCE.layout(Schema({"a.b": Int()}))
+    with pytest.raises(UsageError, match="the output is called like"):
+        shardkit.convert(made, "lance", tmp_path / "out.tar")
+    shardkit.convert(made, "lance", tmp_path / "a" / "out.lance")
+    shutil.copytree(tmp_path / "a" / "out.lance", tmp_path / "a" / "other.lance")
+    with pytest.raises(FormatError, match=r"holds datasets in several folders") as raised:
+        shardkit.open(tmp_path / "a")
+    assert str(tmp_path / "a" / "other.lance") in str(raised.value)
+    code = """
+uri = "file:///etc/hostname"
+field = lance.blob_field("image")
+table = pa.table([lance.blob_array([lance.Blob.from_uri(uri)])], schema=pa.schema([field]))
+lance.write_dataset(
+    table, path, data_storage_version="2.2", allow_external_blob_outside_bases=True
+)
+"""
+    lance(code, path=str(tmp_path / "outside"))
+    with pytest.raises(ShardkitError, match="URI of what lies elsewhere"):
+        shardkit.open(tmp_path / "outside")
+
+
+def test_without_pylance_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.startswith("shardkit.formats.lance")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(UsageError, match="needs pylance") as raised:
+        get_format("lance")
+    assert 'pip install "shardkit[lance]"' in str(raised.value)
