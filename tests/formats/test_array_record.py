@@ -35,16 +35,21 @@ from tests.stream.data import write_photos
 
 module = pytest.importorskip("array_record.python.array_record_module", reason="needs array_record")
 ARRAY_RECORD = get_format("array_record")
-OPTIONS = (
+OPTIONS = [
     "group_size:1",
-    "uncompressed,group_size:1",
-    "brotli:5,group_size:1",
-    "snappy,group_size:1",
-    "group_size:3",
     "uncompressed,group_size:7",
-    "snappy,group_size:100",
-    "group_size:2,pad_to_block_boundary:true",
-)
+    *(
+        pytest.param(options, marks=pytest.mark.large)
+        for options in (
+            "uncompressed,group_size:1",
+            "brotli:5,group_size:1",
+            "snappy,group_size:1",
+            "group_size:3",
+            "snappy,group_size:100",
+            "group_size:2,pad_to_block_boundary:true",
+        )
+    ),
+]
 
 
 def by_library(path: Path, records: list[bytes], options: str = "group_size:1") -> Path:
