@@ -75,6 +75,7 @@ def plain(value):
 
 found = []
 for sample in samples(sys.argv[1]):
+    assert tf.io.decode_jpeg(sample["image"]).shape == (6, 8, 3)
     found.append({name: plain(value.numpy()) for name, value in sample.items()})
 batches = 0
 for _ in range(2):
