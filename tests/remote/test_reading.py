@@ -48,7 +48,7 @@ from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, Nginx, Store
 
-FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron", "tfrecord")
+FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron", "tfrecord", "litdata")
 SAMPLES = 40
 
 
