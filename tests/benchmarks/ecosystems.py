@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,6 +203,37 @@ def litdata(photos: Path, store: Path) -> Actions:
     return {"write": write, "read": read, "random": at_random}
 
 
+def lance(photos: Path, store: Path) -> Actions:
+    """pylance as it comes: images in a plain column; each at random by a `take` of its own."""
+    import lance
+    import pyarrow as pa
+
+    schema = pa.schema([("image", pa.large_binary()), ("label", pa.int64())])
+
+    def batches() -> Iterator[Any]:
+        every = photos_in(photos)
+        while some := list(islice(every, 100)):
+            images, labels = zip(*some, strict=True)
+            yield pa.record_batch([pa.array(images, pa.large_binary()), labels], schema=schema)
+
+    def write() -> int:
+        made = lance.write_dataset(batches(), store, schema=schema)
+        sync(store)
+        return int(made.count_rows())
+
+    def read() -> int:
+        data = lance.dataset(str(store)).to_batches(batch_size=64)
+        return sum(len(image) > 0 for some in data for image in some["image"].to_pylist())
+
+    def at_random() -> int:
+        data = lance.dataset(str(store))
+        order = random.Random(1).sample(range(data.count_rows()), data.count_rows())
+        taken = (data.take([number])["image"][0].as_py() for number in order)
+        return sum(len(image) > 0 for image in taken)
+
+    return {"write": write, "read": read, "random": at_random}
+
+
 class Library(NamedTuple):
     actions: Callable[[Path, Path], Actions]
     format: str  # of ours
@@ -214,6 +246,7 @@ LIBRARIES: dict[str, Library] = {
     "mds": Library(mds, "mds", "streaming", "mosaicml-streaming"),
     "array_record": Library(array_record, "array_record", "array_record", "array_record"),
     "litdata": Library(litdata, "litdata", "litdata", "litdata"),
+    "lance": Library(lance, "lance", "lance", "pylance"),
 }
 
 

@@ -230,6 +230,8 @@ class _Plain:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    # Else images that come again would stand in dictionaries, which only pylance reads.
+    os.environ["LANCE_ENCODING_DICT_DIVISOR"] = str(10**9)
     with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, a lower limit
         import resource
 

@@ -16,7 +16,8 @@ from shardkit.formats.lance.process import ask
 
 # Bytes that a value takes beside itself, a column in a batch, and a file.
 _VALUE, _COLUMN, _FILE = 20, 1024, 2048
-_PLAIN = {"lance-encoding:compression": "none"}  # so that values stand in the file as they are
+# So that values stand in the file as they are. Of two entries the order differs from run to run.
+_PLAIN = {"lance-encoding:compression": "none"}
 
 
 def lance_schema(schema: pa.Schema) -> pa.Schema:
