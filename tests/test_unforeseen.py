@@ -33,7 +33,7 @@ from shardkit.errors import (
 from shardkit.inspection import inspect
 from shardkit.stream import Loader
 from shardkit.testing import make_image
-from tests.conftest import IMAGE_FORMATS, write_images
+from tests.conftest import IMAGE_FORMATS, few, write_images
 
 _READS = (
     "__getitem__", "sample", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows",
@@ -45,7 +45,7 @@ _RAISED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=IMAGE_FORMATS)
+@pytest.fixture(scope="module", params=few(IMAGE_FORMATS))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     images = write_images(folder / "images", classes=2, each=2)
@@ -139,7 +139,7 @@ def _tar(root: Path, *members: tuple[str, bytes]) -> Path:
     return root / "in.tar"
 
 
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
 @pytest.mark.parametrize(
     ("make", "words"),
@@ -159,7 +159,7 @@ def test_names_that_are_not_unicode(
         )
 
 
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
 @pytest.mark.parametrize(
     "make",
     [
@@ -184,7 +184,7 @@ def test_values_that_no_format_can_store(
     assert shardkit.verify(out, decode=True).sound
 
 
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
 def test_numbers_beyond_all_floats_are_json(tmp_path: Path, format: str) -> None:
     number = int("9" * 400)
     source = _folder(tmp_path, f'"a": {number}')

@@ -16,7 +16,7 @@ import shardkit
 from shardkit import storage
 from shardkit.errors import ShardkitError, StorageError
 from shardkit.formats import file_name
-from tests.conftest import IMAGE_FORMATS, files_of, write_images
+from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 
 
 class Died(BaseException):
@@ -257,7 +257,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("shard_size", [12_000, None])
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
 def test_nothing_becomes_visible_before_it_is_on_the_disk(
     source: Path, tmp_path: Path, format: str, shard_size: int | None
 ) -> None:

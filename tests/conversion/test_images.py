@@ -58,7 +58,7 @@ def step(sample):
 def fails(sample):
     raise ValueError("as asked")
 """
-EACH_FORMAT = pytest.mark.parametrize("format", IMAGE_FORMATS)
+EACH_FORMAT = pytest.mark.parametrize("format", few(IMAGE_FORMATS, "beton", "lmdb", "wds"))
 RESIZED = ImageOptions(resize=32)
 
 

@@ -111,7 +111,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- documents, tokens, blocks --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", few(sorted(FORMATS)))
 def test_every_format_holds_the_tokens_of_every_document(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -152,7 +152,7 @@ def test_every_format_holds_the_blocks_of_every_packing(
             assert shardkit.verify(out, against=corpus).problems == []
 
 
-@pytest.mark.parametrize("format", TEXT_FORMATS)
+@pytest.mark.parametrize("format", few(TEXT_FORMATS))
 def test_without_a_tokenizer_every_format_holds_the_text(
     format: str, corpus: Path, tmp_path: Path
 ) -> None:
@@ -591,7 +591,7 @@ def test_fields_get_new_names(corpus: Path, gpt2: Path, tmp_path: Path) -> None:
         make(corpus, "arrow", tmp_path / "x", {"tokenizer": gpt2}, rename={"text": "body"})
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", few(sorted(FORMATS)))
 def test_keys_hold_the_names_of_files_in_any_script(
     format: str, gpt2: Path, tmp_path: Path
 ) -> None:
@@ -1061,7 +1061,7 @@ def test_the_output_lies_outside_of_the_source(corpus: Path, gpt2: Path, tmp_pat
 
 
 @pytest.mark.parametrize("seq_len", [None, 64])
-@pytest.mark.parametrize("format", BLOCK_FORMATS)
+@pytest.mark.parametrize("format", few(BLOCK_FORMATS))
 def test_verify_finds_a_document_that_is_not_that_of_the_source(
     format: str, seq_len: int | None, gpt2: Path, tmp_path: Path
 ) -> None:
@@ -1103,7 +1103,7 @@ def test_tokens_go_on_from_format_to_format_with_their_tokenizer(
         before = out.name
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", few(sorted(FORMATS)))
 def test_lengths_are_those_of_the_arrays(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
