@@ -429,3 +429,24 @@ def test_json_of_ours_is_text_and_of_litdata_binary(tmp_path: Path) -> None:
     assert reader.sample(0, json_text=True)["j"] == '{"a": [1.50, null]}'
     assert values_of(items_of(path)[0])[1] == b'{"a": [1.50, null]}'
     assert load_json(b"\x02\2\0\0\0" + struct.pack("<2q", 5, -6)) == "[5,-6]"
+
+
+def test_of_a_large_sample_only_what_is_asked_for_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Schema({"blob": Bytes(), "n": Int(), "more": Json(optional=True)})
+    samples = [{"__key__": f"{n}", "blob": bytes(200_000), "n": n} for n in range(2)]
+    reader = write_shard(LITDATA, tmp_path / "x.bin", schema, samples)
+    read: list[int] = []
+    real = type(reader.source)._read
+    monkeypatch.setattr(
+        type(reader.source),
+        "_read",
+        lambda self, at, size: read.append(size) or real(self, at, size),  # type: ignore[func-returns-value]
+    )
+    assert reader.sample(1, ["n", "more"]) == {"__key__": "1", "n": 1}
+    assert reader.keys() == ["0", "1"]
+    assert max(read) < 100
+    offset = reader.offset(1, "n")
+    assert offset is not None
+    assert (tmp_path / "x.bin").read_bytes()[offset : offset + 8] == struct.pack("<q", 1)
