@@ -78,7 +78,8 @@ def test_parts_of_any_workers_make_the_same_file(source: Path, tmp_path: Path, f
         f"__shardkit__/train{suffix}.manifest.json",
         f"__shardkit__/train{suffix}.keys.jsonl",
     }
-    assert names == expected | ({"__shardkit__/train.index.npy"} if format == "wds" else set())
+    indexes = {"wds": "train.index.npy", "tfrecord": "train.records.npy"}
+    assert names == expected | {f"__shardkit__/{indexes[f]}" for f in indexes if f == format}
 
 
 def shardkit_plan(source: Path, format: str, out: Path) -> dict[str, Any]:
