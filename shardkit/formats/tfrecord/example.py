@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardkit.codecs.protobuf import dump_field, fields, varint
+from shardkit.codecs.protobuf import dump_field, dump_varint, fields, varint
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,7 +112,9 @@ def packed(values: npt.NDArray[Any]) -> bytes:
 
 
 def entry(name: str, found: Feature) -> bytes:
-    """A feature and its name, as an Example has them."""
-    items = b"".join([dump_field(1, part) for part in found.parts])
-    value = dump_field(2, dump_field(found.list, items))
-    return dump_field(1, dump_field(1, name.encode()) + value)
+    """A feature and its name, as an Example has them; values are copied once."""
+    items = [each for part in found.parts for each in (b"\x0a" + dump_varint(len(part)), part)]
+    size = sum(map(len, items))
+    head = b"%c%b" % (found.list << 3 | 2, dump_varint(size))
+    head = b"%b\x12%b%b" % (dump_field(1, name.encode()), dump_varint(len(head) + size), head)
+    return b"".join((b"\x0a", dump_varint(len(head) + size), head, *items))

@@ -10,7 +10,7 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import check
-from shardkit.codecs.protobuf import dump_field
+from shardkit.codecs.protobuf import dump_varint
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.tfrecord.example import BYTES, Feature, entry
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, header, index_path
@@ -58,7 +58,9 @@ def example(sample: Sample, schema: Schema) -> tuple[bytes, int]:
             entries += [entry(*each) for each in encoded(name, kind, value)]
         except (TypeError, ValueError, RecursionError) as error:
             raise not_stored(error, value, key, name) from error
-    return dump_field(1, b"".join(first + others)), sum(len(each) for each in others)
+    behind = sum(len(each) for each in others)
+    size = behind + sum(len(each) for each in first)
+    return b"".join((b"\x0a", dump_varint(size), *first, *others)), behind
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
