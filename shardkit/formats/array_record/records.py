@@ -132,14 +132,15 @@ def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
         )
     if kind & 0xFF != ord("r"):
         raise ValueError("it is no chunk of records")
-    data = data[_CHUNK.size : _CHUNK.size + size]
-    length, start = varint(data, 1, len(data))
-    records = _decompressed(data[0], data[start + length :])
+    end = _CHUNK.size + size
+    length, start = varint(data, _CHUNK.size + 1, end)
+    codec, middle = data[_CHUNK.size], start + length
+    records = _decompressed(codec, data[middle:end])
     if len(records) != total:
         raise ValueError(f"its records have {len(records):,} bytes, not {total:,}")
     if kind >> 8 == 1:
         return records, [total]
-    sizes = unpacked(_decompressed(data[0], data[start : start + length]))
+    sizes = unpacked(_decompressed(codec, data[start:middle]))
     ends = np.cumsum(sizes).tolist()
     if len(ends) != kind >> 8 or not ends or sizes.min() < 0 or ends[-1] != total:
         raise ValueError("its header and the sizes of its records contradict each other")
@@ -152,8 +153,8 @@ def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
     first = -at % BLOCK
     if first >= len(data):
         return data
-    rests = range(first + BLOCK_HEADER, len(data), BLOCK)
-    return data[:first] + b"".join(data[n : n + BLOCK - BLOCK_HEADER] for n in rests)
+    view, rests = memoryview(data), range(first + BLOCK_HEADER, len(data), BLOCK)
+    return b"".join([view[:first], *(view[n : n + BLOCK - BLOCK_HEADER] for n in rests)])
 
 
 def _facts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int]]:
