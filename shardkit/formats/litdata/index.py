@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -65,7 +66,7 @@ def load(folder: Path) -> Index | None:
 @functools.lru_cache(4)  # opening each of many chunks asks for it
 def _load(path: Path, size: int, changed: int) -> Index | None:
     text = storage.read(path, MOST_BYTES)
-    if b'"chunks"' not in text or b'"config"' not in text:
+    if not all(re.search(rb'"%b"\s*:' % key, text) for key in (b"chunks", b"config")):
         return None
     try:
         found = parse(text)

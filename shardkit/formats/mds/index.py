@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -66,7 +67,7 @@ def files_of(folder: Path) -> list[tuple[_Shard, _File]] | None:
     """The shards of a folder, each with the file of it that is there; None if it is not MDS."""
     path, found = folder / NAME, []
     text = storage.read(path, MOST_BYTES)
-    if b'"shards"' not in text or b'"chunks"' in text:  # as LitData's has
+    if not re.search(rb'"shards"\s*:', text) or re.search(rb'"chunks"\s*:', text):  # LitData's
         return None
     of_version(2, "version", text, "the index", path=path, fix="update shardkit")
     for shard in from_json(_Index, text, "the index", path=path)["shards"]:
