@@ -433,7 +433,7 @@ def test_subsets_of_objects_are_chosen_by_headers_and_by_values_alone(
     files = {f"c{n % 2}/{n:03}.jpg": make_image(n, size=(8 + n % 5, 8)) for n in range(100)}
     files = {name: data + bytes(100_000) for name, data in files.items()}
     url, proxy = google.url(put_all(google, files)), through(google)
-    proxy.add(Rule(latency=0.05, match="jpg"))
+    proxy.add(Rule(latency=0.5, match="jpg"))
     asked = {"where": "label == 'c1' and width == 9", "sample": 0.9, "split": "a=0.5,b=0.5"}
     with storage.using(google.options(proxy.endpoint)):
         plan = prepare(url, "wds", tmp_path / "out", ConvertOptions.of(**asked))

@@ -138,7 +138,7 @@ def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
     try:
         schema = schema_of(kind, values)
     except SampleError as error:  # a value that no field can hold
-        raise error.located(path=tree.path) from None
+        raise error.located(path=tree.path) from error.__cause__
     if part:
         optional = len(there) < len(samples.keys)
         schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
@@ -161,7 +161,7 @@ def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
             foreign_values.refuse(values[-1])
         except FormatError as error:
             where = {"path": tree.path, "key": _text(entry.key), "offset": entry.offset}
-            raise error.located(**where) from None
+            raise error.located(**where) from error.__cause__
     return values
 
 
