@@ -64,7 +64,12 @@ def test_bytes_that_are_replaced_are_hashed_again(offset: int, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("format", "name"),
-    [("wds", "out"), ("wds", "train.tar"), ("beton", "train.beton"), ("lmdb", "out")],
+    [
+        ("wds", "out"),
+        pytest.param("wds", "train.tar", marks=pytest.mark.large),
+        pytest.param("beton", "train.beton", marks=pytest.mark.large),
+        ("lmdb", "out"),
+    ],
 )
 def test_the_list_has_the_digests_of_all_files_of_several_pieces(
     format: str, name: str, tmp_path: Path

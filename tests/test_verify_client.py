@@ -376,11 +376,26 @@ def test_samples_that_one_side_lacks_are_named(
     ("lines", "what", "found"),
     [
         ([*given(0, 1)[:-1], "os.abort()"], "webdataset ended while it read", "SIGABRT"),
-        ([*given(0, 1)[:-1], "sys.exit('no more')"], "webdataset ended while it read", "no more"),
-        ([*given(0, 1)[:-1], "time.sleep(60)"], "webdataset ended while it read", "nothing for"),
-        ([*given(0, 1)[:-1], "say({'error': 'ValueError: no'})"], "webdataset cannot read", "no"),
+        pytest.param(
+            [*given(0, 1)[:-1], "sys.exit('no more')"],
+            "webdataset ended while it read",
+            "no more",
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            [*given(0, 1)[:-1], "time.sleep(60)"],
+            "webdataset ended while it read",
+            "nothing for",
+            marks=pytest.mark.large,
+        ),
+        pytest.param(
+            [*given(0, 1)[:-1], "say({'error': 'ValueError: no'})"],
+            "webdataset cannot read",
+            "no",
+            marks=pytest.mark.large,
+        ),
         (["1 / 0"], "cannot be imported", "ZeroDivisionError"),
-        (["os.abort()"], "cannot be imported", "SIGABRT"),
+        pytest.param(["os.abort()"], "cannot be imported", "SIGABRT", marks=pytest.mark.large),
     ],
 )
 def test_a_library_that_fails_is_an_error(

@@ -412,9 +412,9 @@ def test_a_process_for_requests_that_dies_while_it_answers() -> None:
     client, waiting = ForkedClient.__new__(ForkedClient), Future[Any]()
     answer = io.BytesIO((255).to_bytes(8, "little") + b"x")  # one of 255 bytes
     vars(client).update(
-        _site="s3://bucket",
         _process=SimpleNamespace(stdout=answer, poll=lambda: 1),
         _pending={0: waiting},
+        _ended=lambda: StorageError("it has ended"),
     )
     client._receive()
     with pytest.raises(StorageError, match="has ended"):

@@ -321,7 +321,7 @@ def test_a_state_of_other_workers_is_refused(photos):
 # --- others that split ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.large), 1])
 @pytest.mark.parametrize("dispatch", [pytest.param(False, marks=pytest.mark.large), True])
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
 def test_accelerate_is_told_not_to_split_again(photos, monkeypatch, dispatch, workers, context):
