@@ -140,7 +140,11 @@ def installed_clients(parts: list[CheckedPart]) -> list[Client]:
     format = parts[0].dataset.format
     clients = CLIENTS.get(format, ())
     if not clients:
-        raise UsageError(f"no library is known that reads the format {format!r}")
+        raise UsageError(
+            f"verify --client does not compare the format {format!r} with a library",
+            expected=", ".join(sorted(CLIENTS)),
+            fix="verify it without --client",
+        )
     found = [client for client in clients if all(map(_is_installed, client.modules))]
     if not found:
         first = clients[0]
