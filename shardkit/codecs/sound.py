@@ -46,8 +46,8 @@ class UnstorableError(NotMediaError):
     """The audio cannot be encoded."""
 
     what = "the audio cannot be re-encoded to FLAC"
-    expected = f"one frame or more, up to 8 channels and {MAX_RATE:,} Hz"
-    fix = "use --mono, --sample-rate, or repair it"
+    expected = f"finite values, one frame or more, up to 8 channels and {MAX_RATE:,} Hz"
+    fix = "repair it; --mono and --sample-rate lessen channels and rate"
 
 
 class _File(io.BytesIO):
