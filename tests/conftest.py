@@ -157,13 +157,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def open_files(folder: Path) -> int:
-    """How many files under a folder this process has open. Others' may be closed at any time."""
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(link) for link in links if os.path.islink(link)]
-    return sum(target.startswith(f"{folder}/") for target in targets)
-
-
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """In continuous integration nothing may be skipped: a skip there is a check that was lost."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

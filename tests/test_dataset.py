@@ -18,8 +18,8 @@ from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
 from shardkit.opening import open_splits
-from shardkit.testing import make_image
-from tests.conftest import files_of, open_files, write_images
+from shardkit.testing import make_image, open_files
+from tests.conftest import files_of, write_images
 
 torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
 

@@ -22,8 +22,7 @@ from shardkit.errors import DamagedError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Schema, Text
-from shardkit.testing import assert_same, write_shard
-from tests.conftest import open_files
+from shardkit.testing import assert_same, open_files, write_shard
 
 ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
 
