@@ -136,6 +136,7 @@ def test_another_sample_is_found_and_named(
         assert (found.samples, found.problems) == (9, 1)
 
 
+@pytest.mark.large
 def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> None:
     """The index of a TAR is ours alone: webdataset goes by the headers of its members."""
     out = make(tmp_path, "wds")

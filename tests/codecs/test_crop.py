@@ -583,6 +583,7 @@ def test_threads_do_not_disturb_one_another(way: str) -> None:
     assert not wrong
 
 
+@pytest.mark.large
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such measure")
 def test_damage_leaks_no_memory(way: str) -> None:
     some = [damaged(seed, JPEG) for seed in range(30)]

@@ -186,6 +186,7 @@ def convert_deadly(tmp_path: Path, times: int, out: str) -> shardkit.ConvertResu
     return shardkit.convert(sequence, "wds", tmp_path / out, shard_samples=6, workers=2)
 
 
+@pytest.mark.large
 def test_the_task_of_a_dead_worker_is_done_again(tmp_path: Path) -> None:
     convert_deadly(tmp_path, 0, "reference")
     result = convert_deadly(tmp_path, 1, "out")
@@ -202,6 +203,7 @@ def test_a_task_that_kills_two_workers_ends_the_run_with_its_name(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.large
 def test_ctrl_c_ends_a_run_whose_workers_hang_and_the_next_continues(
     source: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:

@@ -488,6 +488,7 @@ def marks_in(folder):
     return [event["name"] for event in events if event.get("ph") == "X"]
 
 
+@pytest.mark.large
 def test_a_profile_marks_waiting_and_ends_by_itself(tmp_path):
     monitor = Monitor([torch.ones(4)] * 9)
     with monitor.profiler(tmp_path / "traces", wait=1, warmup=1, active=3):

@@ -619,6 +619,7 @@ def test_what_a_process_claims_that_is_killed_is_free(tmp_path: Path) -> None:
 # Forks and threads
 
 
+@pytest.mark.large
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_threads_may_fork_at_any_time(make: Callable[..., PageCache], tmp_path: Path) -> None:
     cache, done, wrong = make(6), threading.Event(), []

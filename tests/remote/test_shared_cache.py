@@ -50,6 +50,7 @@ def url(web: Nginx) -> str:
     return f"{web.endpoint}/shared"
 
 
+@pytest.mark.large
 @linux
 def test_four_loaders_share_a_cache_and_are_killed(url: str, tmp_path: Path, large: bool) -> None:
     """The last of them meets a full disk now and then."""

@@ -342,6 +342,7 @@ def test_a_table_of_labels_at_a_url(
     ).sound
 
 
+@pytest.mark.large
 def test_a_whole_bucket_and_workers_that_decode(google: Google, tmp_path: Path) -> None:
     """By the command, whose workers get the credentials of its options and of nothing else."""
     folder = write(tmp_path / "in", classes())
@@ -544,6 +545,7 @@ def test_samples_that_a_conversion_shuffles_are_read_by_themselves(
         assert contents(tmp_path / "there" / name) == contents(tmp_path / "here" / name)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "rule",
     [
@@ -640,6 +642,7 @@ def test_a_listing_that_changes(google: Google, trees: Path, tmp_path: Path) -> 
     assert caught.value.found == "the source has changed"
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("kind", ["classes", "texts", "shards", "foreign shards"])
 def test_a_run_goes_on_where_it_was(
     kind: str, google: Google, trees: Path, through: Through, tmp_path: Path,
@@ -684,6 +687,7 @@ def test_a_run_goes_on_where_it_was(
     assert contents(out) == contents(tmp_path / "here")
 
 
+@pytest.mark.large
 def test_a_killed_run_is_continued(
     google: Google, bucket: str, trees: Path, through: Through, tmp_path: Path
 ) -> None:

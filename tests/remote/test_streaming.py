@@ -126,6 +126,7 @@ def test_an_epoch_downloads_the_dataset_once(
     assert second == 0
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("folder", [False, True])
 def test_with_room_for_half_later_epochs_download_half(
     folder: bool, google: Google, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
@@ -140,6 +141,7 @@ def test_with_room_for_half_later_epochs_download_half(
     assert max(later) <= 0.57 * size  # of 25 pages, one is 4 %
 
 
+@pytest.mark.large
 def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
     google: Google,
     bucket: str,
@@ -164,6 +166,7 @@ def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
     assert max(downloads(counted, made, 2)) <= 0.57 * size
 
 
+@pytest.mark.large
 def test_a_cache_that_is_small_for_the_window_is_warned_of(
     google: Google, bucket: str, datasets: Path, counted: Proxy
 ) -> None:

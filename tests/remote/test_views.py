@@ -105,6 +105,7 @@ def test_a_view_downloads_its_pages_alone(there: Dataset, counted: Proxy) -> Non
     assert counted.count("GET", "tar").sent == 0
 
 
+@pytest.mark.large
 @small_cache
 def test_a_small_cache_keeps_what_the_view_needs_next(there: Dataset, counted: Proxy) -> None:
     """Half of the pages stay; with the oldest removed first, a whole epoch is downloaded anew."""

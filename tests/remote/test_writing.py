@@ -817,6 +817,7 @@ def test_requests_are_not_repeated_after_ctrl_c() -> None:
     assert len(attempts) == 1
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "match",
     [pytest.param(r"/out\.partial/.*shard-", marks=pytest.mark.large), "/out/shard-"],
@@ -968,6 +969,7 @@ def test_credentials_are_in_nothing_that_is_written(
     assert not [data for data in seen if SECRET.encode() in data]
 
 
+@pytest.mark.large
 def test_scratch_of_killed_runs_is_removed(source: Path, bucket: Bucket, scratch: Path) -> None:
     script = (
         "import os; from shardkit.conversion.scratch import Scratch; one = Scratch();"
@@ -1038,6 +1040,7 @@ def test_kill_9_at_random_is_continued(tmp_path: Path, bucket: Bucket, scratch: 
     assert unfinished
 
 
+@pytest.mark.large
 def test_the_command_prints_the_url_and_json(source: Path, bucket: Bucket) -> None:
     command = [
         sys.executable, "-m", "shardkit", "convert", str(source), "--to", "wds", "-o", bucket.out,

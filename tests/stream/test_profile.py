@@ -40,6 +40,7 @@ def napping(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_all_stages_add_up_to_the_wall(photos: Path, threads: int) -> None:
     made = loader(photos, threads=threads, steps=[napping], prefetch=2)
