@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ def commit(folder: Path, manifest: Manifest) -> list[Path]:
     """Write the manifest of the first version; the data files are those of our manifest."""
     schema = lance_schema(arrow_schema(manifest.schema, manifest.class_names))
     every = [(Path(s.file.name).name, s.samples, s.file.bytes) for s in manifest.shards]
-    name, data = ask(folder, "commit", schema, [shard for shard in every if shard[1]])
+    shards = [shard for shard in every if shard[1]]
+    name, data = ask(folder, "commit", tempfile.gettempdir(), schema, shards)
     path = folder / "_versions" / name
     storage.make_folder(path.parent)
     storage.write_file(path, _repeatable(data))

@@ -131,9 +131,14 @@ class _Server:
     def abandon(self, path: str) -> None:
         self._writers.pop(path, None)
 
-    def commit(self, schema: pa.Schema, shards: list[tuple[str, int, int]]) -> tuple[str, bytes]:
-        """A manifest for data files with these names, rows and bytes, and what it is called."""
-        with tempfile.TemporaryDirectory(prefix="shardkit-") as temporary:
+    def commit(
+        self, folder: str, schema: pa.Schema, shards: list[tuple[str, int, int]]
+    ) -> tuple[str, bytes]:
+        """A manifest for data files with these names, rows and bytes, and what it is called.
+
+        `folder` is for temporary files: this process may have begun with another.
+        """
+        with tempfile.TemporaryDirectory(prefix="shardkit-", dir=folder) as temporary:
             # A file like ours tells which of their columns holds which field.
             row = pa.table([pa.nulls(1, stored) for stored in schema.types], schema=schema)
             one = lance.write_dataset(row, f"{temporary}/one", data_storage_version=_VERSION)
