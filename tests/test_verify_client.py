@@ -26,14 +26,16 @@ from shardkit.verification.verify import VerifyReport, verify
 from tests.test_cli import run
 from tests.test_verify import accept_files, rewrite, shard_paths
 
-# Their libraries take long to import; that of tfrecord has a test of its own.
-SLOW = {"beton": "ffcv", "megatron": "megatron", "tfrecord": "tensorflow"}
+SLOW = {"beton": "ffcv", "megatron": "megatron"}  # their libraries take long to import
 
 
 def some(*default: str) -> pytest.MarkDecorator:
-    """These formats, and in the large run all, as far as their libraries are there."""
+    """These formats, and in the large run all, as far as their libraries are there.
+
+    TensorFlow lies apart: formats/test_tfrecord_tensorflow.py has the test of tfrecord.
+    """
     formats = []
-    for name in client.CLIENTS:
+    for name in sorted({*client.CLIENTS} - {"tfrecord"}):
         module = SLOW.get(name, "shardkit")
         gone = importlib.util.find_spec(module) is None
         marks = [pytest.mark.skipif(gone, reason=f"{module} is not installed")]

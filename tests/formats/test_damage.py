@@ -24,7 +24,7 @@ from shardkit.schema import Int, Schema
 from tests.formats import damage
 
 FULL = int(os.environ.get("SHARDKIT_DAMAGE", "0"))
-# Of those that take the longest to read a fifth.
+# Of those that take the longest to read a quarter.
 SLOW = {"file", "stream", "lz4", "zstd", "polars", "parquet-theirs", "feather", "beton-theirs"}
 SHARDS = [
     pytest.param(name, marks=[] if name in ("lmdb", "megatron", "wds") else pytest.mark.large)
