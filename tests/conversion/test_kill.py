@@ -145,7 +145,7 @@ def test_kill_9_at_any_moment_is_continued(source: Path, tmp_path: Path) -> None
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("format", "rounds"), [(format, 80 if format == "wds" else 16) for format in IMAGE_FORMATS]
+    ("format", "rounds"), [(format, 40 if format == "wds" else 6) for format in IMAGE_FORMATS]
 )
 def test_kill_9_many_times_is_continued(
     source: Path, tmp_path: Path, format: str, rounds: int
