@@ -26,6 +26,7 @@ from tests.formats import damage
 FULL = int(os.environ.get("SHARDKIT_DAMAGE", "0"))
 # Of those that take the longest to read a quarter.
 SLOW = {"file", "stream", "lz4", "zstd", "polars", "parquet-theirs", "feather", "beton-theirs"}
+SLOW |= {name for name in damage.SHARDS if name.startswith("lance")}
 SHARDS = [
     pytest.param(name, marks=[] if name in ("lmdb", "megatron", "wds") else pytest.mark.large)
     for name in damage.SHARDS
