@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, Table
+from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
@@ -60,6 +60,12 @@ class LanceReader(BatchReader):
             self.layout["ignored"] = {what: count for what, count in passed.items() if count}
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
+        parts = [self.path]
+        if self.path.parent.name == VERSIONS:
+            parts += self.path.parent.parent.rglob("*")
+        for part in parts:
+            if not (part.is_file() or part.is_dir()):  # pylance would wait for a pipe
+                open_source(part)  # which says what it is
         about = self.path.stat()
         self._which = os.path.abspath(self.path), (about.st_ino, about.st_size, about.st_mtime_ns)
         self._about: About = ask(self.path, "about", self._which)
