@@ -145,3 +145,18 @@ def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
         assert list(alone) == list(range(kept + 1, kept + 9))
         for step, (epoch, loss) in alone.items():
             assert (epoch, pytest.approx(loss, rel=1e-3)) == whole[step]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("name", ["train_clips", "train_keywords"])
+def test_examples_of_audio_and_video_learn(tmp_path, name):
+    script = Path(__file__).parents[2] / f"docs/examples/{name}.py"
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "--steps", "60"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    losses = [float(line.split()[3]) for line in run.stdout.splitlines() if "loss" in line]
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < sum(losses[:10]) / 3
