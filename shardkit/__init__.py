@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shardkit.concatenated import concatenate as concatenate
     from shardkit.conversion.convert import convert as convert
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
+    from shardkit.conversion.export import ExportResult as ExportResult
+    from shardkit.conversion.export import export as export
+    from shardkit.conversion.merge import merge as merge
     from shardkit.conversion.run import ConvertResult as ConvertResult
     from shardkit.dataset import Dataset as Dataset
     from shardkit.errors import DamagedError as DamagedError
@@ -40,7 +43,9 @@ if TYPE_CHECKING:
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
+    from shardkit.performance.bench import bench as bench
     from shardkit.performance.doctor import doctor as doctor
+    from shardkit.progress import Progress as Progress
     from shardkit.schema import Array as Array
     from shardkit.schema import Audio as Audio
     from shardkit.schema import Bool as Bool
@@ -70,6 +75,8 @@ if TYPE_CHECKING:
     from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
     from shardkit.transforms.steps import Resize as Resize
     from shardkit.transforms.video import SampleFrames as SampleFrames
+    from shardkit.verification.diff import DiffReport as DiffReport
+    from shardkit.verification.diff import diff as diff
     from shardkit.verification.verify import VerifyReport as VerifyReport
     from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
@@ -77,6 +84,8 @@ if TYPE_CHECKING:
 # Public name -> module, and the name there if it is another.
 _PLACES = {
     "convert": "conversion.convert",
+    "merge": "conversion.merge",
+    **dict.fromkeys(("export", "ExportResult"), "conversion.export"),
     "concatenate": "concatenated",
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
@@ -90,6 +99,7 @@ _PLACES = {
     "Dataset": "dataset",
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",
+    **dict.fromkeys(("diff", "DiffReport"), "verification.diff"),
     **dict.fromkeys(
         (
             *("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Array"),
@@ -131,7 +141,9 @@ _PLACES = {
     "pad_collate": "stream.collate",
     **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),
     "StreamOptions": "stream.options",
+    "bench": "performance.bench",
     "doctor": "performance.doctor",
+    "Progress": "progress",
     "__version__": "version",
 }
 

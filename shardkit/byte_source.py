@@ -15,18 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import DamagedError
 from shardkit.pieces import PIECE, count
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import forget_oldest, pool
 from shardkit.storage import explain, explained, regular
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class ByteSource(ABC):

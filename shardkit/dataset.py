@@ -7,9 +7,8 @@ import copy
 import dataclasses
 import functools
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -26,9 +25,12 @@ from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.indices import array
+from shardkit.keywords import takes
 from shardkit.manifest import File, Manifest
 from shardkit.page_cache import cache_from
 from shardkit.pages import Pages, through
+from shardkit.processors import in_threads
+from shardkit.progress import Monitor, Progress, watched
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.sample import Sample, key_hash
@@ -52,8 +54,9 @@ if TYPE_CHECKING:
 
     from shardkit.indices import Indices
 
-
 _OPEN_SHARDS = 128  # of one dataset, as readers take memory; for the process see open_shards.py
+_TRIED = 4  # foreign shards, from all over, that are looked into first: are they compressed?
+_LOOKS = 8  # foreign shards of this machine that are looked into at a time
 _REQUESTS = 32  # samples of a URL that are read at a time
 _TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
 
@@ -151,7 +154,8 @@ class Dataset(Views):
         schema: None is the sequence's own, `samples.schema`.
         path, format, size: its name and format in messages, and its bytes as far as known.
         """
-        schema = schema or samples.schema  # type: ignore[attr-defined]
+        if schema is None:
+            schema = samples.schema  # type: ignore[attr-defined]
         reader = SequenceReader(samples, schema, class_names or {}, path)
         return cls(path, format, [(".", len(samples), size)], None, reader=reader)
 
@@ -230,18 +234,8 @@ class Dataset(Views):
             return
         pages = Pages(cache_from(None, None))
         there = self.at(lambda path: through(path, pages))
-        waiting: deque[Future[Sample]] = deque()
-        with ThreadPoolExecutor(_REQUESTS) as threads:
-            try:
-                for number in range(len(self)):
-                    waiting.append(threads.submit(there.read, number, fields))
-                    if len(waiting) > 2 * _REQUESTS:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+        read = functools.partial(there.read, fields=fields)
+        yield from in_threads(read, range(len(self)), _REQUESTS, 2)
 
     def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
         found = self.key_hashes.get(shard)
@@ -362,7 +356,10 @@ class Dataset(Views):
             )
         return kind
 
-    def stats(self) -> dict[str, Any]:
+    @takes()
+    def stats(
+        self, *, progress: bool | Callable[[Progress], object] | Monitor = False
+    ) -> dict[str, Any]:
         """Numbers that training needs, as values that JSON can hold, from reading every sample.
 
         `fields`, by name: of images `pixels`, with `mean` and `std` of red, green and blue (0 to 1)
@@ -375,12 +372,14 @@ class Dataset(Views):
         `duplicates`: `samples` with the same images as one before them (without images: the
         same values but for the label), in so many `groups`, the keys of the first of these, and
         how many groups have several labels.
+        `progress` is as in `shardkit.convert`.
 
         Raises SampleError for a damaged image, and UsageError for transforms that normalize.
         """
         from shardkit.statistics import stats  # imports what decodes images
 
-        return stats(self)
+        with watched(progress) as monitor:
+            return stats(self, monitor)
 
     def length_table(self) -> npt.NDArray[np.void] | None:
         """The file beside the manifest: a row per sample, a column for each of `length_fields`."""
@@ -429,7 +428,7 @@ class Dataset(Views):
         return self.path / self._names[shard]
 
     def sample_path(self, shard: int, position: int) -> Path:
-        """The file that holds a sample, for messages."""
+        """The file that holds the sample at a `position` of a `shard`, for messages."""
         return self.shard_path(shard)
 
     def stat(self, shard: int) -> os.stat_result:
@@ -561,7 +560,17 @@ class Dataset(Views):
 
     def _look_into_all(self) -> list[int]:
         """Find out, of shards without a manifest, what they have in common; samples of each."""
-        counts = [self._look_into(shard) for shard in range(self.shards)]
+        every = range(self.shards)
+        found: dict[int, tuple[int, int]] = {}
+        for shard in every[:: -(-len(every) // _TRIED) or 1]:
+            with contextlib.suppress(ShardkitError):  # which is raised in its turn
+                found[shard] = self._look_into(shard)
+        # What is unpacked takes room on a disk: one after the other.
+        threads = _REQUESTS if isinstance(self.path, RemotePath) else _LOOKS
+        threads = 1 if any(unpacked for _, unpacked in found.values()) else threads
+        others = [shard for shard in every if shard not in found]
+        found |= zip(others, in_threads(self._look_into, others, threads, 4), strict=True)
+        counts = [found[shard][0] for shard in every]
         any_as_bytes = self._only is None and self._format.any_as_bytes
         names = None if any_as_bytes else self._names
         self.schema, self.unusable = shared_schema(self._layouts, counts, names)
@@ -571,14 +580,17 @@ class Dataset(Views):
             for field, error in layout.get("unusable", {}).items():
                 self.unusable[field] = error.located(path=self.shard_path(shard))
             layout["schema"] = own_schema(layout, common)
-        self.close()  # readers whose schema has more than the common fields
         return counts
 
-    def _look_into(self, shard: int) -> int:
-        """Open a foreign shard for the first time, and note how to open it again."""
-        reader = self.reader(shard)
+    def _look_into(self, shard: int) -> tuple[int, int]:
+        """Open a foreign shard for the first time, and note how to open it again.
+
+        Its samples, and the bytes that it was unpacked to.
+        """
+        with self.explained(shard):
+            reader = self._open(shard) if self._only is None else self._only
         self._layouts[shard] = reader.layout
         self.key_hashes[shard] = reader.key_hashes
         if self._only is None:
             self._bytes[shard] = self.shard_path(shard).stat().st_size
-        return len(reader)
+        return len(reader), reader.temporary_bytes

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import errno
 import shlex
+import sys
+import threading
+import warnings
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 # What to do about a damaged file of a dataset.
 AGAIN = "copy it again from where it is whole, or make it again"
+
+_NAMES = 40  # that an error lists
 
 # The locations an error can name, in the order they are printed.
 _PLACES = ("path", "shard", "position", "key", "field", "offset")
@@ -18,6 +25,7 @@ class ShardkitError(Exception):
 
     `what` is one sentence; `where` takes any of path, shard, position (number inside the shard),
     key, field, offset (bytes from the start of the file); `expected`, `found`, `fix` complete it.
+    Raises TypeError for other locations.
     """
 
     exit_code = 1  # the data are at fault
@@ -107,6 +115,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def near(name: object, known: Iterable[str]) -> str:
+    """The known names, for `expected` where one is unknown, and which may have been meant.
+
+    >>> near("labl", ["image", "label"])
+    'one of image, label; did you mean label?'
+    """
+    from difflib import get_close_matches
+
+    every = list(known)
+    words = "one of " + ", ".join(every[:_NAMES]) + ", ..." * (len(every) > _NAMES)
+    close = get_close_matches(str(name), every, 2, 0.6)
+    return words + (f"; did you mean {' or '.join(close)}?" if close else "")
+
+
 def drop_option(field: str) -> str:
     """The option that leaves a field out of a conversion, as typed in a shell."""
     name = '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n\r') else field
@@ -166,8 +188,8 @@ class SampleError(ShardkitError):
 class DamagedError(ShardkitError):
     """A file is truncated or its bytes contradict its format or its manifest."""
 
-    def __init__(self, what: str, *, fix: str | None = AGAIN, **more: Any) -> None:
-        super().__init__(what, fix=fix, **more)
+    def __init__(self, what: str, *, fix: str | None = AGAIN, **where: Any) -> None:
+        super().__init__(what, fix=fix, **where)
 
 
 class StorageError(ShardkitError):
@@ -190,3 +212,32 @@ class ShardkitWarning(UserWarning):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+# Calls go through these on their way from a user's code to ours.
+_BETWEEN = ("shardkit", "contextlib", "functools", "concurrent", "threading", "torch")
+
+
+def warn(text: str) -> None:
+    """Warn at the line of the user's code that has called shardkit.
+
+    In threads of ours that is where the main thread is.
+    """
+    caller, main = _outside(sys._getframe(1)), threading.main_thread().ident or 0
+    if caller is None and threading.get_ident() != main:
+        caller = _outside(sys._current_frames().get(main))
+    if caller is None:
+        warnings.warn(text, ShardkitWarning, stacklevel=2)
+        return
+    names, file = caller.f_globals, caller.f_code.co_filename
+    registry = names.setdefault("__warningregistry__", {})
+    module = names.get("__name__")
+    warnings.warn_explicit(text, ShardkitWarning, file, caller.f_lineno, module, registry)
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _BETWEEN:
+            return frame
+        frame = frame.f_back
+    return None

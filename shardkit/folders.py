@@ -331,8 +331,8 @@ def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:
 
 def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
     """A path that opens these shards and no others: a shard, a folder or a pattern."""
-    folder = posixpath.dirname(names[0])
-    rest = [name for name in others if name not in names]
+    folder, own = posixpath.dirname(names[0]), set(names)
+    rest = [name for name in others if name not in own]
     if len(names) == 1:
         return str(root / names[0])
     if not any(posixpath.dirname(name) == folder for name in rest):

@@ -21,7 +21,8 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
     An interrupted copy looks so, and other shards may be missing as well. A shard that is given by
     itself may have been copied on purpose, unless other files of ours are beside it.
     """
-    bare = {top: dataset for dataset in datasets for top in _without_manifest(dataset)}
+    found = [(dataset.ours, _without_manifest(dataset)) for dataset in datasets]
+    bare = {top: ours for ours, tops in found for top in tops}
     alone = path in bare or not path.is_dir()
     stems = tuple(top.name.partition(".")[0] + "." for top in bare)
     traces: list[str] = []
@@ -37,7 +38,7 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
         traces += [str(own / name) for name in inside if name.startswith(stems)]
         traces += [str(folder / name) for name in beside if name.startswith(stems)]
     if not alone:
-        traces += [f"the metadata of {top}" for top, dataset in bare.items() if dataset.ours]
+        traces += [f"the metadata of {top}" for top, ours in bare.items() if ours]
     if not traces:
         return None
     return DamagedError(
@@ -55,5 +56,6 @@ def _without_manifest(dataset: Dataset) -> list[Path]:
         return []
     inside = FORMATS[dataset.format].inside[1:]
     shards = [dataset.shard_path(number) for number in range(dataset.shards)]
-    tops = (shard.parent if shard.name == inside else shard for shard in shards)
-    return [top for top in tops if not manifests.single_manifest(top)]
+    tops = [shard.parent if shard.name == inside else shard for shard in shards]
+    described = set(manifests.with_own(tops))
+    return [top for top in tops if top not in described]

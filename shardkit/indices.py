@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.errors import UsageError
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Numbers: TypeAlias = "npt.NDArray[np.int64]"
-    Indices: TypeAlias = "range | Numbers"
+Numbers: TypeAlias = "npt.NDArray[np.int64]"
+Indices: TypeAlias = "range | Numbers"
 
 _EXPECTED = "whole numbers, or True or False for each sample"
 
@@ -34,9 +32,7 @@ def chosen(given: Any, length: int) -> Indices:
         found = np.asarray(given if hasattr(given, "__len__") else list(given))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            "samples are selected by their numbers",
-            expected=_EXPECTED,
-            found=f"{given!r:.100}",
+            "samples are selected by their numbers", expected=_EXPECTED, found=f"{given!r:.100}"
         ) from error
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "biu"):
         what = f"{type(given).__name__} of {found.dtype}, shape {found.shape}"

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.checked import plain
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.codecs.media import MediaInfo, NotMediaError, media_info
 from shardkit.dataset import Dataset
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.display.previews import describe
+from shardkit.errors import SampleError
 from shardkit.incomplete import without_manifest
+from shardkit.keywords import takes
 from shardkit.manifest import FieldStats
 from shardkit.opening import open_splits
-from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Video, images_in
+from shardkit.schema import Audio, Image, Images, Int, Video, images_in
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-_TEXT = 60  # characters of a value that are shown
-_TOKENS = 12
 _LABELS = ("label", "cls")
 
 
+@takes()
 def inspect(
     path: str | os.PathLike[str] | Dataset,
     *,
@@ -47,20 +45,20 @@ def inspect(
     Raises what `shardkit.open` and reading raise.
     """
     if isinstance(path, Dataset):
-        return {**_report(path, str(path.place), samples, full), "incomplete": None}
+        return {**report_of(path, str(path.place), samples, full), "incomplete": None}
     with storage.using(storage_options, path):
         source = storage.source(path)
     datasets = open_splits(source)
     lost = without_manifest(source, datasets.values())
     incomplete = None if lost is None else f"{lost.what} ({lost.found})"
     if list(datasets) == [""]:
-        report = _report(datasets[""], str(source), samples, full)
+        report = report_of(datasets[""], str(source), samples, full)
         return {**report, "incomplete": incomplete}
     return {
         "path": str(source),
         "format": next(iter(datasets.values())).format,
         "splits": {
-            name: _report(dataset, _split_path(source, name), samples, full)
+            name: report_of(dataset, _split_path(source, name), samples, full)
             for name, dataset in datasets.items()
         },
         "incomplete": incomplete,
@@ -73,7 +71,10 @@ def _split_path(path: Path, split: str) -> str:
     return str(folder) if folder.is_dir() else f"{path}: {split}"
 
 
-def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, Any]:
+def report_of(
+    dataset: Dataset, path: str, samples: int, full: bool, most: int | None = None
+) -> dict[str, Any]:
+    """What `inspect` says of one dataset. `most`: of more samples no label is read to count."""
     manifest = dataset.manifest
     view = dataset.indices is not None
     whole = manifest is not None and len(manifest.shards) == dataset.shards and not view
@@ -98,7 +99,7 @@ def _report(dataset: Dataset, path: str, samples: int, full: bool) -> dict[str, 
             }
             for name, kind in dataset.schema.items()
         },
-        "classes": _classes(dataset, whole),
+        "classes": _classes(dataset, whole, most),
         "tokenizer": manifest.tokenizer if manifest is not None else {},
         "text": manifest.text if manifest is not None and whole else {},
         "lengths": _lengths(dataset),
@@ -143,7 +144,7 @@ def _spread(values: npt.NDArray[Any]) -> list[int]:
     return [int(ordered[at]) for at in (0, (len(ordered) - 1) // 2, -1)]
 
 
-def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
+def _classes(dataset: Dataset, whole: bool, most: int | None) -> list[dict[str, Any]] | None:
     """Labels with their names, if known, and how many samples each has."""
     names = dataset.classes
     manifest = dataset.manifest
@@ -153,7 +154,7 @@ def _classes(dataset: Dataset, whole: bool) -> list[dict[str, Any]] | None:
     else:
         candidates = (manifest.label,) if manifest is not None else _LABELS
         field = next((f for f in candidates if isinstance(dataset.schema.get(f), Int)), None)
-        if field is None:
+        if field is None or (most is not None and len(dataset) > most):
             return None
         counts = Counter(label for label in _values(dataset, field) if label is not None)
     labels = range(len(names)) if names else sorted(counts)
@@ -256,64 +257,6 @@ def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
         words = " ".join(str(error).split())
         return {"__key__": error.where.get("key", f"number {index}"), "error": words}
     return {
-        name: value if name == "__key__" else _describe_value(dataset, name, value)
+        name: value if name == "__key__" else describe(dataset, name, value)
         for name, value in sample.items()
     }
-
-
-def _decoded(dataset: Dataset, tokens: npt.NDArray[Any]) -> str:
-    """The first tokens of a sample as text, where the dataset has its tokenizer."""
-    path = dataset.tokenizer_path
-    if dataset.manifest is None or path is None:
-        return f"{tokens[:_TOKENS].tolist()}"
-    from shardkit.codecs.tokenizers import open_copy
-
-    try:
-        text = open_copy(path, dataset.manifest.tokenizer).decode(tokens[:_TOKENS].tolist())
-    except ShardkitError:  # such as a library that is not installed
-        return f"{tokens[:_TOKENS].tolist()}"
-    return repr(text)
-
-
-def _in_words(image: bytes) -> str:
-    try:
-        info = probe(image)
-    except NotAnImageError as error:
-        return f"no image: {error}"
-    return f"{info.format} {info.width} x {info.height}, {len(image):,} bytes"
-
-
-def _media_in_words(data: bytes) -> str:
-    try:
-        info = media_info(data)
-    except NotMediaError as error:
-        return f"damaged: {error}"
-    parts = [f"{info.format} {info.codec}" if info.codec else info.format]
-    if info.width is not None:
-        parts[0] += f" {info.width} x {info.height}"
-    if info.frames is not None:
-        rate = f" at {info.frames / info.duration:.4g} Hz" if info.duration else ""
-        parts.append(f"{info.frames:,} frames{rate}")
-    if info.sampling_rate is not None:
-        parts.append(f"{info.sampling_rate:,} Hz x {info.channels}")
-    if info.duration is not None:
-        parts.append(f"{info.duration:,.2f} s")
-    return ", ".join([*parts, f"{len(data):,} bytes"])
-
-
-def _describe_value(dataset: Dataset, name: str, value: Any) -> Any:
-    kind = dataset.schema[name]
-    if isinstance(kind, Images):
-        return "; ".join(map(_in_words, value)) or "none"
-    if isinstance(kind, Image | Audio | Video):
-        return _in_words(value) if isinstance(kind, Image) else _media_in_words(value)
-    if isinstance(kind, Bytes):
-        return f"{len(value):,} bytes"
-    if isinstance(kind, Array):
-        about = f"{value.dtype} {value.shape}"
-        return f"{about}: {_decoded(dataset, value)}" if name == "tokens" else about
-    text = " ".join(value.split()) if isinstance(value, str) else str(value)
-    if len(text) > _TEXT:
-        return text[: _TEXT - 3] + "..."
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return value if finite and not isinstance(value, str) else text

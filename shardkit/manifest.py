@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -37,7 +37,7 @@ from shardkit.checked import (
     plain,
     under,
 )
-from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
 from shardkit.names import checked_name
 from shardkit.pieces import CHECKSUM, DIGEST, WHOLE, listed
 from shardkit.remote.store import MANIFEST
@@ -54,6 +54,7 @@ PIECES = "pieces.xxh3"  # digests of the pieces of all shards' files, in order
 CHOSEN = "chosen.u64"  # hashes of the keys that `Recipe.keys` tells of, sorted
 _LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES, CHOSEN)
 VERSION = 1
+_FEW = 16  # files that are asked for one by one
 _MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
 
 # A manifest that is read is checked against the types of these classes.
@@ -114,7 +115,11 @@ class _Layout(TypedDict):
     schema: dict[str, Any]
 
 
-_SIZES = Rule("counts of sizes", lambda counts: counts and min(counts) >= 0)
+_POWERS = 65  # of two, with 0: all that a number of 64 bits can lie between
+_SIZES = Rule(
+    "counts of sizes, by powers of two",
+    lambda counts: 0 < len(counts) <= _POWERS and min(counts) >= 0,
+)
 
 
 class TextEntry(TypedDict):
@@ -226,6 +231,27 @@ def manifest_paths(path: Path) -> tuple[Path, ...]:
 def single_manifest(path: Path) -> Path | None:
     """The manifest of a dataset that is a single file; None where there is none."""
     return next((found for found in manifest_paths(path)[:2] if found.is_file()), None)
+
+
+def with_own(files: Sequence[Path]) -> list[Path]:
+    """Those of the files that have a manifest of their own; of many, their folders are listed."""
+    names: dict[Path, set[str] | None] = {}
+
+    def may_exist(path: Path) -> bool:
+        folder = path.parent
+        if folder not in names:
+            try:
+                names[folder] = {entry.name for entry in folder.iterdir()}
+            except FileNotFoundError:
+                names[folder] = set()
+            except (OSError, StorageError):  # a web server, say, does not list it
+                names[folder] = None
+        found = names[folder]
+        return found is None or path.name in found
+
+    if len(files) > _FEW:
+        files = [file for file in files if any(map(may_exist, manifest_paths(file)[:2]))]
+    return [file for file in files if single_manifest(file)]
 
 
 def manifest_path(dataset: Path) -> Path:

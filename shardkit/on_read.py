@@ -10,10 +10,12 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.dataset import Dataset
+from shardkit.keywords import takes
 from shardkit.opening import open_dataset
 from shardkit.sample import Sample
 
 
+@takes()
 def open(
     path: str | os.PathLike[str],
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.card import named_subset
 from shardkit.dataset import Dataset
-from shardkit.errors import FormatError, NotFoundError, ShardkitError, ShardkitWarning
+from shardkit.errors import FormatError, NotFoundError, ShardkitError, warn
 from shardkit.folders import (
     datasets_of_splits,
     listed_shards,
@@ -37,14 +36,16 @@ from shardkit.remote.store import Info
 from shardkit.splits import grouped
 
 
-def open_dataset(path: str | os.PathLike[str]) -> Dataset:
+def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
+    `partly`: also if some of its fields cannot be read; `unusable` has these, and why.
     Raises NotFoundError, FormatError for a path that is no dataset, and DamagedError for a damaged
     one.
     """
     dataset = _only(storage.source(path))
-    _refuse_unusable(dataset)
+    if not partly:
+        _refuse_unusable(dataset)
     return dataset
 
 
@@ -137,10 +138,12 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
                 path=path,
                 fix="; ".join(filter(None, (_AGAIN, _meant(folder)))),
             )
-    if names := manifests.split_names(path):
+    manifest = manifests.load_any(path) if manifests.has_manifest(path) else None
+    if isinstance(manifest, Manifest):
+        shown = manifest, manifests.manifest_path(path), manifest.shards
+        return {"": _Found(path, partial(_described, *shown))}
+    if names := manifests.split_names(path) if manifest is None else manifest.splits:
         return {name: _Found(path / name, partial(_only, path / name)) for name in names}
-    if manifests.has_manifest(path):
-        return {"": _Found(path, lambda: _open_ours(path))}
     _refuse_unfinished(path)
     if (listed := listed_shards(path)) is not None:
         format, names = listed
@@ -156,11 +159,7 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
         raise unknown_format(path)
     if found.beside:
         beside = ", ".join(map(repr, found.beside[:5])) + ", ..." * (len(found.beside) > 5)
-        warnings.warn(
-            f"the shards in {path} itself are opened, and no folders beside them: {beside}",
-            ShardkitWarning,
-            stacklevel=2,
-        )
+        warn(f"the shards in {path} itself are opened, and no folders beside them: {beside}")
     if by_split := datasets_of_splits(found):
         ways = {split: path / folder for split, folder in by_split.items()}
         return {split: _Found(way, partial(_only, way)) for split, way in ways.items()}
@@ -208,9 +207,9 @@ def _refuse_unfinished(path: Path) -> None:
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
     """The shards in a folder without a manifest, or the only one with a manifest of its own."""
     files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
-    ours = [file for file in files if manifests.single_manifest(file)]
+    ours = manifests.with_own(files)
     if len(ours) == len(files) == 1:
-        dataset = _open_ours(ours[0])
+        dataset = open_described(ours[0])
         dataset.beside = ignored
         return dataset
     tables = {file: manifests.load(file).class_names for file in ours}
@@ -243,7 +242,8 @@ def _foreign(
     return dataset
 
 
-def _open_ours(path: Path) -> Dataset:
+def open_described(path: Path) -> Dataset:
+    """The dataset whose manifest is there; its shards may be missing."""
     manifest = manifests.load(path)
     return _described(manifest, manifests.manifest_path(path), manifest.shards)
 
@@ -281,7 +281,7 @@ def _remote_files(
 
 def _open_file(path: Path) -> Dataset:
     if manifests.has_manifest(path):
-        return _open_ours(path)
+        return open_described(path)
     folder, format = path.parent, format_of(path)
     top = folder.parent if format and FORMATS[format].below == folder.name else folder
     manifest = manifests.load_any(top) if manifests.has_manifest(top) else None

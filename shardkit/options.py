@@ -7,15 +7,17 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, near
 from shardkit.names import is_safe
 from shardkit.processors import processors
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from shardkit.schema import ClassNames
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -38,28 +40,57 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class ImageOptions:
-    """What is done to images.
+class Asked:
+    """Options that show themselves as far as they differ from the defaults."""
 
-    None: not asked for. Images that are right otherwise pass as they are; for those that are
-    re-encoded, IMAGE_DEFAULTS holds. Raises UsageError for options that make no sense.
+    def __repr__(self) -> str:
+        usual, words = type(self)(), []
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if f.repr and value != getattr(usual, f.name):
+                words.append(f"{f.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(words)})"
+
+
+@dataclass(frozen=True, repr=False)
+class ImageOptions(Asked):
+    """What is done to images; None: not asked for.
+
+    Images that are right otherwise pass as they are; for those that are re-encoded,
+    `shardkit.options.IMAGE_DEFAULTS` holds.
+
+    resize: make images smaller: so many pixels a side; which one, resize_mode says.
+    resize_mode: "shorter", "longer" or "exact" (both sides), or "crop" or "pad" to a square.
+    upscale: make smaller images larger, too.
+    format: "keep" that of each, or store "jpeg", "png", "webp" or "raw", which is decoded pixels.
+    quality: 1 to 100, of JPEG and WebP. None: 90.
+    chroma: the colour resolution of JPEG: "420", "422" or "444". None: "420".
+    background: colour behind transparent pixels and in margins, such as "#808080". None: white.
+    icc: "srgb" applies colour profiles, as steps on pixels do; "keep" stores them. None: "srgb".
+    min_size: drop images whose shorter side has fewer pixels.
+    max_aspect: drop images whose longer side is more than so many times the shorter.
+    max_pixels: drop images with more pixels.
+    check: how images are checked that pass as they are: by "header" and end, or "decode" all.
+    masks: the fields that are masks, with commas between, or "none". None: found by their names.
+    boxes: the fields of boxes, x0, y0, x1, y1 in pixels, or "none". None: the field "boxes".
+
+    Raises UsageError for options that make no sense.
     """
 
-    resize: int | None = None  # pixels of a side: which one, `resize_mode` says
-    resize_mode: str = "shorter"  # "shorter", "longer", "exact", "crop" or "pad"
-    upscale: bool = False  # make smaller images larger too
-    format: str = "keep"  # or "jpeg", "png", "webp", or "raw": decoded pixels
-    quality: int | None = None  # 1 to 100, of JPEG and WebP
-    chroma: str | None = None  # colour resolution of JPEG: "420", "422" or "444"
-    background: str | None = None  # behind transparent pixels and in margins: "#ffffff", "white"
-    icc: str | None = None  # "srgb": apply colour profiles, as all pixel steps do; or "keep" them
-    min_size: int | None = None  # drop images whose shorter side has fewer pixels
-    max_aspect: float | None = None  # drop those whose longer side is so many times the shorter
-    max_pixels: int | None = None  # drop those with more pixels
-    check: str = "header"  # of images that pass as they are; or "decode": decode them all
-    masks: str | None = None  # fields, with commas between; or "none". None: find out
-    boxes: str | None = None  # fields of x0, y0, x1, y1 in pixels; as masks are given
+    resize: int | None = None
+    resize_mode: str = "shorter"
+    upscale: bool = False
+    format: str = "keep"
+    quality: int | None = None
+    chroma: str | None = None
+    background: str | None = None
+    icc: str | None = None
+    min_size: int | None = None
+    max_aspect: float | None = None
+    max_pixels: int | None = None
+    check: str = "header"
+    masks: str | None = None
+    boxes: str | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
@@ -104,12 +135,18 @@ class ImageOptions:
         return self != ImageOptions()
 
 
-@dataclass(frozen=True)
-class AudioOptions:
-    """What is done to audio: what it changes becomes FLAC, all else passes as it is."""
+@dataclass(frozen=True, repr=False)
+class AudioOptions(Asked):
+    """What is done to audio: what it changes becomes FLAC, all else passes as it is.
 
-    sample_rate: int | None = None  # Hz
-    mono: bool = False  # the mean of all channels, as one
+    sample_rate: resample audio to so many Hz, up to 655,350. None: each keeps its own.
+    mono: store the mean of all channels as one.
+
+    Raises UsageError for options that make no sense.
+    """
+
+    sample_rate: int | None = None
+    mono: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self, MAX_RATE, sample_rate=1)
@@ -120,26 +157,42 @@ class AudioOptions:
         return self != AudioOptions()
 
 
-@dataclass(frozen=True)
-class TextOptions:
+@dataclass(frozen=True, repr=False)
+class TextOptions(Asked):
     """How documents are read, and what becomes of their text.
 
-    Without a tokenizer text is stored as text. Raises UsageError for options that make no sense.
+    Without a tokenizer text is stored as text.
+
+    field: the field with the text. None: "text", or the only field of text.
+    keep_fields: store the other fields of a document, too.
+    documents: of .txt one a "file" or one a "line"; "auto": of a folder files, of a file lines.
+    encoding: that of text: a name that Python knows, or "auto": found out file by file.
+    encoding_errors: bytes that are not text are an error ("strict"); or "replace", "ignore" them.
+    tokenizer: store tokens, made by this one: its file, folder or name. None: text is stored.
+    special_tokens: what "<|endoftext|>" in a document is: "special", the token, or "text".
+    append_eos: end documents with a token. None: if the tokenizer has one.
+    eos_token: the token that ends documents, where the tokenizer does not say.
+    bos: begin documents with a token.
+    seq_len: pack documents into blocks of so many tokens. None: a sample is a document.
+    pack: documents into blocks: "concat", "nosplit" (whole where they fit), "pad" (one in each).
+    remainder: a block that is not full: "pad" it, "keep" it shorter, or "drop" it.
+
+    Raises UsageError for options that make no sense.
     """
 
-    field: str | None = None  # that holds the text; None: "text", or the only field of text
-    keep_fields: bool = False  # keep the other fields of a document beside it
-    documents: str = "auto"  # one a "file" or one a "line"; auto: of a folder of .txt, files
-    encoding: str = "utf-8"  # a name that Python knows, or "auto": find out, file by file
-    encoding_errors: str = "strict"  # bytes that are not text: an error; "replace" or "ignore" them
-    tokenizer: str | os.PathLike[str] | None = None  # a file, a folder or a name
-    special_tokens: str = "special"  # what "<|endoftext|>" in a document is: a token, or "text"
-    append_eos: bool | None = None  # end documents by a token; None: if the tokenizer has one
-    eos_token: str | None = None  # which, where the tokenizer's files do not say
-    bos: bool = False  # begin documents by a token
-    seq_len: int | None = None  # tokens of a block; None: a sample is a document
-    pack: str = "concat"  # documents into blocks: "concat", "nosplit", or "pad": one in each
-    remainder: str = "pad"  # a block that is not full: "pad" it, "keep" it shorter, or "drop" it
+    field: str | None = None
+    keep_fields: bool = False
+    documents: str = "auto"
+    encoding: str = "utf-8"
+    encoding_errors: str = "strict"
+    tokenizer: str | os.PathLike[str] | None = None
+    special_tokens: str = "special"
+    append_eos: bool | None = None
+    eos_token: str | None = None
+    bos: bool = False
+    seq_len: int | None = None
+    pack: str = "concat"
+    remainder: str = "pad"
 
     def __post_init__(self) -> None:
         check_numbers(self, seq_len=1)
@@ -185,49 +238,93 @@ class Selection:
 ALL_FIELDS = Selection()
 
 
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What shapes a conversion. Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30)."""
+@dataclass(frozen=True, repr=False)
+class ConvertOptions(Asked):
+    """What shapes a conversion.
 
-    shard_size: int | str | None = None  # at most this many bytes a shard; 256MB by default
-    shard_samples: int | None = None  # or at most this many samples
+    Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30).
+
+    shard_size: the most bytes of a shard: "64MB". None: "256MB"; of a format of one file no bound.
+    shard_samples: the most samples of a shard, instead.
+    shuffle: store all samples in random order.
+    seed: the number that decides what chance does: shuffle, sample, folds, stratify, group.
+    limit: the first so many samples of each split, after shuffling.
+    include_class: names of classes: only their samples, with the labels 0, 1, ...
+    exclude_class: only samples of other classes.
+    where: only samples that a condition holds for: "width >= 256 and label in (3, 7)".
+    keys: only samples with these: a file with a key a line, or in Python a list.
+    dedup: leave out copies of samples: "exact" ones, or "near" ones of images, too.
+    sample: about this share of all samples, above 0 and up to 1.
+    split: "auto" (folders such as train/), "none", shares ("train=0.9,val=0.1"), or files of keys.
+    folds: so many datasets of equal size instead: fold0, fold1, ...
+    stratify: the field each of whose values has its share in every split.
+    group: the field whose values are each in one split alone.
+    classes: names in the order of their labels: a file with one a line, or in Python a list, or
+        of Python samples by field.
+    metadata: a table with a row for each file: .csv, .tsv, .jsonl or .parquet.
+    file_column: the column of the table with the names of files. None: "file_name".
+    file_suffix: what the names in the table lack at their end: ".jpg".
+    label_column: the column of the table or of the source that becomes the field `label`.
+    label_separator: stands between several labels in a text.
+    fields: the fields of the source to store, and no others. None: all.
+    drop: the fields of the source that are not stored.
+    rename: fields that get another name: old -> new.
+    safe_keys: percent-encode all characters of keys but A-Z, a-z, 0-9, -, _ and /.
+    stats: count all pixels, so that their mean and deviation are in the manifest.
+    beside: with TAR, files for the loaders of "dali", "energon" and "wids".
+    image: a shardkit.ImageOptions.
+    audio: a shardkit.AudioOptions.
+    text: a shardkit.TextOptions.
+    transform: a step of your own: "module:function", or in Python a function.
+    on_error: "fail" at the first bad sample, or "skip" it and list it in errors.jsonl.
+    max_errors: with "skip", stop when more samples than this are bad.
+    overwrite: replace an existing dataset, once the new one is complete.
+    workers: processes. None: of paths one a processor; 0: this one alone.
+    engine: "local" processes, or "ray": the nodes of a Ray cluster.
+    ray_address: the HOST:PORT of the cluster, "auto" or "local". None: one that is there.
+    ray_options: what a task needs of a node: num_cpus, memory ("4GB"), custom resources.
+
+    Raises UsageError for options that make no sense.
+    """
+
+    shard_size: int | str | None = None
+    shard_samples: int | None = None
     shuffle: bool = False
     seed: int = 0
-    limit: int | None = None  # the first so many samples, after shuffling, of each split
-    # Of the source, only samples of these classes, or of all but these; those that a condition
-    # holds for; those with these keys (a file with one a line, or a list); about such a share.
+    limit: int | None = None
     include_class: Sequence[str] = ()
     exclude_class: Sequence[str] = ()
     where: str | None = None
     keys: str | os.PathLike[str] | Sequence[str] | None = None
-    dedup: str | None = None  # without "exact" copies of samples, or "near" ones of images
+    dedup: str | None = None
     sample: float | None = None
-    # "auto", "none", shares: "train=0.9,val=0.1", or files of keys: "train=a.txt,val=b.txt"
     split: str = "auto"
-    folds: int | None = None  # so many datasets of equal size instead
-    stratify: str | None = None  # the field each of whose values has these shares in all splits
-    group: str | None = None  # the field whose values are each in one split alone
-    # Class names in the order of their labels; of Python samples also those of several fields.
+    folds: int | None = None
+    stratify: str | None = None
+    group: str | None = None
     classes: ClassNames | None = None
-    metadata: str | os.PathLike[str] | None = None  # a table that has a row for each file
-    file_column: str | None = None  # of it, with their names; None: "file_name"
-    file_suffix: str | None = None  # that these names lack: ".jpg"
-    label_column: str | None = None  # of it, or of the source, that becomes the field `label`
-    label_separator: str | None = None  # between several labels in a text
-    fields: Sequence[str] | None = None  # of the source: store these and no others
-    drop: Sequence[str] = ()  # of the source: store all but these
-    rename: dict[str, str] = field(default_factory=dict)  # field -> new name
-    safe_keys: bool = False  # percent-encode what is neither A-Z, a-z, 0-9, -, _ nor / in keys
-    stats: bool = False  # count all pixels: their mean and deviation are in the manifest
-    beside: Sequence[str] = ()  # of TARs, files for other loaders: "dali", "energon", "wids"
+    metadata: str | os.PathLike[str] | None = None
+    file_column: str | None = None
+    file_suffix: str | None = None
+    label_column: str | None = None
+    label_separator: str | None = None
+    fields: Sequence[str] | None = None
+    drop: Sequence[str] = ()
+    rename: dict[str, str] = field(default_factory=dict)
+    safe_keys: bool = False
+    stats: bool = False
+    beside: Sequence[str] = ()
     image: ImageOptions = field(default_factory=ImageOptions)
     audio: AudioOptions = field(default_factory=AudioOptions)
     text: TextOptions = field(default_factory=TextOptions)
-    transform: str | Callable[..., Any] | None = None  # a step of your own, or "module:function"
-    on_error: str = "fail"  # or "skip"
-    max_errors: int = 1000  # with "skip": stop when more samples than this are bad
+    transform: str | Callable[..., Any] | None = None
+    on_error: str = "fail"
+    max_errors: int = 1000
     overwrite: bool = False
-    workers: int | None = None  # processes; None: all cores; 0: none, work in this one
+    workers: int | None = None
+    engine: str = "local"
+    ray_address: str | None = None
+    ray_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.shard_size is not None and self.shard_samples is not None:
@@ -245,6 +342,7 @@ class ConvertOptions:
         self._check_selection()
         self._check_subset()
         self._check_labels()
+        self._check_engine()
         if self.shard_size is not None and parse_size(self.shard_size) < 4096:
             raise UsageError("a shard must have room for 4,096 bytes", found=str(self.shard_size))
 
@@ -297,13 +395,25 @@ class ConvertOptions:
         if self.label_separator == "":
             raise UsageError("label_separator must be text that stands between labels", found="''")
 
+    def _check_engine(self) -> None:
+        check_choice(self, "engine", ("local", "ray"))
+        ray = self.engine == "ray"
+        if not ray and (self.ray_address is not None or self.ray_options):
+            raise UsageError(
+                "ray_address and ray_options are about Ray", fix="say engine='ray' (--engine ray)"
+            )
+        if ray and self.workers == 0:
+            raise UsageError("workers=0 is this process, and engine='ray' is others")
+        if not isinstance(self.ray_options, Mapping):
+            raise UsageError("ray_options must be a dict", found=repr(self.ray_options))
+
     @property
     def bounded(self) -> bool:
         """Whether it was said how large shards are."""
         return self.shard_size is not None or self.shard_samples is not None
 
     @classmethod
-    def of(cls, **options: Any) -> ConvertOptions:
+    def of(cls, **options: Unpack[ConvertKeywords]) -> ConvertOptions:
         """The options by name; raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
@@ -317,13 +427,56 @@ class ConvertOptions:
             return self.workers
         sources = source if isinstance(source, list | tuple) else [source]
         paths = bool(sources) and all(isinstance(one, str | os.PathLike) for one in sources)
-        return processors() if paths else 0
+        return processors() if paths or self.engine == "ray" else 0
 
     def max_bytes(self) -> int | None:
         """The bound on a shard's bytes; None where samples bound it."""
         if self.shard_samples is not None:
             return None
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
+
+
+class ConvertKeywords(TypedDict, total=False):
+    """The same as keyword arguments, for type checkers."""
+
+    shard_size: int | str | None
+    shard_samples: int | None
+    shuffle: bool
+    seed: int
+    limit: int | None
+    include_class: Sequence[str]
+    exclude_class: Sequence[str]
+    where: str | None
+    keys: str | os.PathLike[str] | Sequence[str] | None
+    dedup: str | None
+    sample: float | None
+    split: str
+    folds: int | None
+    stratify: str | None
+    group: str | None
+    classes: ClassNames | None
+    metadata: str | os.PathLike[str] | None
+    file_column: str | None
+    file_suffix: str | None
+    label_column: str | None
+    label_separator: str | None
+    fields: Sequence[str] | None
+    drop: Sequence[str]
+    rename: dict[str, str]
+    safe_keys: bool
+    stats: bool
+    beside: Sequence[str]
+    image: ImageOptions
+    audio: AudioOptions
+    text: TextOptions
+    transform: str | Callable[..., Any] | None
+    on_error: str
+    max_errors: int
+    overwrite: bool
+    workers: int | None
+    engine: str
+    ray_address: str | None
+    ray_options: Mapping[str, Any]
 
 
 def _named(fields: str | None) -> tuple[str, ...] | None:
@@ -335,7 +488,7 @@ def check_names(kind: type[Any], options: Iterable[str]) -> None:
     known = [f.name for f in fields(kind)]
     for name in options:
         if name not in known:
-            raise UsageError(f"there is no option {name!r}", expected=", ".join(known))
+            raise UsageError(f"there is no option {name!r}", expected=near(name, known))
 
 
 def check_numbers(options: Any, most: int = 1 << 62, **least: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.mapped import computed, pieces
+
+_SORTED = 1 << 22  # numbers, at a time
 
 
 def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
@@ -15,12 +17,39 @@ def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
 
     Sorts the numbers by a hash, so the order rests on no library's random generator and stays the
     same for ever. The hash is SplitMix64 (Steele, Lea and Flood, 2014), which is a bijection: no
-    two numbers have equal hashes.
+    two numbers have equal hashes. Long ones lie in a temporary file, where they are put into parts
+    by their hashes, and then sorted part by part: time grows as the length, and memory does not.
     """
     start = splitmix(np.array([seed % 2**64], np.uint64))
-    with np.errstate(over="ignore"):
-        hashes = splitmix(np.arange(length, dtype=np.uint64) + start)
-    return np.argsort(hashes).astype(np.int64, copy=False)
+
+    def hashes(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        with np.errstate(over="ignore"):
+            return splitmix(numbers.astype(np.uint64) + start)
+
+    def by_hash(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return numbers[np.argsort(hashes(numbers))]
+
+    parts = length // _SORTED + 1
+    if parts == 1:
+        return by_hash(np.arange(length))
+
+    def part_of(piece: slice) -> npt.NDArray[np.int64]:
+        upper = hashes(np.arange(piece.start, piece.stop)) >> np.uint64(32)
+        return (upper * np.uint64(parts) >> np.uint64(32)).astype(np.int64)
+
+    counts = sum(np.bincount(part_of(piece), minlength=parts) for piece in pieces(length))
+    free = np.cumsum(counts) - counts  # where the next number of each part goes
+    found = computed(length, np.int64, lambda piece: np.arange(piece.start, piece.stop))
+    for piece in pieces(length):
+        part = part_of(piece)
+        order = np.argsort(part, kind="stable")
+        count = np.bincount(part, minlength=parts)
+        shift = np.repeat(free - (np.cumsum(count) - count), count)
+        found[shift + np.arange(len(part))] = piece.start + order
+        free += count
+    for begin, end in itertools.pairwise([0, *free.tolist()]):
+        found[begin:end] = by_hash(found[begin:end])
+    return found
 
 
 def seed_of(*numbers: int) -> int:

@@ -73,18 +73,28 @@ def _limit(group: Path) -> float:
 
 
 def in_threads(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int, ahead: int
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    threads: int,
+    ahead: int,
+    wait: Callable[[Future[_Result]], _Result] = Future.result,
+    stop: Callable[[], object] = lambda: None,
 ) -> Iterator[_Result]:
-    """The function of each item, in order; at most `ahead` results for each thread wait."""
+    """The function of each item, in order; at most `ahead` results for each thread wait.
+
+    `wait` gets the results; `stop` is called before what runs is waited for, if they end early.
+    """
     waiting: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
                 if len(waiting) > ahead * threads:
-                    yield waiting.popleft().result()
+                    yield wait(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield wait(waiting.popleft())
+        except BaseException:
+            stop()
+            raise
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)

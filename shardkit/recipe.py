@@ -12,12 +12,13 @@ import os
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
-from shardkit.checked import Count, Digest, MismatchError, checked, damaged, plain, under
+from shardkit.checked import Count, Digest, MismatchError, Rule, checked, damaged, plain, under
 from shardkit.errors import FormatError
 from shardkit.options import (
     IMAGE_DEFAULTS,
+    SEEDS,
     AudioOptions,
     ConvertOptions,
     ImageOptions,
@@ -71,6 +72,7 @@ class KeysEntry(TypedDict):
     digest: Digest
 
 
+_Seed = Annotated[int, Rule("a whole number from 0 to 2^64 - 1", lambda n: 0 <= n <= SEEDS)]
 LISTS = "lists"  # as `Recipe.split`: by the lists of `Recipe.keys`
 
 
@@ -90,7 +92,7 @@ class Recipe:
     on_error: str = "fail"
     shard_size: Count | None = None  # bytes. With neither of these all goes into one shard
     shard_samples: Count | None = None
-    shuffle: Count | None = None  # the seed
+    shuffle: _Seed | None = None  # the seed
     limit: Count | None = None
     include_class: tuple[str, ...] = ()
     exclude_class: tuple[str, ...] = ()
@@ -102,7 +104,7 @@ class Recipe:
     folds: Count | None = None
     stratify: str | None = None
     group: str | None = None
-    seed: Count | None = None  # of what is drawn or divided by chance
+    seed: _Seed | None = None  # of what is drawn or divided by chance
     fields: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     rename: dict[str, str] = field(default_factory=dict)

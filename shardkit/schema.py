@@ -9,13 +9,15 @@ import numbers
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict
+from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from shardkit.checked import Count, MismatchError, Rule, checked
-from shardkit.errors import FormatError, SampleError, UsageError
+from shardkit.errors import FormatError, SampleError, UsageError, near
 from shardkit.sample import JsonText, Sample
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +31,10 @@ class FieldType:
     def check(self, value: Any) -> Any:
         """The value as all formats store it; raises TypeError if it is of another type."""
         raise NotImplementedError
+
+    def entry(self, table: Mapping[type, _T]) -> _T:
+        """What a table has for the type, or else for the nearest of its bases, such as Bytes."""
+        return next(table[each] for each in type(self).__mro__ if each in table)
 
     def to_json(self) -> dict[str, Any]:
         return {"type": type(self).__name__, **self._changed()}
@@ -44,7 +50,12 @@ class FieldType:
 
 
 @dataclass(frozen=True, repr=False)
-class Int(FieldType):
+class Scalar(FieldType):
+    """Base of the types of single numbers."""
+
+
+@dataclass(frozen=True, repr=False)
+class Int(Scalar):
     """A whole number that fits 64 bits, signed."""
 
     python = "int"
@@ -67,7 +78,7 @@ def int64(stored: bytes | int) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class Float(FieldType):
+class Float(Scalar):
     """A 64-bit floating point number."""
 
     python = "float"
@@ -82,7 +93,7 @@ class Float(FieldType):
 
 
 @dataclass(frozen=True, repr=False)
-class Bool(FieldType):
+class Bool(Scalar):
     """True or False."""
 
     python = "bool"
@@ -95,7 +106,7 @@ class Bool(FieldType):
 
 @dataclass(frozen=True, repr=False)
 class Text(FieldType):
-    """Unicode text."""
+    """Unicode text: a str."""
 
     python = "str"
 
@@ -118,21 +129,26 @@ class Bytes(FieldType):
 
 
 @dataclass(frozen=True, repr=False)
-class Image(Bytes):
+class Encoded(Bytes):
+    """Base of the types of files of media: their bytes, of which nothing is decoded."""
+
+
+@dataclass(frozen=True, repr=False)
+class Image(Encoded):
     """An encoded image (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
 
     python = "bytes of an encoded image"
 
 
 @dataclass(frozen=True, repr=False)
-class Audio(Bytes):
+class Audio(Encoded):
     """An encoded audio file (WAV, FLAC, MP3, Ogg, ...): the file's bytes, nothing is decoded."""
 
     python = "bytes of an encoded audio file"
 
 
 @dataclass(frozen=True, repr=False)
-class Video(Bytes):
+class Video(Encoded):
     """An encoded video file (MP4, WebM, AVI, ...): the file's bytes, nothing is decoded."""
 
     python = "bytes of an encoded video file"
@@ -237,7 +253,7 @@ class _Entry(TypedDict):
 
 
 class Schema(Mapping[str, FieldType]):
-    """An ordered map of field name to type.
+    """An ordered map of field name to type, made of `fields`, such a map.
 
     >>> schema = Schema({"image": Image(), "label": Int()})
     >>> schema["label"]
@@ -299,12 +315,15 @@ class Schema(Mapping[str, FieldType]):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Schema:
-        """The schema with fields renamed as `names` says (old: new)."""
+        """The schema with fields renamed as `names` says (old: new).
+
+        Raises UsageError for an unknown field, and where two would have one name.
+        """
         unknown = names.keys() - self._fields.keys()
         if unknown:
+            first = sorted(unknown)[0]
             raise UsageError(
-                f"there is no field {sorted(unknown)[0]!r} to rename",
-                expected="one of " + ", ".join(self._fields),
+                f"there is no field {first!r} to rename", expected=near(first, self._fields)
             )
         fields = {names.get(name, name): kind for name, kind in self._fields.items()}
         if len(fields) != len(self._fields):
@@ -312,11 +331,16 @@ class Schema(Mapping[str, FieldType]):
         return Schema(fields)
 
     def to_json(self) -> dict[str, Any]:
+        """As values that JSON can hold."""
         return {name: kind.to_json() for name, kind in self._fields.items()}
 
     @classmethod
     def from_json(cls, data: Any) -> Schema:
-        """Raises ValueError for an invalid schema, FormatError for a type of a later version."""
+        """The schema of `data`, as `to_json` gives it.
+
+        Raises MismatchError, a ValueError, for an invalid one, FormatError for a type of a later
+        version.
+        """
         entries = checked(dict[str, _Entry], data)
         for name in RESERVED & entries.keys():
             raise MismatchError(f"any name but {', '.join(sorted(RESERVED))}", name)

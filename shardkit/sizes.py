@@ -73,3 +73,24 @@ class FieldSizes:
             power = 1 << start.bit_length() >> 1
             counts[power] = counts.get(power, 0) + count
         return {str(power): count for power, count in counts.items()}
+
+    def ranges(self, most: int = 24) -> list[tuple[int, int, int]]:
+        """A histogram: first size, last size and values of each of up to so many ranges.
+
+        They are of equal width, or grow by equal ratios where sizes differ by far.
+        """
+        low, high = self.min, self.max + 1
+        if not self.count:
+            return []
+        if self.max > 50 * max(low, most):
+            starts = np.geomspace(max(low, 1), high, most + 1)[:-1].astype(np.int64)
+        else:
+            bucket = 1 << max(self.max.bit_length() - 8, 0)  # a range has whole ones
+            step = -(-(high - low) // (most - 1) // bucket) * bucket or bucket
+            starts = np.arange(low // bucket * bucket, high, step)
+        starts = np.unique([low, *starts[starts > low]])
+        counts = np.zeros(len(starts), np.int64)
+        for start, count in self.buckets.items():
+            counts[max(int(np.searchsorted(starts, start, "right")) - 1, 0)] += count
+        ends = [*(starts[1:] - 1).tolist(), self.max]
+        return list(zip(starts.tolist(), ends, counts.tolist(), strict=True))

@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.checked import Count, plain
 from shardkit.codecs.image import NotAnImageError, probe, unusable
 from shardkit.codecs.media import media_of
 from shardkit.codecs.pixels import to_rgb
-from shardkit.errors import UsageError
+from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitError, UsageError
 from shardkit.manifest import PixelStats
 from shardkit.page_cache import cache_from
 from shardkit.pages import Pages, through
 from shardkit.processors import in_threads, processors
+from shardkit.progress import Monitor
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Schema,
-    Text,
-    Video,
-)
+from shardkit.schema import Array, Encoded, FieldType, Image, Images, Int, Scalar, Schema, Text
 from shardkit.sizes import FieldSizes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
-
+    from typing_extensions import Self
 
 _CHUNK = 32  # samples that a thread takes at once
 _REMOTE_THREADS = 32  # each waits for a request
@@ -49,13 +37,22 @@ _ROWS = 1 << 20  # pixels that are counted at once: counting takes 8 bytes for e
 _EXAMPLES = 5  # groups of duplicates that are named
 
 
-class Samples(Protocol):
+class Stored(Protocol):
+    """What lies in some folders."""
+
+    @property
+    def paths(self) -> Sequence[Path]: ...
+    def at(self, change: Callable[[Path], Path]) -> Self: ...
+
+
+_S = TypeVar("_S", bound=Stored)
+
+
+class Samples(Stored, Protocol):
     """The part of `Dataset` that is needed here."""
 
     schema: Schema
 
-    @property
-    def paths(self) -> Sequence[Path]: ...
     @property
     def transform(self) -> Callable[[Sample], Sample] | None: ...
     @property
@@ -67,7 +64,6 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
     def read(self, index: int) -> Sample: ...
     def transform_of(self, index: int) -> Callable[[Sample], Sample] | None: ...
-    def at(self, change: Callable[[Path], Path]) -> Samples: ...
 
 
 @dataclass
@@ -165,6 +161,7 @@ class _Field:
         self.values = 0
         self.sizes: dict[str, FieldSizes] = {}  # by what is measured
         self.formats: Counter[str] = Counter()
+        self.shapes: Counter[str] = Counter()  # of arrays of several dimensions
         self.numbers = _Numbers()
         self.pixels = Pixels()
 
@@ -176,9 +173,9 @@ class _Field:
                 found = probe(image)
                 self.formats[found.format] += 1
                 self._size(bytes=len(image), width=found.width, height=found.height)
-        elif isinstance(self.kind, Audio | Video):
+        elif isinstance(self.kind, Encoded):
             about = media_of(self.kind, value)._asdict()
-            self.formats[about.pop("format")] += 1
+            self.formats[" ".join(filter(None, (about.pop("format"), about.pop("codec"))))] += 1
             if (seconds := about.pop("duration")) is not None:
                 about["milliseconds"] = round(1000 * seconds)
             self._size(bytes=len(value), **{n: v for n, v in about.items() if v is not None})
@@ -187,7 +184,9 @@ class _Field:
         elif isinstance(self.kind, Array):
             if value.ndim == 1:
                 self._size(length=len(value))
-        elif isinstance(self.kind, Int | Float | Bool):
+            else:
+                self.shapes[str(value.shape)] += 1
+        elif isinstance(self.kind, Scalar):
             if math.isfinite(value):
                 self.numbers.add(float(value))
         elif isinstance(value, bytes):
@@ -216,10 +215,11 @@ class _Field:
             sizes.flush()
             self.sizes.setdefault(measure, FieldSizes()).merge(sizes)
         self.formats += other.formats
+        self.shapes += other.shapes
         self.numbers.merge(other.numbers)
         self.pixels.merge(other.pixels)
 
-    def summary(self, *, numbers: bool) -> dict[str, Any]:
+    def summary(self, *, numbers: bool, histograms: bool) -> dict[str, Any]:
         """`numbers`: whether they are quantities, not classes."""
         found: dict[str, Any] = {"type": type(self.kind).__name__, "values": self.values}
         if self.formats:
@@ -232,6 +232,10 @@ class _Field:
                 "mean": about.bytes / about.count,
                 "max": about.max,
             }
+            if histograms:
+                found[measure]["histogram"] = sizes.ranges()
+        if histograms and self.shapes:
+            found["shapes"] = dict(self.shapes.most_common())
         if numbers and self.numbers.count:
             found.update(self.numbers.summary())
         if (pixels := self.pixels.summary()) is not None:
@@ -242,19 +246,31 @@ class _Field:
 class _Tally:
     """What is counted of some samples, in their order."""
 
-    def __init__(self, dataset: Samples) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Samples, quick: bool) -> None:
+        self._dataset, self._quick = dataset, quick
+        self._damaged: list[ShardkitError] = []
         self._fields = {name: _Field(kind) for name, kind in dataset.schema.items()}
         self._compared = compared(dataset.schema, dataset.label)
         self._labels: list[Any] = []
         self._digests: list[bytes] = []
 
-    def add(self, sample: Sample, transform: Callable[[Sample], Sample] | None) -> None:
+    def read(self, index: int) -> None:
+        """Count a sample; a quick tally lists one that is damaged."""
+        try:
+            self._add(self._dataset.read(index), index)
+        except (SampleError, DamagedError, NotFoundError) as error:
+            if not self._quick:
+                raise
+            self._damaged.append(error)
+
+    def _add(self, sample: Sample, index: int) -> None:
         """Count a sample as it is stored, and as it is after its transform."""
         self._digests.append(content_digest(sample, self._compared))
         self._labels.append(sample.get(self._dataset.label))
         self._each(sample, _Field.add)
-        if transform is not None:
+        if self._quick:
+            return
+        if (transform := self._dataset.transform_of(index)) is not None:
             sample = transform(sample)
         self._each(sample, _Field.look)
 
@@ -272,18 +288,20 @@ class _Tally:
             field_.merge(other._fields[name])
         self._labels += other._labels
         self._digests += other._digests
+        self._damaged += other._damaged
 
     def summary(self) -> dict[str, Any]:
         numbered = (self._dataset.label, *self._dataset.class_names)
-        return {
+        found = {
             "samples": len(self._digests),
             "fields": {
-                name: field_.summary(numbers=name not in numbered)
+                name: field_.summary(numbers=name not in numbered, histograms=self._quick)
                 for name, field_ in self._fields.items()
             },
             "classes": self._classes(),
             "duplicates": self._duplicates(),
         }
+        return found | {"damaged": self._damaged} if self._quick else found
 
     def _classes(self) -> list[dict[str, Any]] | None:
         """Those of the label, each with the weight by which all classes count alike."""
@@ -351,25 +369,36 @@ def _bytes_of(value: Any) -> bytes:
     return repr(value).encode("utf-8", "surrogatepass")
 
 
-def stats(dataset: Samples) -> dict[str, Any]:
-    """See `Dataset.stats`."""
-    threads = processors()
-    if any(isinstance(path, RemotePath) for path in dataset.paths):
-        pages, threads = Pages(cache_from(None, None)), _REMOTE_THREADS
-        dataset = dataset.at(lambda path: through(path, pages))
-    found = _Tally(dataset)
-    for part in _tallies(dataset, threads):
+def stats(
+    dataset: Samples, monitor: Monitor | None = None, *, quick: bool = False
+) -> dict[str, Any]:
+    """See `Dataset.stats`.
+
+    `quick`: no image is decoded, and damaged samples are no error: `damaged` has their errors.
+    Sizes have a `histogram` (`FieldSizes.ranges`), and arrays of several dimensions counts of their
+    `shapes`.
+    """
+    dataset, threads = side_by_side(dataset)
+
+    def measure(start: int) -> _Tally:
+        tally = _Tally(dataset, quick)
+        for index in range(start, min(start + _CHUNK, len(dataset))):
+            tally.read(index)
+        return tally
+
+    found, starts = _Tally(dataset, quick), range(0, len(dataset), _CHUNK)
+    if monitor is not None:
+        monitor.start("counting", len(dataset), "samples")
+    for start, part in zip(starts, in_threads(measure, starts, threads, 2), strict=True):
         found.merge(part)
+        if monitor is not None:
+            monitor.advance(min(_CHUNK, len(dataset) - start))
     return found.summary()
 
 
-def _tallies(dataset: Samples, threads: int) -> Iterator[_Tally]:
-    """The tallies of runs of samples, in order."""
-
-    def measure(start: int) -> _Tally:
-        tally = _Tally(dataset)
-        for index in range(start, min(start + _CHUNK, len(dataset))):
-            tally.add(dataset.read(index), dataset.transform_of(index))
-        return tally
-
-    return in_threads(measure, range(0, len(dataset), _CHUNK), threads, 2)
+def side_by_side(dataset: _S) -> tuple[_S, int]:
+    """The dataset to read in threads, and how many; of a URL each page is requested once."""
+    if not any(isinstance(path, RemotePath) for path in dataset.paths):
+        return dataset, processors()
+    pages = Pages(cache_from(None, None))
+    return dataset.at(lambda path: through(path, pages)), _REMOTE_THREADS

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,6 +34,8 @@ STORE_CHANGES = ("put", "put_if", "copy", "delete")
 
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
+_REMOVALS = 10  # of a folder that another process still writes to
+_PAUSE = 0.05  # seconds between two
 _BLOCK = 1 << 20  # bytes per read while hashing and copying
 _DOWNLOAD = 8 << 20  # bytes of an object that are requested at once
 _MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
@@ -242,6 +245,10 @@ def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _write_back_hint()
+# Linux's way to sync a whole file system, instead of millions of files one by one.
+_syncfs = None
+if sys.platform.startswith("linux"):
+    _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 # Whether write-back is started early: files that will be removed soon do not need it.
 write_back = True
 _BEGIN = 2  # SYNC_FILE_RANGE_WRITE: start, do not wait
@@ -340,6 +347,30 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def write_loose(path: Path, data: bytes) -> None:
+    """One of very many files, not yet synced, of which nothing is remembered."""
+    with create(path) as file:
+        write(file, [data])
+    _written.pop(path, None)
+
+
+def sync_all(folder: Path) -> None:
+    """Return once all files and folders below one are on the disk."""
+    with explained("sync", folder):
+        if _syncfs is None:
+            for path in (
+                Path(at, name) for at, _, files in os.walk(folder) for name in ("", *files)
+            ):
+                sync(path)
+            return
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            if _syncfs(handle):
+                raise OSError(ctypes.get_errno(), "")
+        finally:
+            os.close(handle)
+
+
 def rename(old: Path, new: Path) -> None:
     """Rename atomically: a path has either the old name or the new one."""
     with explained("rename", old):
@@ -349,10 +380,18 @@ def rename(old: Path, new: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file or a whole folder, if it exists."""
     with explained("remove", path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        for left in reversed(range(_REMOVALS)):
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+                return
+            except OSError as error:
+                # What a process of a killed one still writes there, for a moment.
+                if error.errno != errno.ENOTEMPTY or not left:
+                    raise
+            time.sleep(_PAUSE)
 
 
 def read(path: Path, most: int = -2) -> bytes:

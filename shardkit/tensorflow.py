@@ -12,14 +12,17 @@ import numpy as np
 
 from shardkit.errors import UsageError
 from shardkit.extras import extra
+from shardkit.keywords import takes
 from shardkit.options import is_whole
 from shardkit.schema import Array
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
+from shardkit.stream.options import LoaderKeywords
 from shardkit.stream.stream import Source
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from typing_extensions import Unpack
 
 STATE = "__state__"  # of each batch: the state after it
 
@@ -29,18 +32,19 @@ _FIX = (
 )
 
 
+@takes(Loader.__init__)
 def dataset(
     source: StreamingDataset | Source,
     *,
     epochs: int | None = 1,
     state: dict[str, Any] | str | bytes | None = None,
-    **options: Any,
+    **options: Unpack[LoaderKeywords],
 ) -> tf.data.Dataset:
     """The batches of a rank, from epoch 0 or a state up to `epochs`; None: without end.
 
     Every batch is a dict of tensors, and `__state__` in it is the state after it as JSON: it counts
     what has arrived, whatever is prefetched behind it. `state` continues there. All iterations of
-    the dataset are equal. `options` are those of `shardkit.stream.Loader`.
+    the dataset are equal.
 
     The first batch is made at once, to know the types of all. Raises UsageError for invalid
     options, states of other data, and fields that tensors cannot hold.

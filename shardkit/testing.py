@@ -53,7 +53,7 @@ from shardkit.schema import (
 
 
 def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
-    """A small encoded image, a different one for each number."""
+    """An encoded image, another one for each number: a `format` of Pillow, `size` in pixels."""
     import PIL.Image
 
     file = BytesIO()
@@ -63,7 +63,7 @@ def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8
 
 
 def make_audio(number: int = 0, rate: int = 8000, samples: int = 80) -> bytes:
-    """A short WAV file of 16 bits and one channel, a different one for each number."""
+    """A WAV file of 16 bits and one channel: `samples` at `rate` Hz, others for each number."""
     file = BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setparams((1, 2, rate, samples, "NONE", ""))
@@ -72,7 +72,10 @@ def make_audio(number: int = 0, rate: int = 8000, samples: int = 80) -> bytes:
 
 
 def make_video(number: int = 0, size: tuple[int, int] = (64, 48), frames: int = 25) -> bytes:
-    """An MP4 file of 25 frames a second, with headers and nothing to decode."""
+    """An MP4 file of 25 frames a second and a `size`, another one for each number.
+
+    It has headers and nothing to decode.
+    """
 
     def box(name: str, *parts: bytes) -> bytes:
         content = b"".join(parts)
@@ -106,7 +109,7 @@ EVERYTHING = Schema(
 
 
 def everything(number: int) -> Sample:
-    """A sample of the schema EVERYTHING."""
+    """The sample of such a number, of the schema EVERYTHING."""
     sample: Sample = {
         "__key__": f"folder/{number:04d}",
         "image": make_image(number),
@@ -124,7 +127,7 @@ def everything(number: int) -> Sample:
 
 
 def assert_same(found: Sample, expected: Sample) -> None:
-    """Equal keys in the same order, equal values, equal types."""
+    """Assert that `found` has the keys of `expected` in their order, equal values, equal types."""
     assert list(found) == list(expected)
     for name, value in expected.items():
         assert type(found[name]) is type(value), name
@@ -738,7 +741,7 @@ def _without(sample: Sample, name: str) -> Sample:
 
 
 def write_shard(format: Format, path: Path, schema: Schema, samples: list[Sample]) -> ShardReader:
-    """A shard of these samples, opened."""
+    """A shard of these samples at `path`, of a schema and a format, opened."""
     writer = format.create(path, ShardSpec(schema))
     for sample in samples:
         assert writer.write(schema.check(sample))

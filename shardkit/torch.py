@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
 
-from shardkit.errors import OutputError, ShardkitWarning, UsageError
+from shardkit.errors import OutputError, UsageError, warn
 from shardkit.performance import monitor as monitoring
 from shardkit.stream.torch_loader import Loader, StreamingDataset
 
@@ -33,6 +32,7 @@ class Monitor(monitoring.Monitor[monitoring.T]):
 
         `wait` batches are skipped, `warmup` profiled and discarded, and `active` recorded, with
         "waiting for data" where the loop waits. TensorBoard and Perfetto show the trace.
+        Raises UsageError for other numbers, and OutputError for a `folder` that cannot be made.
         """
         if min(wait, warmup) < 0 or active < 1:
             raise UsageError(
@@ -48,11 +48,9 @@ class Monitor(monitoring.Monitor[monitoring.T]):
         finally:
             done, self._profiler = self._profiler, None
         if done is not None and done.step_num <= wait + warmup:
-            warnings.warn(
+            warn(
                 f"next to nothing was recorded: the loop was over after {done.step_num} batches, "
-                f"of which the first {wait + warmup} are passed over",
-                ShardkitWarning,
-                stacklevel=3,  # of the context
+                f"of which the first {wait + warmup} are passed over"
             )
 
     def _open(self, path: Path) -> monitoring.Log:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +20,16 @@ from shardkit.errors import (
     MissingKeyError,
     SampleError,
     ShardkitError,
-    ShardkitWarning,
     UsageError,
+    near,
+    warn,
 )
 from shardkit.formats.base import KEY
 from shardkit.indices import array, ascending, below, chosen, compact, in_order, pick
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
-from shardkit.where import Condition, condition, near
+from shardkit.where import Condition, condition
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -75,6 +75,10 @@ class Views(ABC):
     @abstractmethod
     def paths(self) -> Sequence[Path]:
         """The folders of all shards."""
+
+    @abstractmethod
+    def at(self, change: Callable[[Path], Path]) -> Self:
+        """The same dataset with its shards in other folders."""
 
     @property
     @abstractmethod
@@ -126,7 +130,7 @@ class Views(ABC):
         if isinstance(index, slice):
             return self._view(self._sliced(index))
         if isinstance(index, str):
-            index = self._number_of(index)
+            index = self.number_of(index)
         sample = self.read(index)
         transform = self.transform and self.transform_of(index)
         if transform is None:
@@ -144,10 +148,13 @@ class Views(ABC):
 
     def __contains__(self, key: object) -> bool:
         """Whether a sample has this key."""
-        return isinstance(key, str) and bool(self._numbers_of(key))
+        return isinstance(key, str) and bool(self.numbers_of(key))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Number of the shard that holds a sample, and the sample's position in it."""
+        """Number of the shard that holds the sample with an `index`, and its position in it.
+
+        Raises IndexError for a number that no sample has.
+        """
         try:
             index = operator.index(index)
         except TypeError:
@@ -220,7 +227,7 @@ class Views(ABC):
                 fix="for a mask or numbers, dataset.select(...)",
             )
         for name in fields or ():
-            self._field(name)
+            self.kind_of(name)
         passed = (n for n, sample in enumerate(self._samples(fields)) if test(sample))
         return self._view(np.fromiter(passed, np.int64))
 
@@ -230,7 +237,7 @@ class Views(ABC):
 
     def _passing(self, test: Condition) -> Numbers:
         """The numbers of the samples that pass, of which some are read at a time."""
-        self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}", 4)
+        self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}")
         passed = [np.zeros(0, np.int64)]
         for shard, positions, numbers in self._runs():
             values = [self.read_values(shard, name, positions) for name in test.fields]
@@ -297,7 +304,7 @@ class Views(ABC):
 
     def keys(self) -> list[str]:
         """The key of every sample, in order; values are not read."""
-        self._warn_of_download("keys", 3)
+        self._warn_of_download("keys")
         found = [""] * len(self)
         for shard, positions, numbers in self._runs():
             for number, key in zip(numbers.tolist(), self.read_keys(shard, positions), strict=True):
@@ -318,10 +325,10 @@ class Views(ABC):
         """
         if field == KEY:
             return np.fromiter(self.keys(), object, len(self))
-        kind, size, seen = self._field(field), 0, 0
+        kind, size, seen = self.kind_of(field), 0, 0
         shape, dtype = _row(kind, field in self.guessed)
         out = np.empty((len(self), *shape), dtype)
-        self._warn_of_download(f"values of {field!r}", 3)
+        self._warn_of_download(f"values of {field!r}")
         for shard, positions, numbers in self._runs():
             rows = np.empty((len(positions), *shape), dtype)
             if shape and self.read_rows(shard, field, positions, rows):
@@ -362,13 +369,14 @@ class Views(ABC):
                     found=str(np.shape(value)),
                 )
 
-    def _field(self, name: str) -> FieldType:
+    def kind_of(self, name: str) -> FieldType:
+        """The type of a field; raises UsageError for one that there is not."""
         kind = self.schema.get(name)
         if kind is None:
             raise UsageError(
                 f"the dataset has no field {name!r}",
                 path=self.place,
-                expected=near(str(name), self.columns) if self.schema else "no field",
+                expected=near(name, self.columns) if self.schema else "no field",
             )
         return kind
 
@@ -388,7 +396,7 @@ class Views(ABC):
                 positions = stored.stored(numbers) - first
                 yield shard, positions, numbers if order is None else order[numbers]
 
-    def _warn_of_download(self, what: str, stacklevel: int) -> None:
+    def _warn_of_download(self, what: str) -> None:
         """Of a URL, where these lie among all other values, so that all of it may be downloaded."""
         among = not _AMONG.isdisjoint(self.format.split(", "))
         if not (among and any(isinstance(path, RemotePath) for path in self.paths)):
@@ -396,35 +404,36 @@ class Views(ABC):
         size = sum(self.extent(shard)[1] for shard in range(self.shards))
         size = size * len(self) // max(self._length, 1)
         if size > _LARGE:
-            warnings.warn(
+            warn(
                 f"the {what} of {len(self):,} samples lie among all other values, of which about"
-                f" {size / 1e9:,.1f} GB are downloaded",
-                ShardkitWarning,
-                stacklevel=stacklevel,
+                f" {size / 1e9:,.1f} GB are downloaded"
             )
 
     # --- keys to samples --------------------------------------------------------------------------
 
-    def _number_of(self, key: str) -> int:
-        """The number of the sample with a key."""
-        numbers = self._numbers_of(key)
+    def number_of(self, key: str) -> int:
+        """The number of the sample with a key.
+
+        Raises MissingKeyError where there is none, and UsageError where there are several.
+        """
+        numbers = self.numbers_of(key)
         if len(set(self.stored(np.array(numbers, np.int64)).tolist())) > 1:
             raise UsageError(
                 "several samples have this key",
                 path=self.place,
                 key=key,
                 found="numbers " + ", ".join(map(str, numbers[:5])),
-                fix=f"read them by their numbers: dataset[{numbers[0]}]",
+                fix=f"read one by its number, such as {numbers[0]}",
             )
         if not numbers:
             raise self._no_key(key)
         return numbers[0]
 
-    def _numbers_of(self, key: str) -> list[int]:
-        """The numbers of the samples that have a key."""
+    def numbers_of(self, key: str) -> list[int]:
+        """The numbers of the samples that have a key; the first look for one reads all keys."""
         table = self._shared.get("keys")
         if table is None:
-            self.whole._warn_of_download("keys", 5)
+            self.whole._warn_of_download("keys")
             hashes = [np.zeros(0, np.int64), *map(self._key_hashes, range(self.shards))]
             table = self._shared["keys"] = _KeyTable(np.concatenate(hashes))
         found: list[int] = []

@@ -16,14 +16,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from shardkit.codecs.image import NotAnImageError, probe, unusable
 from shardkit.codecs.media import media_info
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, near
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
@@ -31,10 +30,9 @@ from shardkit.schema import (
     Bool,
     Bytes,
     FieldType,
-    Float,
     Image,
-    Int,
     Json,
+    Scalar,
     Schema,
     Text,
     Video,
@@ -55,6 +53,17 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 _OF_IMAGES = ("width", "height", "format", "size")
 _OF_AUDIO = ("duration", "sampling_rate", "channels", "format", "size")
 _OF_VIDEO = (*_OF_AUDIO, "width", "height", "frames")
+_PARTS: dict[type, tuple[str, ...]] = {
+    FieldType: (),
+    Image: _OF_IMAGES,
+    Audio: _OF_AUDIO,
+    Video: _OF_VIDEO,
+    Bytes: ("size",),
+    **dict.fromkeys((Text, Array), ("length",)),
+}
+_CALLED: dict[type, str] = {
+    Scalar: "a number", Bool: "true or false", Text: "text", Array: "list", FieldType: "data",
+}  # fmt: skip
 # Of which fields these are where none is named, and of which one first.
 _USUAL: dict[str, tuple[tuple[type[FieldType], ...], str]] = {
     **dict.fromkeys(_OF_VIDEO, ((Audio, Video), "audio")),
@@ -330,7 +339,7 @@ class _Reader:
             return value._replace(kind="any", get=lambda s: _inside(s.get(name), rest))
         if not rest:
             names = self._names.get(name)
-            return value._replace(kind=_kind(kind), get=lambda s: s.get(name), names=names)
+            return value._replace(kind=kind.entry(_CALLED), get=lambda s: s.get(name), names=names)
         part = str(rest[0])
         if len(rest) > 1 or part not in self._parts(name):
             parts = ", ".join(f"{name}.{one}" for one in self._parts(name))
@@ -342,12 +351,7 @@ class _Reader:
 
     def _parts(self, field: str | None) -> tuple[str, ...]:
         kind = self._schema.get(field or "")
-        for encoded, parts in ((Image, _OF_IMAGES), (Audio, _OF_AUDIO), (Video, _OF_VIDEO)):
-            if isinstance(kind, encoded):
-                return parts
-        return (
-            ("size",) if isinstance(kind, Bytes) else ("length",) * isinstance(kind, Text | Array)
-        )
+        return () if kind is None else kind.entry(_PARTS)
 
     def _made(self, test: _Test, *values: _Value) -> Condition:
         fields = dict.fromkeys(v.field for v in values if v.field and v.field in self._schema)
@@ -373,22 +377,9 @@ class _Reader:
         )
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """What may have been meant by an unknown name, in words."""
-    close = get_close_matches(name, known, 3, 0.6)
-    return " or ".join(close) if close else "one of " + ", ".join(known[:20])
-
-
 def _is_null(node: ast.expr) -> bool:
     none = isinstance(node, ast.Constant) and node.value is None
     return none or (isinstance(node, ast.Name) and node.id == "null")
-
-
-def _kind(kind: FieldType) -> str:
-    for types, word in ((Int | Float, "a number"), (Bool, "true or false"), (Text, "text")):
-        if isinstance(kind, types):
-            return word
-    return "list" if isinstance(kind, Array) else "data"
 
 
 def _kind_of(value: Any) -> str:

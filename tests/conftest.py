@@ -6,14 +6,16 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, ShardkitWarning
 from shardkit.formats import FORMATS, get_format
 from shardkit.schema import Image, Schema
 from shardkit.testing import make_image
@@ -35,6 +37,7 @@ def examples(count: int) -> int:
     return count * settings.default.max_examples // _EXAMPLES
 
 
+PACKAGE = Path(__file__).parent.parent / "shardkit"
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # bytes free there, so that temporary files may go there
 
@@ -46,6 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     # Else each of some hundred processes would compile shardkit anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warnings_name_a_line_of_the_caller() -> Iterator[None]:
+    """Each warning of ours in any test: none is told of a line of shardkit."""
+    warn = warnings.warn_explicit
+
+    def checked(message: str, category: type[Warning], file: str, *more: Any) -> None:
+        ours = issubclass(category, ShardkitWarning) and PACKAGE in Path(file).parents
+        assert not ours, f"a warning at {file}: {message}"
+        warn(message, category, file, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "warn_explicit", checked)
+        yield
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -52,7 +52,7 @@ MUTATIONS = [
         "errors.py", "**{**where, **self.where},", "**{**self.where, **where},", "test_base.py"
     ),
     Mutation(
-        "dataset.py",
+        "views.py",
         "shard = bisect_right(self._starts, index) - 1",
         "shard = max(bisect_right(self._starts, index - 1) - 1, 0)",
         "test_dataset.py",
@@ -219,9 +219,27 @@ MUTATIONS = [
     ),
     Mutation(
         "conversion/lock.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "else fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "else fcntl.LOCK_SH | fcntl.LOCK_NB",
         "conversion/test_convert.py conversion/test_create.py",
+    ),
+    Mutation(
+        "conversion/part_lock.py",
+        "        unlock(self._lock)\n        self._lock = None\n        until",
+        "        until",
+        "conversion/test_part_lock.py",
+    ),
+    Mutation(
+        "conversion/part_lock.py",
+        "if found in (None, UNLOCKED) or not self._is_ours():",
+        "if found in (None, UNLOCKED):",
+        "conversion/test_part_lock.py",
+    ),
+    Mutation(
+        "conversion/store_partial.py",
+        "if found is None or is_over(found[0]):\n                return",
+        "return",
+        "remote/test_part_claims.py",
     ),
     Mutation(
         "conversion/store_commit.py",
@@ -382,7 +400,7 @@ MUTATIONS = [
     ),
     # --- the command line ---
     Mutation(
-        "cli/tables.py",
+        "words.py",
         "if number < 999.5:",
         "if number < 1000.5:",
         "test_docs.py",

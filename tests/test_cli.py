@@ -93,9 +93,24 @@ def test_output_that_nobody_reads_ends_a_command_quietly(command: list[str], err
     assert not ended.stderr
 
 
+@pytest.mark.parametrize("command", [["formats"], ["formats", "--json"], ["cat", "{}", "0"]])
+def test_output_that_finds_no_space_is_an_error(command: list[str], tmp_path: Path) -> None:
+    """X1: no traceback, whether writing fails or what was gathered is written at the end."""
+    with shardkit.create(tmp_path / "x", "wds", {"label": shardkit.Int()}) as out:
+        out.write({"__key__": "a", "label": 1})
+    words = [word.format(tmp_path / "x") for word in command]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "shardkit", *words],
+            stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr == b"shardkit: cannot write the output: No space left on device\n"
+
+
 def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing, words in (
-        (None, ["JPEGs: yes"]),
+        (None, ["JPEGs: yes (extension with libjpeg-turbo ", "\nimages: Pillow ", "\naudio: "]),
         ("not built", ["JPEGs: no", "not built", "gcc"]),
     ):
         monkeypatch.setattr(extension, "MISSING", missing)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardkit
+import shardkit.manifest
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.manifest import Manifest
@@ -65,6 +66,28 @@ def test_a_single_shard_of_ours_knows_its_manifest(out: Path) -> None:
     assert len(ds) == 4
     assert ds[1]["label"] == 1
     assert ds.classes == ("class0", "class1", "class2")
+
+
+@pytest.mark.parametrize("what", ["folder", "shard", "splits"])
+def test_opening_reads_each_manifest_once(
+    tmp_path: Path, out: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shardkit.convert(out, "wds", tmp_path / "split", split="train=0.5,val=0.5", workers=0)
+    read, real = [], shardkit.manifest._from_json
+    monkeypatch.setattr(
+        shardkit.manifest, "_from_json", lambda data, path: read.append(path) or real(data, path)
+    )
+    if what == "splits":
+        assert {name: len(ds) for name, ds in open_splits(tmp_path / "split").items()} == {
+            "train": 15,
+            "val": 15,
+        }
+        tops = [tmp_path / "split" / name for name in ("", "train", "val")]
+        assert read == [top / "__shardkit__/manifest.json" for top in tops]
+    else:
+        path = out if what == "folder" else out / "shard-000000.tar"
+        assert len(shardkit.open(path)) == (30 if what == "folder" else 4)
+        assert read == [out / "__shardkit__/manifest.json"]
 
 
 def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

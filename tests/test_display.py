@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import PIL.Image
 import pytest
 
 import shardkit
+from shardkit.conversion.run import PartResult
 from shardkit.dataset import Dataset
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema, Text
+from shardkit.stream import Loader, StreamingDataset
 from tests.conftest import write_images
 from tests.stream.data import photo, write_photos
 
@@ -39,7 +42,7 @@ class Tags(HTMLParser):
     @property
     def images(self) -> list[PIL.Image.Image]:
         sources = [str(attributes["src"]) for tag, attributes in self.found if tag == "img"]
-        prefix = "data:image/jpeg;base64,"
+        prefix = "data:image/webp;base64,"
         assert all(source.startswith(prefix) for source in sources)
         data = [base64.b64decode(source[len(prefix) :], validate=True) for source in sources]
         return [PIL.Image.open(io.BytesIO(one)) for one in data]
@@ -64,7 +67,7 @@ def test_a_notebook_shows_samples(tmp_path: Path) -> None:
     ds = shardkit.open(write_photos(tmp_path / "out", size=(480, 360)))
     ds.transform = lambda sample: {}  # samples are shown as they are stored
     page = Tags(ds._repr_html_())
-    assert [image.size for image in page.images] == [(96, 72)] * 5
+    assert [image.size for image in page.images] == [(128, 96)] * 5
     assert np.abs(np.asarray(page.images[0], float).mean() - 127) < 30
     assert all(key in page.text for key in ("0000", "0007", "0014", "0022", "0029"))
     assert "37 samples in 5 shards" in page.text
@@ -84,12 +87,14 @@ def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
     )
     shown = ds._repr_html_()
     page = Tags(shown)
-    assert {tag for tag, _ in page.found} == {"p", "b", "table", "tr", "th", "td"}
-    assert all(set(attributes) <= {"style"} for _, attributes in page.found)
-    assert "<script>alert(1)</script>" in page.text
+    cards = {"figure", "figcaption", "code", "strong", "dl", "dt", "dd", "span", "small"}
+    whole = {"div", "style", "p", "b", "table", "tr", "th", "td"}
+    assert {tag for tag, _ in page.found} == whole | cards
+    assert all(set(attributes) <= {"class", "dir", "scope"} for _, attributes in page.found)
+    assert page.text.count("<script>alert(1)</script>") > 6
     assert "no image" in page.text
     assert "\x1b" not in shown + repr(ds)
-    assert len(shown) < 5000
+    assert len(shown) < 6000
     assert len(repr(ds)) < 1000
 
 
@@ -109,18 +114,19 @@ def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
     page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
     assert "png 12000 x 12000" in page.text
     sizes = [image.size for image in page.images]
-    assert sorted(sizes) == [(1, 96), *[(6, 4)] * 4, *[(48, 36)] * 2]
-    assert re.search("cut.{0,9}no image", page.text)
+    assert sorted(sizes) == [(1, 128), *[(6, 4)] * 4, *[(48, 36)] * 3]
+    assert re.search("no image: .{3,80}cut", page.text)
 
 
-def test_images_of_two_fields_are_decoded() -> None:
+def test_images_of_three_fields_are_decoded() -> None:
     fields = {"a": Images(), **{f"image{n}": Image() for n in range(5)}, "z": Images()}
     sample = {name: [photo(1)] * 3 if len(name) == 1 else photo(2) for name in fields}
     samples = [{"__key__": str(n), **sample} for n in range(2)]
     page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
-    assert len(page.images) == 2 * (2 + 1)
+    assert len(page.images) == 2 * (3 + 1 + 1)
     assert page.text.count("3 images") == 2
-    assert page.text.count(f"{len(photo(2)):,} bytes") == 2 * 4
+    assert page.text.count(f"jpeg 48 x 36, {len(photo(1)):,} bytes") == 2 * 3
+    assert page.text.count(f"jpeg 48 x 36, {len(photo(2)):,} bytes") == 2 * 3
 
 
 def test_a_damaged_sample_is_named(tmp_path: Path) -> None:
@@ -146,3 +152,40 @@ def test_samples_are_taken_evenly(count: int) -> None:
     text = Tags(Dataset.from_sequence(samples, Schema({"n": Int()}))._repr_html_()).text
     shown = [n for n in range(count) if f"<{n}>" in text]
     assert shown == sorted({n * count // min(count, 5) for n in range(min(count, 5))})
+
+
+def test_results_loaders_and_options_tell_of_themselves_in_a_line(
+    images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    made = shardkit.convert(images, "wds", out, workers=0)
+    assert re.fullmatch(
+        rf"<ConvertResult {out}: wds, 12 samples, [\d.]+ kB in \d+\.\d s>", repr(made)
+    )
+    again = shardkit.convert(images, "wds", out, workers=0)
+    assert repr(again).endswith(" s, complete already>")
+    options = {"split": "train=0.5,val=0.5", "stratify": "label", "workers": 0}
+    splits = shardkit.convert(images, "wds", tmp_path / "splits", **options)
+    assert repr(splits).startswith(f"<ConvertResult {tmp_path / 'splits'} (train, val): wds, 12")
+    part = replace(made, splits={}, part=PartResult("1/2", 3, 5, 800, 1, 2), seconds=2.0)
+    words = "wds, 5 samples, 800 B in 2.0 s, 1 dropped"
+    assert repr(part) == f"<ConvertResult {out} (part 1/2): {words}>"
+    assert repr(shardkit.verify(out)) == f"<VerifyReport {out}: sound, wds, 12 samples in 1 shard>"
+    (out / "shard-000000.tar").write_bytes(b"x")
+    damaged = repr(shardkit.verify(out)).split("\n")
+    assert re.fullmatch(rf"<VerifyReport {out}: \d problems?, wds, .*>", damaged[0])
+    assert 2 <= len(damaged) <= 4
+
+    shardkit.convert(images, "wds", out, overwrite=True, workers=0)
+    loader = Loader(out, batch_size=5, shuffle=True)
+    words = f"<Loader {out}: (shuffle=True, batch_size=5)"
+    assert repr(loader) == f"{words}; 3 batches, 3 left, of epoch 0>"
+    next(iter(loader))
+    assert repr(loader) == f"{words}; 3 batches, 2 left, of epoch 0>"
+    source = [shardkit.open(out), str(tmp_path / "none")]
+    assert repr(StreamingDataset(source)) == f"<StreamingDataset {out}, {tmp_path / 'none'}: ()>"
+    assert repr(shardkit.StreamOptions(storage_options={"key": "secret"})) == "StreamOptions()"
+    image = shardkit.ImageOptions(resize=8)
+    assert repr(shardkit.ConvertOptions(image=image, seed=1)) == (
+        "ConvertOptions(seed=1, image=ImageOptions(resize=8))"
+    )

@@ -35,13 +35,17 @@ for language, code in json.load(sys.stdin):
 """
 
 
-# Its blocks need servers: tests/remote/test_docs.py runs them.
-REMOTE = ROOT / "docs" / "remote.md"
+# Blocks that need servers, machines or other libraries: remote/test_docs.py, test_cluster.py and
+# test_coming_from.py run them.
+REMOTE, CLUSTER = ROOT / "docs" / "remote.md", ROOT / "docs" / "cluster.md"
+COMING_FROM = ROOT / "docs" / "coming-from.md"
 
 
 @pytest.mark.docs
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page != REMOTE], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if page not in (REMOTE, CLUSTER, COMING_FROM)],
+    ids=lambda page: page.name,
 )
 def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
     run_blocks(page.read_text("utf-8"), tmp_path)
@@ -103,7 +107,16 @@ def test_continuous_integration_runs_the_command_of_the_readme() -> None:
     assert found.stdout.strip() == command.strip()
 
 
-WITH_EXAMPLES = ["cli.tables", "formats.wds.names", "options", "sample", "schema"]
+WITH_EXAMPLES = [
+    "cli.help",
+    "errors",
+    "formats.wds.names",
+    "names",
+    "options",
+    "sample",
+    "schema",
+    "words",
+]
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,12 @@ import pyarrow.parquet
 import pytest
 
 import shardkit
+from shardkit.cli import COMMANDS, complain
 from shardkit.errors import DamagedError, ShardkitWarning, printable
 from shardkit.performance.findings import Finding
 from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, few
+from tests.terminals import on_terminal
 from tests.test_cli import run
 
 # A title, a colour (C0, C1), another direction, what has no width, and a line of its own.
@@ -41,8 +44,9 @@ def check(*words: object) -> tuple[int, str]:
             bad = [line for line in lines if not line.isprintable() or line.startswith(FORGED)]
             assert not bad, (words, more, bad)
         printed.append(found)
-    if printed[1].stdout:
-        json.loads(printed[1].stdout)
+    if text := printed[1].stdout:
+        a_line_each = words[0] == "head" and not text.startswith("{\n")  # as errors do
+        assert all(map(json.loads, text.splitlines() if a_line_each else [text]))
     return printed[0].returncode, printed[0].stdout + printed[0].stderr
 
 
@@ -82,6 +86,7 @@ def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None
     assert (code, "\\x1b]0;title" in words) == (0, format != "lance"), words
     check(*given[:-2], "--plan")
     for split in ("", "train"):
+        check("head", out / split)
         code, words = check("inspect", out / split, "--full")
         assert (code, "日本" in words, "é" in words) == (0, True, True)
     assert check("verify", out, "--decode", "--against", evil)[0] == 0
@@ -148,7 +153,7 @@ def test_commands_on_evil_data_of_others(
 ) -> None:
     path = tmp_path / (EVIL + name)
     make(path)
-    for command in ("inspect", "verify"):
+    for command in ("inspect", "head", "verify"):
         check(command, path)
     for options in ((), ("--plan",), ("--on-error", "skip"), ("--check", "decode")):
         out = tmp_path / f"out{len(options)}{options[-1:]}"
@@ -164,6 +169,128 @@ def test_bench_and_doctor(tmp_path: Path) -> None:
     assert "\\x1b" in check("bench", folder.parent, *options)[1]
     finding = Finding("order", EVIL, EVIL, command=EVIL)
     assert all(line.isprintable() for line in str(finding).split("\n"))
+
+
+# What would be seen on a screen if it passed: an answer to be typed, and hidden text.
+SCREEN = f"{EVIL}\x1b[6n\x1b[8m"
+# What our own tables, bars and images are made of.
+OURS = re.compile(r"\x1b\[(?!8m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[(1A|2K)|\r(?=\x1b\[(1A|2K)|\n)")
+
+
+def check_terminal(*words: object, check: int | None = 0, text: bool = False) -> str:
+    """Run a command on a terminal, look at all that it gets, and return that without our own.
+
+    `text`: the lines of a text are shown as lines.
+    """
+    shown = OURS.sub("", on_terminal(*words, check=check))
+    for line in shown.split("\n"):
+        assert line.isprintable(), (words, line)
+        assert text or not line.startswith(FORGED), (words, shown)
+    return shown
+
+
+@pytest.fixture(scope="module")
+def screen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images and texts with keys, classes, fields and values that a terminal would obey."""
+    root = tmp_path_factory.mktemp("screen") / SCREEN
+    for name in (SCREEN, "b"):
+        folder = root / name
+        folder.mkdir(parents=True)
+        (folder / f"{SCREEN}.jpg").write_bytes(make_image(1))
+        (folder / f"{SCREEN}.txt").write_text(SCREEN)
+    (root / "b" / "bad.jpg").write_bytes(SCREEN.encode())
+    (root / "b" / f"{SCREEN}.md").write_text(SCREEN)
+    rows = [
+        {"file_name": str(path.relative_to(root)), "words": SCREEN, SCREEN: {SCREEN: SCREEN}}
+        for path in sorted(root.rglob("*.jpg"))
+    ]
+    (root / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
+    """A terminal gets bars, colours and images: none of its escape sequences is of the data."""
+    out = tmp_path / SCREEN
+    convert = ("convert", screen, "--to", "wds", "-o", out, "--workers", 0)
+    assert "bad.jpg" in check_terminal(*convert, check=1)
+    convert += ("--on-error", "skip")
+    shown = check_terminal(*convert)
+    assert "━" in shown
+    assert "\\x1b[6n" in shown
+    check_terminal(*convert)  # it was complete already
+    check_terminal(*convert, "--plan")
+    check_terminal(*convert, "--limit", 1, check=2)
+    check_terminal("merge", out)
+    part = ("--out", tmp_path / f"{SCREEN}2", "--part", "2/2")
+    assert "2`." in check_terminal(*convert, "--shard-samples", 1, *part)
+    assert "\\u202e" in check_terminal("inspect", out, "--full")
+    check_terminal("inspect", out, "--html", tmp_path / f"{SCREEN}.html")
+    assert "\\u202e" in check_terminal("stats", out)
+    assert "▀" in check_terminal("head", out)
+    check_terminal("cat", out, SCREEN, check=2)
+    for name in ("0", shardkit.open(out).keys()[1]):  # of each class
+        shown = check_terminal("cat", out, name)
+        assert "\\x9b31m\\u202e" in shown
+        assert "▀" in shown
+        check_terminal("cat", out, name, "--field", "label")
+    check_terminal("cat", out, "0", "--field", SCREEN, text=True)
+    assert "é\\x1b]0;title" in check_terminal("cat", out, "0", "--field", "text", text=True)
+    check_terminal("cat", out, "0", "--field", SCREEN + "x", check=2)
+    check_terminal("cat", out, "0", "--field", "image", "-o", out / SCREEN / SCREEN, check=2)
+    check_terminal("verify", out, "--against", screen, check=None)
+    given = ("--batch-size", 2, "--threads", 1, "--rounds", 1, "--limit", 2)
+    check_terminal("bench", out, "--measure", "load", *given)
+    check_terminal("diff", screen, out, check=1)
+    for to in ("folder", "jsonl", "files"):
+        check_terminal("export", out, "--to", to, "-o", tmp_path / (to + SCREEN))
+    check_terminal("formats")
+    given = ("--batch-size", 1, "--threads", 1, "--seconds", 0.01)
+    assert "samples/s" in check_terminal("doctor", out, *given)
+    check_terminal(SCREEN, check=2)
+    (shard,) = out.glob("*.tar")
+    shard.write_bytes(shard.read_bytes().replace(b"\xff\xd9", b"\0\0"))
+    assert "damaged" in check_terminal("verify", out, check=1)
+    (out / "__shardkit__" / "manifest.json").rename(tmp_path / "manifest.json")
+    assert "its manifest is missing" in check_terminal("inspect", out)
+    (tmp_path / "manifest.json").rename(out / "__shardkit__" / "manifest.json")
+    shard.write_bytes(shard.read_bytes()[:-2000])
+    for command in ("inspect", "head", "stats"):
+        check_terminal(command, out, check=1)
+    with shardkit.create(tmp_path / f"{SCREEN}0", "wds", {"label": shardkit.Int()}):
+        pass
+    assert "has no samples" in check_terminal("head", tmp_path / f"{SCREEN}0")
+
+
+def test_no_command_is_forgotten() -> None:
+    """Each of them is tried on a terminal above."""
+    text = Path(__file__).read_text("utf-8")
+    assert [name for name in COMMANDS if f'"{name}"' not in text] == []
+
+
+def test_lines_on_standard_error_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    complain(f"one\n{SCREEN}")
+    assert capfd.readouterr().err == f"one\n{printable(SCREEN)}\n".replace("\\r\\n", "\\r\n")
+
+
+def test_a_traceback_is_shown_not_obeyed() -> None:
+    """Of a mistake of ours, with a name of the data in its message."""
+    script = """
+import sys
+from shardkit import cli
+
+def fails(*words, **options):
+    raise RuntimeError(sys.argv[1])
+
+cli.group.main = fails
+cli.main()
+"""
+    command = [sys.executable, "-c", script, SCREEN]
+    found = subprocess.run(command, capture_output=True, check=False)
+    assert found.returncode == 1
+    shown = found.stderr.decode()
+    assert shown.startswith("Traceback (most recent call last):")
+    assert "RuntimeError: é\\x1b]0;title" in shown
+    assert all(line.isprintable() for line in shown.split("\n"))
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

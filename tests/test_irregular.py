@@ -154,7 +154,7 @@ def test_what_takes_the_place_of_a_file_while_converting(
             make(path)
 
         with pytest.raises(SampleError, match="not a regular file"):
-            shardkit.convert(source, "wds", tmp_path / "out", monitor=Swap(swap), workers=0)
+            shardkit.convert(source, "wds", tmp_path / "out", progress=Swap(swap), workers=0)
         done = shardkit.convert(source, "wds", tmp_path / "out", on_error="skip", workers=0)
         assert done.errors == 1
         shutil.rmtree(tmp_path / "out")

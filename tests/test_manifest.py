@@ -130,7 +130,7 @@ def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) 
     [
         (b'{"shardkit": 1, "x": NaN}', "not a JSON number"),
         (b'{"shardkit": 1, "x": 1e999}', "not a JSON number"),
-        (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", r"4300 digits|limit \(4300\)"),
         (b"[" * 10**6, "too deep inside one another"),
         (b'{"shardkit": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
         (b'{"shardkit": 1, "x": "\xff"}', "utf-8"),
@@ -388,7 +388,7 @@ def test_manifests_with_wrong_values_give_samples_or_our_errors(
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
     seed = 4 * random.randrange(10**6) + part if full else 2_170_800 + part
-    count = (full // 4 or 1_500) if large else 200
+    count = (full // 4 or 500) if large else 120
     command = [sys.executable, "-m", "tests.fuzz_manifests", datasets, seed, 0, count]
     done = subprocess.run(
         list(map(str, command)),

@@ -15,7 +15,7 @@ from shardkit.testing import make_image
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 START = """
-import os, resource, sys
+import gc, os, resource, sys
 import shardkit, shardkit.stream
 from shardkit.errors import StorageError
 
@@ -96,8 +96,14 @@ for path in paths:
     dataset = shardkit.open(path)
     limit(held() + 20)
     ballast = []
-    for use in (lambda: dataset[1], lambda: shardkit.verify(path), lambda: next(iter(loader))):
+    uses = {
+        "dataset": lambda: dataset[1],
+        "verify": lambda: shardkit.verify(path),
+        "loader": lambda: next(iter(loader)),
+    }
+    for name, use in uses.items():
         for left in range(3):
+            gc.collect()  # an error of before may hold open shards, of which use() would make room
             fill(ballast)
             for _ in range(left):
                 os.close(ballast.pop())
@@ -106,7 +112,7 @@ for path in paths:
             except StorageError as error:
                 assert "ulimit -n" in error.fix, error
             else:
-                assert left, use
+                assert left, (path, name)
             dataset.close(), loader.dataset.stream.samples.close()
     for handle in ballast:
         os.close(handle)

@@ -779,7 +779,7 @@ def test_a_monitor_hears_of_all_steps_in_the_callers_thread(images: Path, tmp_pa
     out = make(images, "wds", tmp_path / "out")
     shard_paths(out)[0].unlink()
     monitor = Listening()
-    shardkit.verify(out, decode=True, against=images, monitor=monitor)
+    shardkit.verify(out, decode=True, against=images, progress=monitor)
     manifest = manifests.load(out)
     size = sum(file.bytes for file in manifest.all_files())
     assert monitor.steps == [

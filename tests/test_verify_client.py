@@ -90,7 +90,7 @@ def checked(path: Path) -> VerifyReport:
     return verify(path, client=True)
 
 
-@some("wds", "lmdb")
+@some("lmdb")
 def test_the_library_reads_every_type_as_shardkit_does(tmp_path: Path, format: str) -> None:
     report = checked(make(tmp_path, format))
     assert report.problems == []
@@ -427,6 +427,7 @@ def test_a_library_that_fails_is_an_error(
         run("verify", labels, "--client", check=1)
 
 
+@pytest.mark.large
 def test_a_library_that_a_damaged_file_ends_is_an_error_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,9 +247,9 @@ def test_heads_of_images_are_enough() -> None:
         ("good if good else good", "expected a field, a number", None, 1),
         ("'äöü' == text and ö", "no field 'ö'", None, 19),
         ("label == 3 or " * 3 + "`x y` == 3", "no field 'x y'", None, 43),
-        ("label == 'x\0'", "null byte", None, None),
+        ("label == 'x\0'", "null b", None, None),
         ("(" * 300 + "good", "parentheses", None, None),
-        ("not " * 5000 + "good", "cannot be parsed", None, 1),
+        ("not " * 5000 + "good", "cannot be parsed | nested too deeply", None, 1),
     ],
 )  # fmt: skip
 def test_mistakes(text: str, what: str, expected: str | None, column: int | None) -> None:
@@ -257,6 +257,7 @@ def test_mistakes(text: str, what: str, expected: str | None, column: int | None
         condition(text, SCHEMA, NAMES)
     error = caught.value
     assert error.what.startswith("invalid condition: ")
-    assert what in error.what + json.dumps(error.found, ensure_ascii=False)
+    said = error.what + json.dumps(error.found, ensure_ascii=False)
+    assert any(words in said for words in what.split(" | "))  # versions of Python differ
     assert expected is None or expected in (error.expected or "")
     assert column is None or f"at column {column} of" in (error.found or "")

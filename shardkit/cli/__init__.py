@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import json
@@ -20,20 +21,29 @@ from shardkit.errors import (
     ShardkitWarning,
     is_want_of_memory,
     memory_ran_out,
+    near,
     printable,
 )
-from shardkit.version import __version__
 
 # Name -> help.
 COMMANDS = {
     "convert": "Convert images, text or a dataset into shards.",
+    "merge": "Make one dataset of several, or of the parts of a conversion.",
     "inspect": "Describe a dataset or a shard.",
+    "head": "Show the first samples of a dataset.",
+    "cat": "Show or write one sample, or one of its values.",
     "stats": "Count classes, pixels, lengths and duplicates, for training.",
+    "export": "Write the samples of a dataset as plain files.",
+    "diff": "Compare the samples of two datasets.",
     "verify": "Find every flipped bit, missing file and damaged image.",
     "doctor": "Find what slows loading down, and what to change.",
     "bench": "Measure how fast datasets load, side by side.",
     "formats": "List the formats and what each can do.",
 }
+
+
+# What writing to standard output fails with; other files have errors of ours.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _ClosedPipe(Exception):  # noqa: N818 - not an error
@@ -70,6 +80,12 @@ class _Commands(click.Group):
         command: click.Command = importlib.import_module(f"shardkit.cli.{name}").command
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        unknown = args[0] not in COMMANDS and not ctx.resilient_parsing  # as in completion
+        if unknown:  # click before 8.4 suggests none
+            ctx.fail(f"No such command {args[0]!r}: {near(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -79,17 +95,47 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Show the version, and exit."""
     if not wanted:
         return
-    from shardkit.codecs import extension
+    from shardkit.cli.version import versions
 
-    click.echo(f"shardkit {__version__}")
-    click.echo(f"fast loading of JPEGs: {'no' if extension.MISSING else 'yes'}")
-    if extension.MISSING:
-        click.echo(f"  found: {extension.MISSING}\n  fix: {extension.FIX}")
+    click.echo("\n".join(versions()))
     ctx.exit()
 
 
+def _completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
+    """Show or install the completion of a shell, and exit."""
+    if shell is None:
+        return
+    from shardkit.cli import completion
+
+    shell = completion.chosen(shell)
+    if param.name == "show_completion":
+        click.echo(completion.script(shell))
+    else:
+        for path, changed in completion.install(shell).items():
+            complain(f"{'changed' if changed else 'as it was'}: {path}")
+        complain(f"shardkit is completed in each {shell} that is started from now on")
+    ctx.exit()
+
+
+def _completing(name: str, about: str) -> Callable[[Any], Any]:
+    shells = click.Choice(["bash", "zsh", "fish", "auto"])
+    return click.option(
+        name, type=shells, is_flag=False, flag_value="auto", is_eager=True, expose_value=False,
+        callback=_completion, metavar="[bash|zsh|fish]", help=about,
+    )  # fmt: skip
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the versions of shardkit and its libraries, and exit.",
+)
+@_completing("--install-completion", "Complete words in this shell, by default yours, and exit.")
+@_completing("--show-completion", "Print what that would install, and exit.")
 def group() -> None:
     """Convert datasets for machine learning into fast shards, and read them."""
 
@@ -104,6 +150,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
     warnings.showwarning = _show_warning
+    sys.excepthook = _show_unforeseen
     # No command multiplies matrices. The threads that OpenBLAS, a part of NumPy, starts for that
     # take memory, and end the process where that is short.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -113,9 +160,20 @@ def main() -> None:
             sys.stdout.flush()
     except (_ClosedPipe, BrokenPipeError):
         code = 141
-        for number in (1, 2):  # discard what is left to write
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        _discard()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        complain(f"shardkit: cannot write the output: {os.strerror(error.errno)}")
+        code = 1
+        _discard()
     sys.exit(code)
+
+
+def _discard() -> None:
+    """Discard what is left to write."""
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _run() -> int:
@@ -140,11 +198,14 @@ def _run() -> int:
     return 0
 
 
+_REPEATED = {"convert": "continues", "merge": "continues", "export": "starts over"}
+
+
 def _ended(error: BaseException) -> int:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
-    again = "; the same command run again continues" if "convert" in sys.argv[1:2] else ""
-    complain(f"\nshardkit: interrupted{again}")
+    then = _REPEATED.get("".join(sys.argv[1:2]))
+    complain("\nshardkit: interrupted" + (f"; the same command run again {then}" if then else ""))
     # After an interrupt in code from a string, such as that of dataclasses, `python -m` exits as if
     # it had not been caught, unless other code from a string runs.
     exec("")
@@ -166,6 +227,13 @@ def _show_warning(
         complain(warnings.formatwarning(message, category, filename, lineno, line))
 
 
+def _show_unforeseen(*error: Any) -> None:
+    """Show an error that is none of ours as Python does, but with control characters escaped."""
+    import traceback
+
+    complain("".join(traceback.format_exception(*error)).rstrip())
+
+
 def _show(error: ShardkitError) -> None:
     if "--json" in sys.argv:
         print_json(error.to_dict())
@@ -175,6 +243,11 @@ def _show(error: ShardkitError) -> None:
 def complain(text: str) -> None:
     """Print lines to standard error, with control characters of data escaped."""
     click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+
+
+def say(words: str) -> None:
+    """Print one line to standard error, with line breaks of data escaped too."""
+    complain(printable(f"shardkit: {words}"))
 
 
 def search_here() -> None:
@@ -206,16 +279,16 @@ def storage_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """Print one JSON object, with null for infinite numbers and NaN.
+def print_json(data: dict[str, Any], *, indent: int | None = 1) -> None:
+    """Print one JSON object, with null for infinite numbers and NaN; on one line for None.
 
     It is plain ASCII if it has control characters, or if the output is not Unicode.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     finite, unicode = _finite(data), encoding.lower().startswith("utf")
-    text = json.dumps(finite, ensure_ascii=False, indent=1, allow_nan=False)
+    text = json.dumps(finite, ensure_ascii=False, indent=indent, allow_nan=False)
     if not (unicode and all(map(str.isprintable, text.split("\n")))):
-        text = json.dumps(finite, indent=1, allow_nan=False)
+        text = json.dumps(finite, indent=indent, allow_nan=False)
     click.echo(text)
 
 

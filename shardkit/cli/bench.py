@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from shardkit.cli import complain, print_json, search_here, storage_option
+from shardkit.cli.help import Command, Example, options_of
 from shardkit.cli.tables import counted, print_numbers, print_table, size
+from shardkit.performance.bench import Sweep, bench, check_plot, draw, words_of
 
 _ABOUT = {
     "read": "every value, in shuffled order, hashed",
@@ -19,65 +21,35 @@ _ABOUT = {
 _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
 
 
-def _numbers(
-    ctx: click.Context, param: click.Parameter, text: str | None
-) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise click.BadParameter("expected numbers, such as 1,2,4") from None
-
-
-def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
-
-
-@click.command("bench", context_settings={"show_default": True})
+@click.command(
+    "bench",
+    cls=Command,
+    context_settings={"show_default": True},
+    examples=[
+        Example(
+            "shardkit bench shards photos --batch-size 8 --rounds 2",
+            "Beside the folder it was made of",
+        ),
+        Example(
+            "shardkit bench shards --measure load --threads 1,2 --batch-size 8",
+            "Numbers of threads",
+        ),
+    ],
+)
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--threads",
-    callback=_numbers,
-    metavar="N,...",
-    help="Threads to try.  [default: 1,2,4,... processors]",
-)
-@click.option(
-    "--workers",
-    callback=_numbers,
-    metavar="N,...",
-    help="Processes of torch's DataLoader to try as well.",
-)
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    default="64",
-    callback=_numbers,
-    metavar="N,...",
-    help="Batch sizes to try.",
-)
-@click.option(
-    "--transform",
-    "transforms",
-    default="crop",
-    callback=_words,
-    metavar="NAME,...",
-    help="To try: crop, resize, center, decode, none, or your own function: module:function",
-)
-@click.option(
-    "--size", "side", default=224, metavar="N", help="Width and height of their output, in pixels."
-)
-@click.option(
-    "--measure",
-    "measures",
-    default="read,decode,load",
-    callback=_words,
-    metavar="NAME,...",
-    help="What to measure.",
+@options_of(
+    "Options",
+    Sweep,
+    threads="N,...",
+    workers="N,...",
+    batch_sizes="N,...",
+    transforms="NAME,...",
+    size="N",
+    measures="NAME,...",
+    rounds="N",
+    limit="N",
 )
 @click.option("--cold", is_flag=True, help="Measure with an empty page cache, too.")
-@click.option("--rounds", default=5, metavar="N", help="Counted runs of each setting.")
-@click.option("--limit", default=10_000, metavar="N", help="Most samples in a run.")
 @click.option("--peers", is_flag=True, help="Measure the other libraries that are installed, too.")
 @click.option(
     "--peers-in",
@@ -98,7 +70,6 @@ def _words(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, 
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     paths: tuple[Path, ...],
-    side: int,
     plot: Path | None,
     storage_options: dict[str, str],
     quiet: bool,
@@ -112,15 +83,14 @@ def command(
     """
     from shardkit import storage
     from shardkit.cli.progress import StepsMonitor
-    from shardkit.performance.bench import bench, check_plot, draw
 
     if plot is not None:
         check_plot(plot)
     if any(":" in name for name in options["transforms"]):
         search_here()
-    options["workers"] = options["workers"] or ()
+    options["threads"] = options["threads"] or None
     with storage.using(storage_options, *paths), StepsMonitor(quiet) as progress:
-        report = bench(paths, size=side, progress=progress, **options)
+        report = bench(paths, progress=progress, **options)
     if as_json:
         print_json(report)
     else:
@@ -139,10 +109,7 @@ def _show(report: dict[str, Any]) -> None:
     processors = counted(machine["processors"], "processor")
     memory = f", {size(machine['memory'])} of memory" if machine["memory"] else ""
     rows = [
-        (
-            "machine",
-            f"{machine['processor']}, {processors}{memory}",
-        ),
+        ("machine", f"{machine['processor']}, {processors}{memory}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
         (
             "figures",
@@ -182,8 +149,6 @@ def _network(downloads: int, limit: int | None) -> str:
 
 
 def _show_measure(measure: str, report: dict[str, Any]) -> None:
-    from shardkit.performance.bench import words_of
-
     runs = [run for run in report["runs"] if run["measure"] == measure]
     slowest = min((run["rate"] for run in runs if run["rate"]), default=0.0)
     rows: list[tuple[str, ...]] = []

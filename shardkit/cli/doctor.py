@@ -8,9 +8,20 @@ from typing import Any
 import click
 
 from shardkit.cli import print_json, search_here, storage_option
+from shardkit.cli.help import Command, Example
 
 
-@click.command("doctor", context_settings={"show_default": True})
+@click.command(
+    "doctor",
+    cls=Command,
+    context_settings={"show_default": True},
+    examples=[
+        Example("shardkit doctor shards --batch-size 8", "What slows loading down"),
+        Example(
+            "shardkit doctor shards --batch-size 8 --tune", "The best settings, as a line of code"
+        ),
+    ],
+)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--batch-size",

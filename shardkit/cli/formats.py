@@ -5,21 +5,25 @@ from __future__ import annotations
 import click
 
 from shardkit.cli import print_json
+from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import print_table
 from shardkit.errors import FormatError, UsageError
 from shardkit.formats import FORMATS, get_format
 
 
-@click.command("formats")
+@click.command(
+    "formats",
+    cls=Command,
+    examples=[
+        Example("shardkit formats", "All of them"),
+        Example("shardkit formats --json", "For a program"),
+    ],
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
     """List the formats and what each can do."""
     about = {
-        name: {
-            "suffixes": list(declared.suffixes),
-            "summary": declared.summary,
-            **_abilities(name),
-        }
+        name: {"suffixes": list(declared.suffixes), "summary": declared.summary, **_abilities(name)}
         for name, declared in FORMATS.items()
     }
     if as_json:

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from shardkit.checked import checked
-from shardkit.cli import complain, print_json, storage_option
+from shardkit.cli import print_json, say, storage_option
+from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, pixel_rows, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
@@ -16,7 +17,15 @@ _CLASSES = 20  # that are printed; --json has all
 _BAR = 40  # characters of the longest
 
 
-@click.command("inspect", context_settings={"show_default": True})
+@click.command(
+    "inspect",
+    cls=Command,
+    context_settings={"show_default": True},
+    examples=[
+        Example("shardkit inspect shards", "Counts, fields, classes, first samples"),
+        Example("shardkit inspect shards --html report.html", "A page with images and histograms"),
+    ],
+)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--samples", default=3, metavar="N", help="How many samples to show.")
 @click.option(
@@ -24,12 +33,32 @@ _BAR = 40  # characters of the longest
     is_flag=True,
     help="Read every sample: formats, sizes and lengths of images, audio and video as well.",
 )
+@click.option(
+    "--html",
+    "page",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with samples, histograms and all that is known, instead of printing it.",
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    path: Path, samples: int, full: bool, storage_options: dict[str, str], as_json: bool
+    path: Path,
+    samples: int,
+    full: bool,
+    page: Path | None,
+    storage_options: dict[str, str],
+    as_json: bool,
 ) -> None:
     """Describe PATH: a dataset or a shard, made by shardkit or by others."""
+    if page is not None:
+        from shardkit.report import html_report, write_report
+
+        if as_json:
+            raise click.UsageError("--html writes a page, and --json prints: choose one")
+        write_report(html_report(path, full=full, storage_options=storage_options), page)
+        print_table(str(page), [("size", size(page.stat().st_size))])
+        return
     from shardkit.inspection import inspect
 
     report = inspect(path, samples=samples, full=full, storage_options=storage_options)
@@ -41,7 +70,7 @@ def command(
     else:
         _show(report)
     if report["incomplete"] and not as_json:
-        complain(f"shardkit: warning: {report['incomplete']}")
+        say(f"warning: {report['incomplete']}")
 
 
 def _show(report: dict[str, Any]) -> None:

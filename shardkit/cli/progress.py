@@ -8,8 +8,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shardkit.cli import complain
-from shardkit.cli.tables import console, counted, print_table, size, spread, tally, text_rows
+from shardkit.cli import say
+from shardkit.cli.tables import (
+    console,
+    counted,
+    print_table,
+    print_text,
+    size,
+    spread,
+    tally,
+    text_rows,
+)
 from shardkit.errors import printable
 from shardkit.options import AudioOptions, ImageOptions, TextOptions
 
@@ -33,7 +42,7 @@ class Progress:
 
     def note(self, words: str) -> None:
         if not self._quiet:
-            _say(f"note: {words}")
+            say(f"note: {words}")
 
     def begin(self, title: str, words: str, total: int, unit: str, done: int = 0) -> None:
         """A step begins, which counts "bytes", "samples" or the like."""
@@ -44,7 +53,7 @@ class Progress:
         if sys.stderr.isatty():
             self._show_bar(title)
         else:
-            _say(words)
+            say(words)
 
     def step(self, count: int, size: int) -> None:
         """`count` more are done; `size` bytes count for the speed."""
@@ -55,7 +64,7 @@ class Progress:
             self._bar.update(self._task, advance=count, words=self._words())
         elif not self._quiet and now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            _say(self._words())
+            say(self._words())
 
     def _show_bar(self, title: str) -> None:
         """A bar with what is done, speed and the time that is left."""
@@ -96,14 +105,16 @@ class ConvertMonitor(Progress):
 
     def start(self, plan: Plan, done: int) -> None:
         title = "continuing" if done else "converting"
+        total = sum(map(plan.amount, plan.own))
         samples = "" if plan.samples is None else f"{counted(plan.samples, 'sample')}, "
         words = samples + size(plan.bytes)
+        if plan.part is not None:
+            words += f"; {_part(plan)}"
         if done:
             far = size(done) if plan.unit == "bytes" else f"{done:,}"
             words += f"; continuing, {far} are done"
         for note in plan.notes():
             self.note(note)
-        total = plan.bytes if plan.unit == "bytes" else plan.samples or 0
         self.begin(title, words, total, plan.unit, done)
 
     def advance(self, progress: TaskProgress) -> None:
@@ -127,8 +138,8 @@ class StepsMonitor(Progress):
         self.step(count, count if self._unit == "bytes" else 0)
 
 
-def show_plan(plan: Plan) -> None:
-    """Print what a conversion would do."""
+def show_plan(plan: Plan, estimate: dict[str, Any]) -> None:
+    """Print what a conversion would do, and what that takes."""
     about = plan.describe()
     rows = [("output", about["out"]), ("format", about["format"])]
     for part in about["parts"]:
@@ -140,12 +151,46 @@ def show_plan(plan: Plan) -> None:
     joined = sum(task.joined for task in plan.tasks)
     what = f"{joined:,} of them parts of shards" if joined else "each a shard or more"
     rows.append(("tasks", f"{len(plan.tasks):,}, {what}"))
+    if plan.part is not None:
+        rows.append(("part", _part(plan)))
+    rows += _estimated(estimate)
     rows += _options(about["recipe"])
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     if about["filtered"]:
         rows.append(("left out", tally(about["filtered"])))
     rows += [("problem", problem) for problem in about["problems"]]
     print_table("Would convert", rows)
+
+
+def _part(plan: Plan) -> str:
+    amount = size(plan.own_bytes)
+    return f"part {plan.part} has {len(plan.own):,} of {counted(len(plan.tasks), 'task')}, {amount}"
+
+
+def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Bytes, time and space on the disk that a conversion takes."""
+    if "problem" in about:
+        yield "estimate", about["problem"]
+    if "written" in about:
+        yield "to write", f"about {size(about['written'])}"
+        tried = f"{counted(about['tried']['samples'], 'sample')}, {size(about['tried']['bytes'])}"
+        tried += ", were tried"
+        if bad := about["tried"]["bad"]:
+            tried += f", and {bad:,} that {'is' if bad == 1 else 'are'} bad"
+        if large := about["tried"]["too_large"]:
+            tried += f"; {counted(large, 'sample')} too large to try, whose bytes are known"
+        working = counted(about["processes"], "process")
+        speed = (about["disk"] or {}).get("speed")
+        written = f"; the disk writes {size(speed)}/s" if speed else "; writing was not tried"
+        yield (
+            "time",
+            f"about {about['seconds']:,.1f} s with {working}: {tried}{written}",
+        )
+    if about["disk"]:
+        disk = about["disk"]
+        spare = f", besides {size(disk['unfinished'])} unfinished" if disk["unfinished"] else ""
+        needed = f"about {size(disk['needed'])} needed, " if "needed" in disk else ""
+        yield "disk", f"{needed}{size(disk['free'])} free in {disk['folder']}{spare}"
 
 
 def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -175,11 +220,18 @@ _USUAL: dict[str, ImageOptions | AudioOptions | TextOptions] = {
 _LABELS = {"image": "images"}
 
 
-def show_result(result: ConvertResult) -> None:
+_COMPLETE = "It was complete already: same source (names and sizes), same options."
+
+
+def show_result(result: ConvertResult, complete: str = _COMPLETE) -> None:
     """Print the result of a conversion."""
     from shardkit.conversion.run import notes_on_keys
 
     rows = []
+    if (part := result.part) is not None:
+        words = f"{counted(part.tasks, 'task')}, {counted(part.samples, 'sample')}: done"
+        rows.append((f"part {part.part}", words))
+        rows += [("  dropped", f"{part.errors:,}")] if part.errors else []
     for name, split in result.splits.items():
         classes = f" in {counted(split.classes, 'class')}" if split.classes else ""
         shards = counted(split.shards, "shard")
@@ -212,7 +264,12 @@ def show_result(result: ConvertResult) -> None:
         rows.append(("time", f"{result.seconds:.1f} s, {speed}/s"))
     print_table(result.out, rows)
     if result.already_complete:
-        print("It was complete already: same source (names and sizes), same options.")
+        print_text(complete)
+    if result.part is not None:
+        missing = result.part.missing
+        left = f"{counted(missing, 'task')} of others {'is' if missing == 1 else 'are'} missing"
+        words = f"{left if missing else 'Another part is at work still'}: whoever ends last"
+        print_text(printable(f"{words} publishes the dataset, or `shardkit merge {result.out}`."))
 
 
 def _images(split: SplitResult) -> tuple[str, str]:
@@ -235,7 +292,3 @@ def _passed_over(ignored: dict[str, int]) -> list[tuple[str, str]]:
     if not ignored:
         return []
     return [("passed over", tally(ignored))]
-
-
-def _say(words: str) -> None:
-    complain(printable(f"shardkit: {words}"))

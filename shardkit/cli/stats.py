@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shardkit.cli import print_json, storage_option
+from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, pixel_rows, print_table
 
 _CLASSES = 20  # that are printed; --json has all
@@ -17,7 +19,14 @@ _MEASURES = (
 )
 
 
-@click.command("stats")
+@click.command(
+    "stats",
+    cls=Command,
+    examples=[
+        Example("shardkit stats shards", "All counts"),
+        Example("shardkit stats shards --json > stats.json", "For a program"),
+    ],
+)
 @click.argument("path", type=click.Path(path_type=Path))
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -28,11 +37,13 @@ def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
     lengths, numbers; duplicates.
     """
     from shardkit import storage
+    from shardkit.cli.progress import StepsMonitor
     from shardkit.opening import open_splits
 
     with storage.using(storage_options, path):
         splits = open_splits(storage.source(path))
-    reports = {name: dataset.stats() for name, dataset in splits.items()}
+    with StepsMonitor(quiet=not sys.stderr.isatty()) as monitor:
+        reports = {name: one.stats(progress=monitor) for name, one in splits.items()}
     if as_json:
         print_json(reports[""] if list(reports) == [""] else {"splits": reports})
         return

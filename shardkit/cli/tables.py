@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import click
 
 from shardkit.errors import printable
+from shardkit.words import counted, pixel_rows, size, tally, text_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from shardkit.manifest import FieldStats
+
+__all__ = ["console", "counted", "pixel_rows", "print_numbers", "print_table", "size", "spread"]
+__all__ += ["print_text", "tally", "text_rows"]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -53,65 +58,12 @@ def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
     out.print(table)
 
 
-def size(count: int) -> str:
-    """Bytes as text.
-
-    >>> size(999), size(27_490), size(999_600)
-    ('999 B', '27.5 kB', '1 MB')
-    """
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
-        number /= 1000
-    return f"{number:,.3g} TB"
+def print_text(text: str) -> None:
+    """Print lines of data, with all control characters but tabs escaped."""
+    for line in text.split("\n"):
+        click.echo("\t".join(map(printable, line.split("\t"))))
 
 
 def spread(stats: FieldStats) -> str:
     """Smallest, median and largest size."""
     return f"{size(stats.min)} / {size(stats.median)} / {size(stats.max)} (min / median / max)"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(2, "class")
-    '2 classes'
-    """
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-def tally(counts: dict[str, int]) -> str:
-    """Counts as text: "3 rotated, 1 cmyk"."""
-    words = (f"{count:,} {what}" for what, count in counts.items())
-    return ", ".join(re.sub("^1 (value|sample|field)s ", r"1 \1 ", text) for text in words)
-
-
-def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
-    """Rows on documents and their tokens; with the speed, if it took `seconds`."""
-    tokens = about["tokens"]
-    lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
-    made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
-    if seconds:
-        made += f"; {tokens / seconds:,.0f}/s"
-    stored = tokens - about["dropped"] + about["padding"]
-    rest = {
-        "padding": f"{about['padding']:,} tokens, {about['padding'] / max(stored, 1):.2%} of all",
-        "dropped": f"{about['dropped']:,} tokens, {about['dropped'] / max(tokens, 1):.2%} of all",
-        "cut": f"{counted(about['cut'], 'document')} in more than one block",
-    }
-    return [
-        ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
-        ("all tokens", made),
-        *((name, words) for name, words in rest.items() if about[name]),
-    ]
-
-
-def pixel_rows(about: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Rows on the pixels of each field of images."""
-    return [
-        (field, name, ", ".join(f"{value:.4f}" for value in pixels[name]) + " (red, green, blue)")
-        for field, pixels in about.items()
-        for name in ("mean", "std")
-    ]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardkit.cli import complain, print_json, storage_option
+from shardkit.cli import complain, print_json, search_here, storage_option
+from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, print_table, size
 
 if TYPE_CHECKING:
@@ -18,19 +19,27 @@ if TYPE_CHECKING:
 _PROBLEMS = 100  # that are printed; --json has all
 
 
-class _Command(click.Command):
-    """Takes several words behind `--against`, as a shell makes them of a pattern."""
+class _Command(Command):
+    """Takes several words behind `--against` and `--repair`, as a shell makes them of a pattern."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--against" in args and not args[0].startswith("-"):  # else one of them may be PATH
-            first = args.index("--against") + 2
-            end = next((n for n in range(first, len(args)) if args[n][:1] == "-"), len(args))
-            more = [word for path in args[first:end] for word in ("--against", path)]
-            args = [*args[:first], *more, *args[end:]]
+        for option in ("--against", "--repair"):
+            if option in args and not args[0].startswith("-"):  # else one of them may be PATH
+                first = args.index(option) + 2
+                end = next((n for n in range(first, len(args)) if args[n][:1] == "-"), len(args))
+                more = [word for path in args[first:end] for word in (option, path)]
+                args = [*args[:first], *more, *args[end:]]
         return super().parse_args(ctx, args)
 
 
-@click.command("verify", cls=_Command)
+@click.command(
+    "verify",
+    cls=_Command,
+    examples=[
+        Example("shardkit verify shards --decode", "Checksums, and every image"),
+        Example("shardkit verify shards --against photos", "Compared with what it was made of"),
+    ],
+)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--against",
@@ -39,12 +48,25 @@ class _Command(click.Command):
     metavar="SOURCE...",
     help="Compare every sample with these sources, given as to convert.",
 )
+@click.option(
+    "--repair",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="SOURCE...",
+    help="Replace damaged files, made again from these sources, given as to convert; or a copy.",
+)
 @click.option("--metadata", metavar="FILE", help="The table that the conversion was given.")
+@click.option(
+    "--transform", metavar="MODULE:FUNCTION", help="For --repair: that of the conversion."
+)
 @click.option("--decode", is_flag=True, help="Read every value, and decode every image.")
 @click.option(
     "--client",
     is_flag=True,
     help="Compare every sample with what the format's own library reads (webdataset, lmdb, ...).",
+)
+@click.option(
+    "--part", metavar="I/N", help="Check every N-th shard: one of N processes, on any machines."
 )
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only problems.")
@@ -52,20 +74,28 @@ class _Command(click.Command):
 def command(
     path: Path,
     against: tuple[Path, ...],
+    repair: tuple[Path, ...],
     metadata: str | None,
+    transform: str | None,
     decode: bool,
     client: bool,
+    part: str | None,
     storage_options: dict[str, str],
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Check that PATH, a dataset, is what was written: all its files, shards and keys.
 
+    With --repair, damaged files are replaced by what they were, as their checksums prove; all
+    others stay as they are.
+
     Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
     """
     from shardkit.cli.progress import StepsMonitor
     from shardkit.verification.verify import verify
 
+    if transform is not None:
+        search_here()
     with StepsMonitor(quiet) as monitor:
         report = verify(
             path,
@@ -73,7 +103,10 @@ def command(
             metadata=metadata,
             decode=decode,
             client=client,
-            monitor=monitor,
+            part=part,
+            repair=repair or None,
+            transform=transform,
+            progress=monitor,
             storage_options=storage_options,
         )
     if as_json:
@@ -90,6 +123,8 @@ def _show(report: VerifyReport, quiet: bool) -> None:
     if len(report.problems) > _PROBLEMS:
         more = len(report.problems) - _PROBLEMS
         complain(f"shardkit: and {counted(more, 'problem')} more (--json lists all)")
+    for left in report.repair.left if report.repair else ():
+        complain(f"shardkit: {left}")
     if quiet:
         return
     content = f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}"
@@ -98,6 +133,11 @@ def _show(report: VerifyReport, quiet: bool) -> None:
     if not report.sound:
         words = f"{counted(len(report.problems), 'problem')}; {words}"
     rows = [("sound:" if report.sound else "damaged:", words)]
+    if report.repair is not None:
+        files = report.repair.files
+        words = f"{counted(len(files), 'file')}, {size(report.repair.bytes)}"
+        rows.insert(0, ("repaired:", f"{words}, from {report.repair.source}"))
+        rows[1:1] = [(f"{file.how}:", file.path) for file in files[:_PROBLEMS]]
     rows += [("client:", _of_client(client)) for client in report.clients.values()]
     print_table(report.path, rows + [("note:", note) for note in report.notes])
 

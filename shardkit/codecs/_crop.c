@@ -886,13 +886,15 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+#define TEXT(macro) TEXT_OF(macro)
+#define TEXT_OF(text) #text
+
 static int prepare(PyObject *module)
 {
-    (void)module;
 #ifdef AVX2
     use_avx2 = __builtin_cpu_supports("avx2") != 0;
 #endif
-    return 0;
+    return PyModule_AddStringConstant(module, "LIBJPEG_TURBO", TEXT(LIBJPEG_TURBO_VERSION));
 }
 
 static PyModuleDef_Slot slots[] = {

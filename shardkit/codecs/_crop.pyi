@@ -4,6 +4,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LIBJPEG_TURBO: str  # its version when this was compiled
+
 def crop_jpegs(
     images: Sequence[bytes],
     jobs: npt.NDArray[np.int32],

@@ -6,15 +6,13 @@ import io
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -5,16 +5,12 @@ Boxes are (n, 4): x0, y0, x1, y1 in continuous coordinates, pixel i covering i t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.window import Window
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Boxes = npt.NDArray[np.floating]
+Boxes = npt.NDArray[np.floating]
 
 # What goes with boxes by its name: a row for each.
 WITH_BOXES = ("categories", "iscrowd", "difficult", "truncated")

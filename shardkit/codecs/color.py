@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+import numpy.typing as npt
 
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 _SAME = 2  # levels of 255 that a profile may differ from sRGB and still be it

@@ -8,22 +8,20 @@ once for all images; without it, simplejpeg and Pillow give the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.color import ProfileError, to_srgb
 from shardkit.codecs.extension import _crop
 from shardkit.codecs.header import Header
 from shardkit.codecs.jpeg import reduction
+from shardkit.codecs.window import Pixels
 from shardkit.options import MAX_PIXELS
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
-    Jobs = npt.NDArray[np.int32]
-    Rows = Pixels | Sequence[Pixels]
+Jobs = npt.NDArray[np.int32]
+Rows = Pixels | Sequence[Pixels]
 
 _T = TypeVar("_T")
 

@@ -11,22 +11,19 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardkit.codecs.image import refuse_want_of_memory
 from shardkit.codecs.media import NotMediaError, media_of
 from shardkit.codecs.video import FrameIndex, frame_index
+from shardkit.codecs.window import Pixels
 from shardkit.extras import extra
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
-    Choose = Callable[[int], Sequence[int]]  # how many frames there are -> indexes of some
+Choose = Callable[[int], Sequence[int]]  # how many frames there are -> indexes of some
 
 MAX_PACKETS = 1 << 20  # of a video: ten hours at 30 a second
 MAX_FRAME_PIXELS = 1 << 29  # of all frames that a sample takes
@@ -78,14 +75,13 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
     if (info.frames or 0) > len(data):  # FFmpeg would make a table of them
         raise UndecodedError(f"{info.frames:,} frames in {len(data):,} bytes")
     frames, index = None, _index(data, info.format)
+    # From version 19 on, PyAV replaces what is no UTF-8 in titles anyway.
+    old = int(av.__version__.partition(".")[0]) < 19
+    options: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
+    options.update(format=_CONTAINERS[info.format], options=_OPTIONS.copy())
     try:
         while frames is None:
-            with av.open(
-                _File(data),
-                format=_CONTAINERS[info.format],
-                options=_OPTIONS.copy(),
-                metadata_errors="replace",
-            ) as container:
+            with av.open(_File(data), **options) as container:
                 frames = _Video(container, index).frames(choose)
             index = None
     except NotMediaError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,7 @@ from shardkit.codecs.image import is_image
 from shardkit.codecs.media import guess
 from shardkit.errors import SampleError
 from shardkit.sample import Sample
-from shardkit.schema import (
-    TYPES,
-    Array,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-)
+from shardkit.schema import TYPES, Array, Bytes, FieldType, Images, Schema
 
 
 def guessed_schema(sample: Sample) -> Schema:
@@ -44,12 +33,10 @@ def _guess(name: str, value: Any) -> FieldType:
         return Array(value.dtype.str)
     if isinstance(value, list) and value and all(map(_is_image, value)):
         return Images()
-    for kind in (Bool(), Int(), Float(), Text(), Json()):
-        try:
-            kind.check(value)
-        except TypeError:
-            continue
-        return kind
+    for kind in ("Bool", "Int", "Float", "Text", "Json"):
+        with contextlib.suppress(TypeError):
+            TYPES[kind]().check(value)
+            return TYPES[kind]()
     raise SampleError(
         "a value is of a type that no field can hold",
         field=name,

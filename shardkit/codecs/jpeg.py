@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 import simplejpeg
 
 from shardkit.codecs.image import FRAMES, DecodeError, jpeg_segments
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
+from shardkit.codecs.window import Pixels
 
 _END = b"\xff\xd9"
 _START = 20  # bytes before a profile: the start marker, and JFIF's segment

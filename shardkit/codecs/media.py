@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shardkit.codecs import image
 from shardkit.codecs.image import NotAnImageError, unusable
-from shardkit.schema import Array, Audio, FieldType, Image, Images, Video, images_in
+from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
 
 # File suffixes with the format that each usually holds; the first of a format is the one we write.
 AUDIO_SUFFIXES = {
@@ -83,17 +83,25 @@ _MAGIC = (
 class MediaInfo(NamedTuple):
     """What the headers say; None where they do not, or the file has no such track.
 
-    Of the first track of each kind. `width` and `height` are pixels as stored, not yet rotated.
+    Of the first track of each kind.
+
+    format: wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi.
+    duration: seconds.
+    sampling_rate: Hz; of Opus always 48,000, as it is decoded.
+    channels: of the audio.
+    width, height: pixels as stored, not yet rotated.
+    frames: of the video.
+    codec: of the video, if it is a common one.
     """
 
-    format: str  # wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi
-    duration: float | None = None  # seconds
-    sampling_rate: int | None = None  # Hz; of Opus always 48,000, as it is decoded
+    format: str
+    duration: float | None = None
+    sampling_rate: int | None = None
     channels: int | None = None
     width: int | None = None
     height: int | None = None
-    frames: int | None = None  # of the video
-    codec: str | None = None  # of the video, if it is a common one
+    frames: int | None = None
+    codec: str | None = None
 
 
 class NotMediaError(NotAnImageError):
@@ -142,10 +150,10 @@ def guess(data: bytes) -> type[FieldType] | None:
 
 
 def media_info(data: bytes) -> MediaInfo:
-    """Format, duration, sampling rate, channels, size and frames of encoded audio or video.
+    """Format, duration, sampling rate, channels, size and frames of `data`, an encoded file.
 
-    Only headers are read. Raises NotMediaError, which is a ValueError, for anything else and for
-    files whose header or end is missing, as far as the format tells.
+    Only headers are read. Raises NotMediaError, which is a ValueError, for anything else, and of
+    that CutMediaError for files whose header or end is missing, as far as the format tells.
     """
     from shardkit.codecs import audio, video
 
@@ -198,6 +206,6 @@ def check(kind: FieldType, value: object, key: str, field: str) -> None:
     if isinstance(kind, Images):
         for each in images_in(kind, value):
             image.checked(each, key, field)
-    elif isinstance(kind, Image | Audio | Video):
+    elif isinstance(kind, Encoded):
         assert isinstance(value, bytes)
         checked(kind, value, key, field)

@@ -8,14 +8,10 @@ differ in a few of the 64 bits; of other images about half differ.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.pixels import to_rgb
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _SIDE, _KEPT = 32, 8
 _FLAT = 2.0  # standard deviation of grey values, of 256: below it the hash is noise

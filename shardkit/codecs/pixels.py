@@ -16,9 +16,10 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
 from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, read_header
@@ -31,12 +32,7 @@ from shardkit.codecs.image import (
     refuse_want_of_memory,
 )
 from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
-    Colour = tuple[int, int, int]
+from shardkit.codecs.window import Colour, Pixels
 
 WHITE = (255, 255, 255)
 _SIDES = {"jpeg": 65500, "webp": 16383}  # the longest that a format takes

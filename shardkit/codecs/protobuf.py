@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _FIXED = {1: 8, 5: 4}  # bytes of values of these wire types
+_BYTES = [bytes([number]) for number in range(0x80)]
 
 
 def fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -28,6 +29,19 @@ def fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]
         at = end
 
 
+def alone(data: bytes, start: int, stop: int) -> tuple[int, int]:
+    """The tag of the one field with a length that these bytes are, and where its value begins.
+
+    The tag is 0 if they are anything else; `fields` tells what, and takes three times as long.
+    """
+    if stop - start < 2 or data[start] & 0x87 != 2:
+        return 0, start
+    size, at = data[start + 1], start + 2
+    if size > 0x7F:
+        size, at = varint(data, start + 1, stop)
+    return (data[start] if at + size == stop else 0), at
+
+
 def varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
     """An unsigned number of 64 bits, and where it ends."""
     number = 0
@@ -48,6 +62,8 @@ def signed(number: int) -> int:
 
 
 def dump_varint(number: int) -> bytes:
+    if 0 <= number < 0x80:
+        return _BYTES[number]
     number &= 2**64 - 1
     found = bytearray()
     while number > 0x7F:

@@ -6,19 +6,17 @@ import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.media import NotMediaError, media_of
 from shardkit.extras import extra
 from shardkit.options import MAX_RATE
 from shardkit.schema import Audio
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Samples = npt.NDArray[np.float32]  # (frames, channels)
+Samples = npt.NDArray[np.float32]  # (frames, channels)
 
 MAX_VALUES = 1 << 28  # of all channels that are decoded at once: 1 GiB
 _BLOCK = 1 << 20  # frames that are encoded at once, which takes 20 bytes for each value

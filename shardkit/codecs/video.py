@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.audio import chunks
 from shardkit.codecs.media import CutMediaError, MediaInfo, NotMediaError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _Box = tuple[bytes, int, int]  # name, and where its content starts and stops
 

@@ -7,15 +7,12 @@ on at a time, arrays take longer.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
-    Colour = tuple[int, int, int]
+Pixels = npt.NDArray[np.uint8]
+Colour = tuple[int, int, int]
 
 BLACK = (0, 0, 0)
 

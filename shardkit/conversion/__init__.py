@@ -15,10 +15,13 @@ read_ahead.py samples in their order after their steps, read ahead where that wa
 shards.py     samples -> shards in a folder, used by tasks and by `create`
 stats.py      what is counted meanwhile
 pool.py       worker processes
+outline.py    what publishing needs of a plan; parts of a conversion store it
+parts.py      what parts agree on, and who of them is missing
 publish.py    finished tasks -> a dataset in OUT.partial
 commit.py     that dataset -> the output, in one rename
 store_commit.py   the same in a store, the manifest last
 run.py        a whole conversion: plan, work, publish
 convert.py    `convert`: starts the workers, then all of it
+merge.py      `merge`: publishes what parts have done
 create.py     `create`: a user's own samples, one by one
 """

@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 import uuid
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardkit import storage
 from shardkit.checked import checked, parse
-from shardkit.errors import OutputError, ShardkitError, ShardkitWarning, StorageError
+from shardkit.errors import OutputError, ShardkitError, StorageError, warn
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Tag
@@ -29,6 +29,8 @@ BEAT = 10.0  # seconds between two renewals
 DEAD = 3  # so many of them without a renewal: its run is dead
 _LOOKS = 3  # at a claim, in each of these
 _TRIES = 5  # to get a claim that others want as well
+
+Found: TypeAlias = "tuple[bytes, Tag]"  # a claim, as it was read
 
 _held: set[str] = set()  # the runs of this process
 
@@ -40,6 +42,7 @@ class Claim:
         self.run = uuid.uuid4().hex
         self._path = path
         self._about = {"run": self.run, **_this_process()}
+        self._more: dict[str, Any] = {}
         self._beats = 0
         self._tag: Tag | None = None
         self._renewed = 0.0
@@ -48,16 +51,27 @@ class Claim:
         self._end = threading.Event()
 
     @classmethod
-    def take(cls, path: RemotePath) -> Claim:
+    def take(
+        cls,
+        path: RemotePath,
+        about: Mapping[str, Any] | None = None,
+        *,
+        busy: OutputError | None = None,
+        wait: bool = True,
+    ) -> Claim:
         """Raises OutputError where another run is at work, which takes half a minute to tell.
 
-        Of a run of this machine that has ended that is known at once.
+        Of a run of this machine that has ended that is known at once; without `wait`, any other
+        one is taken to be at work. The claim says `about` as well, also when it is released.
         """
         claim = cls(path)
+        claim._more.update(about or {})
         found = None
         for _ in range(_TRIES):
-            if found is not None and not _is_over(found[0]):
-                _watch(path, *found)
+            if found is not None and not is_over(found[0]):
+                now = _watched(path, *found) if wait else None
+                if now != found:
+                    raise busy or another_run(path)
             began, old = _now(), None if found is None else found[1]
             if claim._put(old):
                 claim._renewed = began
@@ -66,7 +80,13 @@ class Claim:
                 threading.Thread(target=claim._beat, name="shardkit-claim", daemon=True).start()
                 return claim
             found = path.store.read_tagged(path.key)
-        raise _busy(path)
+        raise busy or another_run(path)
+
+    def say(self, **about: Any) -> None:
+        """Have the claim say this too."""
+        self._more.update(about)
+        self._renew()
+        self.check()
 
     def check(self) -> None:
         """Raise OutputError where another run has taken the claim, as this one stood still."""
@@ -83,7 +103,8 @@ class Claim:
         """Tell other runs that this one has ended; its work stays."""
         if self._stop():
             with contextlib.suppress(ShardkitError):  # others find out, only later
-                storage.put_if(_text({"run": self.run, "released": True}), self._path, self._tag)
+                text = _text({"run": self.run, "released": True, **self._more})
+                storage.put_if(text, self._path, self._tag)
 
     def remove(self) -> None:
         """Remove the claim, after all else."""
@@ -118,11 +139,11 @@ class Claim:
     def _put(self, tag: Tag | None) -> bool:
         """Write the claim where it has this tag; False where another run was faster."""
         self._beats += 1  # other bytes each time, so that it gets another tag
-        data = _text({**self._about, "beat": self._beats})
+        data = _text({**self._about, **self._more, "beat": self._beats})
         made = storage.put_if(data, self._path, tag)
         if made is None:
             found = self._path.store.read_tagged(self._path.key)
-            if found is None or _parsed(found[0]).get("run") != self.run:
+            if found is None or said(found[0]).get("run") != self.run:
                 return False
             made = found[1]  # by a request of ours whose answer was lost
             if found[0] != data:  # an earlier one: others may have seen it for long
@@ -137,52 +158,65 @@ class Claim:
 
         `old` is the tag of the claim that was taken over, whose run may still be alive.
         """
-        data = _text({**self._about, "beat": self._beats})
+        data = _text({**self._about, **self._more, "beat": self._beats})
         made: list[Tag | None] = []
 
         def put(tag: Tag | None) -> None:
             made.append(storage.put_if(data, self._path, tag))
 
-        stores.together(put, {None, old})
-        if any(made):
-            storage.delete(self._path)
-            raise StorageError(
-                "the store ignores the conditions of requests (If-None-Match, If-Match), so that"
-                " two runs that write to the same output would not notice each other",
-                path=self._path.parent,
-                fix="write to a path on this machine, then copy the result to the URL",
-            )
+        for _ in range(2):  # a run that ends may have removed the claim of a part, but once only
+            made.clear()
+            stores.together(put, {None, old})
+            if not any(made):
+                return
+        storage.delete(self._path)
+        raise StorageError(
+            "the store ignores the conditions of requests (If-None-Match, If-Match), so that"
+            " two runs that write to the same output would not notice each other",
+            path=self._path.parent,
+            fix="write to a path on this machine, then copy the result to the URL",
+        )
 
 
-def _watch(path: RemotePath, data: bytes, tag: Tag) -> None:
-    """Return once a claim must be a dead run's; raises OutputError where it is renewed."""
+def ended(path: RemotePath, found: Found | None) -> bool:
+    """Whether the run of a claim has ended. One that is dead loses its claim by this."""
+    if found is None or is_over(found[0]):
+        return True
+    now = _watched(path, *found)
+    if now != found:
+        return now is None or is_over(now[0])
+    text = _text({**said(found[0]), "run": None, "released": True})
+    return storage.put_if(text, path, found[1]) is not None
+
+
+def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:
+    """What a claim is once it changes, or where it must be a dead run's, as it does not."""
     seconds = DEAD * BEAT
-    about = _parsed(data)
-    warnings.warn(
+    about = said(data)
+    warn(
         f"{path.parent} was claimed by a run on {about.get('host')} (process {about.get('pid')})"
         f" that has not said that it ended: waiting up to {seconds:.0f} s to see whether it is at"
-        " work",
-        ShardkitWarning,
-        stacklevel=2,
+        " work"
     )
     for _ in range(DEAD * _LOOKS):
         time.sleep(BEAT / _LOOKS)
         found = path.store.read_tagged(path.key)
         if found is None or found[1] != tag:
-            raise _busy(path)
+            return found
+    return data, tag
 
 
-def _busy(path: RemotePath) -> OutputError:
+def another_run(path: RemotePath) -> OutputError:
     return OutputError(
         "another run is working on this output",
         path=path.parent,
-        fix="wait for it, or give another output with -o",
+        fix="wait for it, or convert to another output, with -o",
     )
 
 
-def _is_over(data: bytes) -> bool:
+def is_over(data: bytes) -> bool:
     """Whether the run of a claim has ended, as it says itself, or as this machine tells."""
-    about = _parsed(data)
+    about = said(data)
     if about.get("released") is True:
         return True
     here = _this_process()
@@ -198,13 +232,13 @@ def _this_process() -> dict[str, Any]:
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
-        "machine": _machine(),
+        "machine": machine(),
         "pid": pid,
         "started": _started(pid),
     }
 
 
-def _machine() -> str:
+def machine() -> str:
     """What numbers of processes belong to: a boot, and a container; "" where it cannot be told.
 
     And a user, as those of others may be hidden.
@@ -225,7 +259,8 @@ def _started(pid: int) -> str | None:
     return None if words[0] in ("Z", "X") else words[19]
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def said(data: bytes) -> dict[str, Any]:
+    """What a claim says."""
     try:
         return checked(dict[str, Any], parse(data))
     except ValueError:  # whatever it is, nobody renews it

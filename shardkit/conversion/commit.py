@@ -24,6 +24,7 @@ class Commit:
     are copied one by one, and then the one called like the target is moved."""
 
     def __init__(self, target: Target) -> None:
+        self._target = target
         self._single = target.single
         self._out = target.absolute
         self._folder = self._out.parent
@@ -31,9 +32,10 @@ class Commit:
         self._replaced = target.working_folder / REPLACED
         self._copy = target.working_folder / COPY
 
-    def publish(self) -> None:
+    def publish(self, overwrite: bool) -> None:
         """One rename, unless there is an old dataset to put aside first."""
         storage.sync(self._dataset)
+        self._target.refuse_newcomer(overwrite)
         old = self._names_of_old() if self._single else set()
         if self._single:
             self._refuse_to_replace(old)

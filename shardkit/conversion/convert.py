@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardkit import storage
 from shardkit.conversion.pool import Pool
+from shardkit.errors import UsageError
 from shardkit.formats import FORMATS
-from shardkit.options import ConvertOptions
+from shardkit.keywords import takes
+from shardkit.options import ConvertKeywords, ConvertOptions
+from shardkit.part_of import PartOf
+from shardkit.progress import OfConversion, Progress, watched
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shardkit.conversion.ray_engine import RayEngine
     from shardkit.conversion.run import ConvertResult, Monitor
 
 
+@takes(ConvertOptions)
 def convert(
     source: str | os.PathLike[str] | Sequence[Any],
     to: str,
     out: str | os.PathLike[str] | None = None,
     *,
     schema: Mapping[str, Any] | None = None,
-    monitor: Monitor | None = None,
+    progress: bool | Callable[[Progress], object] | Monitor = False,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    part: str | PartOf | None = None,
+    **options: Unpack[ConvertKeywords],
 ) -> ConvertResult:
     """Convert images, text, a dataset of any format, or a Python sequence of samples.
 
@@ -35,9 +45,16 @@ def convert(
 
     `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, here or
     at a URL in a bucket, or a file such as `train.beton` for one shard without a folder; without it
-    the output of a single path goes beside that, as `<name>-<format>`. The `options` are the fields
-    of `shardkit.ConvertOptions`. `schema` is for sequences, whose first sample is asked otherwise.
-    `storage_options` are as in `shardkit.open`; nothing that is written has them.
+    the output of a single path goes beside that, as `<name>-<format>`. `schema` is for sequences,
+    whose first sample is asked otherwise. `storage_options` are as in `shardkit.open`;
+    nothing that is written has them.
+
+    `progress=True` shows what is done in a line, and a function is called with a
+    `shardkit.Progress` several times a second; what it raises ends the call.
+
+    `part="2/8"` does the second eighth of the work; other processes, on any machines, do the rest.
+    The last one to end publishes the dataset, or `shardkit.merge(out)`; of all others the result
+    has a `part` and no splits.
 
     Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
     DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
@@ -46,6 +63,12 @@ def convert(
     """
     began = time.monotonic()
     checked = ConvertOptions.of(**options)
+    part_of = PartOf.parse(part) if isinstance(part, str) else part
+    if part_of is not None and checked.engine == "ray":
+        raise UsageError(
+            "parts are for clusters without Ray, and engine='ray' uses all of one",
+            fix="leave out one of them",
+        )
     workers = checked.processes(source)
     declared = FORMATS.get(to)
     preload = [declared.module] if declared else []
@@ -59,10 +82,21 @@ def convert(
     # One shard of what is copied is most often one task, which this process does itself.
     works = images or checked.audio.active or checked.text.tokenizer is not None
     early = declared is not None and (works or not declared.one_shard)
-    with Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early) as processes:
+    engine: Pool | RayEngine
+    cluster: RayEngine | None = None
+    if checked.engine == "ray":
+        from shardkit.conversion.ray_engine import RayEngine
+
+        engine = cluster = RayEngine(checked, workers, source)
+    else:
+        engine = Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early)
+    with engine as processes, contextlib.ExitStack() as ending:
         from shardkit.conversion.run import prepare, run
 
         with storage.using(storage_options, source, out, checked.metadata):
-            plan = prepare(source, to, out, checked, schema=schema)
-        result = run(plan, checked, monitor, processes if workers else None)
+            plan = prepare(source, to, out, checked, schema=schema, part=part_of, ending=ending)
+        if cluster is not None:
+            cluster.connect()
+        with watched(progress, OfConversion) as monitor:
+            result = run(plan, checked, monitor, processes if workers else None)
     return replace(result, seconds=round(time.monotonic() - began, 3))

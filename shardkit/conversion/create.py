@@ -14,6 +14,7 @@ from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError
 from shardkit.formats import get_format
+from shardkit.keywords import takes
 from shardkit.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
@@ -25,8 +26,19 @@ class DatasetWriter:
     """Takes samples with `write`; `close()` publishes, an error in the `with` block discards.
 
     Made by `shardkit.create`.
+
+    out: the folder or the file to make, here or at a URL.
+    to: the name of a format.
+    schema: field -> its type, such as shardkit.Image().
+    classes: names of the classes in the order of their labels, or by field.
+    shard_size, shard_samples: the most bytes, or samples, of a shard, as for `shardkit.convert`.
+    overwrite: replace a dataset that is there.
+    storage_options: as in `shardkit.open`.
+
+    Raises UsageError for what cannot be, OutputError for an output that is there.
     """
 
+    @takes()
     def __init__(
         self,
         out: str | os.PathLike[str],
@@ -55,6 +67,7 @@ class DatasetWriter:
         spec = format.spec(self._schema, max_bytes, names)
         self._content = Content(format, spec, label_of(names))
         self._partial = _begin(self._target, overwrite)
+        self._overwrite = overwrite
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
             self._folder,
@@ -69,7 +82,7 @@ class DatasetWriter:
         """Add one sample: its fields, and its `__key__`; by default its number.
 
         Raises SampleError for a value that does not fit the schema, or a key that was used before;
-        the dataset goes on without that sample.
+        the dataset goes on without that sample. Raises ValueError once the dataset is closed.
         """
         if not self._open:
             raise ValueError("the dataset is closed")
@@ -118,7 +131,7 @@ class DatasetWriter:
             self._partial,
             files=described(folder, lengths),
         )
-        self._partial.publish()
+        self._partial.publish(overwrite=self._overwrite)
 
     def discard(self) -> None:
         """Remove everything that was written; the output stays as it was."""

@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from shardkit import manifest as manifests
-from shardkit.conversion.partial import Partial, comparable
+from shardkit.conversion.partial import JOB, Partial, comparable
 from shardkit.conversion.plan import Plan
+from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
 from shardkit.recipe import identity
 from shardkit.remote.path import RemotePath
 
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
-    """Whether the dataset is there already; raises OutputError where it must not be replaced."""
-    out = plan.target.path
+    """Whether the dataset is there already; raises OutputError where it must not be replaced.
+
+    To `overwrite` it is to make it again, unless the run before has, and died while cleaning up. A
+    part replaces no dataset that is the one to make: it may be what all parts have just made.
+    """
+    part = plan.part is not None
     job = partial.job() if partial.exists() else None
     ours = job is not None and comparable(job) == comparable(plan.job)
-    if _is_complete(plan) and (ours or not overwrite):
-        if partial.exists() and (ours or job is None):
-            partial.begin(plan.job, resume=True)  # the last run was killed while cleaning up
-            partial.discard()
+    complete = plan.resumable and is_complete(plan.job, plan.target)
+    if complete and (part or not overwrite or (ours and partial.is_published())):
+        # The last run was killed while cleaning up, or one that nobody can continue, as a repair.
+        if partial.exists() and (ours or job is None or (job and "recipe" not in job)):
+            with contextlib.suppress(*[OutputError] if part else []):  # the last part is at it
+                partial.begin(plan.job, resume=True)
+                partial.discard()
         return True
-    if job is not None and not ours and not overwrite and partial.has_work():
-        found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
-        if found is None or _is_of_another_version(job, plan):
-            raise OutputError(
-                "there is an unfinished conversion to this output, begun by another version of"
-                " shardkit or of its libraries, which this version cannot continue",
-                path=partial.path,
-                found=found,
-                fix="start again with --overwrite",
-            )
+    if job is not None and not ours:
+        _refuse_unfinished(plan, partial, job, overwrite)
+    if not plan.target.is_empty() and not overwrite:
+        fix = "give another folder with -o, or replace this one with --overwrite"
+        raise another_dataset(plan.job, plan.target, fix)
+    return False
+
+
+def _refuse_unfinished(plan: Plan, partial: Partial, job: dict[str, Any], overwrite: bool) -> None:
+    """Raise OutputError for the work of another `job`, unless it may be lost.
+
+    Of parts none removes what others may go on with: it may be the one with the wrong options.
+    """
+    part = plan.part is not None
+    again = f"remove {partial.path}" if part else "start again with --overwrite"
+    if not (partial.has_work() or (part and partial.has_outline())) or (overwrite and not part):
+        return
+    partial.refuse_busy()
+    if not job:
         raise OutputError(
-            "there is an unfinished conversion to this output, of other options or another source",
+            "there is an unfinished conversion to this output, of which the description is damaged",
+            path=partial.path / JOB,
+            fix=f"to lose what it has finished, {again}",
+        )
+    found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
+    if found is None or _is_of_another_version(job, plan):
+        raise OutputError(
+            "there is an unfinished conversion to this output, begun by another version of"
+            " shardkit or of its libraries, which this version cannot continue",
             path=partial.path,
             found=found,
-            fix="repeat it with its own options to finish it, or start again with --overwrite",
+            fix=again,
         )
-    if not plan.target.is_empty() and not overwrite:
-        raise OutputError(
-            "the output exists and holds another dataset",
-            path=out,
-            found=_difference(out, plan),
-            fix="give another folder with -o, or replace this one with --overwrite",
-        )
-    return False
+    raise OutputError(
+        "there is an unfinished conversion to this output, of other options or another source",
+        path=partial.path,
+        found=found,
+        fix=f"repeat it with its own options, and files as they were, to finish it, or {again}",
+    )
 
 
 def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
@@ -60,17 +84,17 @@ def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
     return any(plan.versions[n] != begun[n] for n in begun.keys() & plan.versions.keys())
 
 
-def _is_complete(plan: Plan) -> bool:
-    """Whether the target already holds, whole, the dataset that this plan makes."""
-    out = plan.target.path
-    if not (plan.resumable and manifests.has_manifest(out) and out.exists()):
+def is_complete(job: dict[str, Any], target: Target) -> bool:
+    """Whether the target already holds, whole, the dataset that a job makes."""
+    out = target.path
+    if not (manifests.has_manifest(out) and out.exists()):
         return False
     try:
         manifest = manifests.load_any(out)
-        if manifest.errors and plan.recipe.on_error == "fail":
+        if manifest.errors and job["recipe"]["on_error"] == "fail":
             return False
         folder = manifests.folder_of(manifests.manifest_path(out))
-        same = identity(manifest.recipe) == identity(plan.job["recipe"])
+        same = identity(manifest.recipe) == identity(job["recipe"])
         return same and _has_all_files(folder, manifest)
     except ShardkitError:  # whatever is there, it is not that
         return False
@@ -91,7 +115,14 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
         return False
 
 
-def _difference(out: Path, plan: Plan) -> str:
+def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputError:
+    """The error for a dataset at the target that is not the one that a job makes."""
+    found = _difference(target.path, job["recipe"])
+    what = "the output exists and holds another dataset"
+    return OutputError(what, path=target.path, found=found, fix=fix)
+
+
+def _difference(out: Path, recipe: dict[str, Any]) -> str:
     """Why the dataset at `out` is not the one that is asked for."""
     try:
         manifest = manifests.load_any(out)
@@ -101,9 +132,9 @@ def _difference(out: Path, plan: Plan) -> str:
             path=out,
             fix="wait for that run, then repeat the command, which says what is there",
         ) from error
-    words = differences(identity(manifest.recipe), identity(plan.job["recipe"]))
+    words = differences(identity(manifest.recipe), identity(recipe))
     if not words:
-        dropped = manifest.errors and plan.recipe.on_error == "fail"
+        dropped = manifest.errors and recipe["on_error"] == "fail"
         words = "bad samples were dropped from it" if dropped else "it is damaged, or may be older"
     return words
 
@@ -124,8 +155,16 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
                 if same
                 else f"the transform was {before.get('name')}, is {now['name']}"
             )
+        elif name == "tokenizer" and before and now and before.get("digest") != now["digest"]:
+            file, option = now["file"], "special_tokens"
+            same = before.get("file") == file
+            change = f"{file} has changed" if same else f"was {before.get('file')}, is {file}"
+            words += [f"the tokenizer's file {change}"]
+            words += [differences({option: before.get(option)}, {option: now[option]})]
+        elif name == "digest":
+            words.append("the list of keys has changed")
         elif isinstance(before, dict) and isinstance(now, dict):
             words.append(differences(before, now))
         else:
             words.append(f"{name} was {before}, is {now}")
-    return "; ".join(dict.fromkeys(words))
+    return "; ".join(filter(None, dict.fromkeys(words)))

@@ -16,6 +16,8 @@ from shardkit.conversion.shares import Slice, slices
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format
+from shardkit.indices import array
+from shardkit.part_of import PartOf
 from shardkit.preprocess.items import Steps
 from shardkit.preprocess.text import text_field, text_steps
 from shardkit.recipe import Recipe, TokenizerEntry, TransformEntry
@@ -25,6 +27,7 @@ from shardkit.version import __version__
 
 if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
+    from shardkit.conversion.part_listing import PartListing
     from shardkit.conversion.target import Target
     from shardkit.options import TextOptions
     from shardkit.preprocess.transform import Transform
@@ -33,7 +36,7 @@ _PROBE_TEXT = 1 << 13  # characters of a document that the engines are compared 
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """One dataset of the output: a split's name ("" for the only one), and what it is made of."""
 
     name: str
@@ -64,20 +67,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """A slice of a part's order that becomes 0 to n shards."""
+    """A slice of a split's order that becomes 0 to n shards."""
 
     number: int
-    part: Part
+    split: Split
     start: int
     stop: int
     size: int  # payload bytes in the source
     joined: bool = False  # its shards are to be joined with those of its neighbours
 
     def reading(self) -> Reading:
-        part, chosen = self.part, self.part.slice
-        source = part.source.select(chosen.order[self.start : self.stop])
+        split, chosen = self.split, self.split.slice
+        source = split.source.select(array(chosen.order[self.start : self.stop]))
         limit = None if chosen.counts is None else int(chosen.counts[self.start : self.stop].sum())
-        return Reading(source, f"{self.number:06d}", part.steps, chosen.share, limit)
+        return Reading(source, f"{self.number:06d}", split.steps, chosen.share, limit)
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,11 @@ class Plan:
 
     recipe: Recipe
     target: Target
-    parts: list[Part]
+    splits: list[Split]
     tasks: list[Task]
     times: dict[str, str | None]  # by source, a hash of when its files were changed
+    part: PartOf | None = None  # who carries it out, where several do
+    listing: PartListing | None = None  # of its source, where other parts can do with it
 
     @cached_property
     def format(self) -> Format:
@@ -98,9 +103,9 @@ class Plan:
     def versions(self) -> dict[str, str]:
         """Of what decides the bytes: us, and the libraries that do the steps."""
         found = {"shardkit": __version__, "tasks": TASKS}
-        for part in self.parts:
-            found |= part.steps.versions()
-        encodes = any(part.source.encodes_images for part in self.parts)
+        for split in self.splits:
+            found |= split.steps.versions()
+        encodes = any(split.source.encodes_images for split in self.splits)
         if encodes or self.recipe.stats or self.recipe.dedup == "near":
             from shardkit.preprocess.single_image import codec_versions
 
@@ -122,17 +127,27 @@ class Plan:
     @property
     def unit(self) -> str:
         """What tells how far a run is: "samples", or "bytes" of the source."""
-        documents = any(part.samples is None or part.steps.text for part in self.parts)
+        documents = any(split.samples is None or split.steps.text for split in self.splits)
         return "bytes" if documents else "samples"
 
     def amount(self, task: Task) -> int:
         """How much there is of a task, in units."""
         return task.size if self.unit == "bytes" else task.stop - task.start
 
+    @cached_property
+    def own(self) -> list[Task]:
+        """The tasks of the part that carries it out, or all."""
+        part = self.part
+        return [task for task in self.tasks if part is None or part.has(task.number)]
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(task.size for task in self.own)
+
     @property
     def samples(self) -> int | None:
         """Of the source; None where only reading it tells."""
-        counts = [part.samples for part in self.parts]
+        counts = [split.samples for split in self.splits]
         return None if None in counts else sum(filter(None, counts))
 
     @property
@@ -143,28 +158,28 @@ class Plan:
     @property
     def source_bytes(self) -> int:
         """Of the source, whoever reads them."""
-        first = {id(part.source): part.name for part in reversed(self.parts)}
+        first = {id(split.source): split.name for split in reversed(self.splits)}
         return sum(
             task.size
             for task in self.tasks
-            if task.part.slice.share is None or first[id(task.part.source)] == task.part.name
+            if task.split.slice.share is None or first[id(task.split.source)] == task.split.name
         )
 
     @property
     def problems(self) -> list[ShardkitError]:
         """What was found wrong while planning, and belongs to no sample."""
-        return [problem for part in self.parts for problem in part.problems]
+        return [problem for split in self.splits for problem in split.problems]
 
     def ignored(self) -> dict[str, int]:
         """What the sources passed over, and how often, as far as it is known by now."""
-        return dict(sum((Counter(part.ignored) for part in self.parts), Counter()))
+        return dict(sum((Counter(split.ignored) for split in self.splits), Counter()))
 
     def notes(self) -> list[str]:
-        notes = [note for part in self.parts for note in part.source.notes]
-        for part in self.parts:
-            notes += self.format.notes(part.schema) + part.steps.notes()
-            if part.name and part.samples == 0:
-                notes.append(f"the split {part.name!r} has no samples")
+        notes = [note for split in self.splits for note in split.source.notes]
+        for split in self.splits:
+            notes += self.format.notes(split.schema) + split.steps.notes()
+            if split.name and split.samples == 0:
+                notes.append(f"the split {split.name!r} has no samples")
         return list(dict.fromkeys(notes))
 
     def describe(self) -> dict[str, Any]:
@@ -175,18 +190,21 @@ class Plan:
             "samples": self.samples,  # None: only reading the source tells
             "bytes": self.bytes,
             "tasks": len(self.tasks),
+            "part": None
+            if self.part is None
+            else {"part": str(self.part), "tasks": len(self.own), "bytes": self.own_bytes},
             "parts": [
                 {
-                    "split": part.name or None,
-                    "samples": part.samples,
-                    "schema": part.schema.to_json(),
-                    "classes": None if part.source.classes is None else len(part.source.classes),
+                    "split": split.name or None,
+                    "samples": split.samples,
+                    "schema": split.schema.to_json(),
+                    "classes": None if split.source.classes is None else len(split.source.classes),
                 }
-                for part in self.parts
+                for split in self.splits
             ],
             "ignored": self.ignored(),
             "filtered": dict(
-                Counter(line["reason"] for part in self.parts for line in part.filtered)
+                Counter(line["reason"] for split in self.splits for line in split.filtered)
             ),
             "notes": self.notes(),
             "one_shard": self.recipe.one_shard,
@@ -212,7 +230,7 @@ def make_plan(
     if recipe.text.tokenizer is not None:
         tokenizer = tokenizer or _load_tokenizer(sources, recipe.text)
     tools = _Tools(recipe, format, tokenizer, transform)
-    parts: list[Part] = []
+    splits: list[Split] = []
     fingerprints = {}
     for name, source in sources.items():
         steps, schema = tools.steps(source)
@@ -222,25 +240,26 @@ def make_plan(
         # Before memory is taken for each sample: shards are as large as their manifest says.
         fingerprints[name] = source.fingerprint() or {}
         problems, ignored, filtered = tuple(source.problems), source.ignored, source.filtered
-        for split, chosen in slices(name, source, recipe):
-            part = Part(split, source, chosen, steps, content, problems, ignored, filtered)
-            parts.append(part)
+        for own_name, chosen in slices(name, source, recipe):
+            splits.append(
+                Split(own_name, source, chosen, steps, content, problems, ignored, filtered)
+            )
             problems, ignored, filtered = (), {}, ()  # listed once
     tasks: list[Task] = []
-    for part in parts:
-        sizes = part.source.sizes()[part.slice.order]
-        for start, stop, joined in cuts(part, sizes, format, recipe):
+    for split in splits:
+        sizes = split.slice.values(split.source.sizes())
+        for start, stop, joined in cuts(split, sizes, format, recipe):
             size = int(sizes[start:stop].sum())
-            tasks.append(Task(len(tasks), part, start, stop, size, joined))
-    if target.single and len(parts) > 1:
+            tasks.append(Task(len(tasks), split, start, stop, size, joined))
+    if target.single and len(splits) > 1:
         raise UsageError(
             "splits are folders, and the output is one shard",
-            found=", ".join(part.name for part in parts),
+            found=", ".join(split.name for split in splits),
             fix="give a folder with -o, or --split none",
         )
     found = {name: hashes.get("files") for name, hashes in fingerprints.items()}
     times = {name: hashes.get("times") for name, hashes in fingerprints.items()}
-    return Plan(tools.named(found), target, parts, tasks, times)
+    return Plan(tools.named(found), target, splits, tasks, times)
 
 
 @dataclass(frozen=True)

@@ -165,12 +165,12 @@ class _Worker:
             except ShardkitError as error:
                 self._events.put(("failed", error))
             except Exception as error:  # the task cannot be pickled: the user's own source
-                self._events.put(("failed", _not_picklable(error)))
+                self._events.put(("failed", not_picklable(error)))
         self._end()
 
     def _do(self, work: Work) -> _Event:
         """Have a task done, by a second process if the first one dies; "done" or "failed"."""
-        from shardkit.conversion.work import Progress, is_finished
+        from shardkit.conversion.work import is_finished
 
         for again in (False, True):
             if self._process is None:
@@ -185,8 +185,7 @@ class _Worker:
             if again:
                 raise _died_twice(work, code)
             for progress in reported:
-                undone = Progress(-progress.samples, -progress.bytes, -progress.errors)
-                self._events.put(("progress", undone))
+                self._events.put(("progress", -progress))
             remove_unfinished(work)
         return "done", None
 
@@ -259,7 +258,7 @@ def _not_started(error: OSError) -> WorkerError:
     )
 
 
-def _not_picklable(error: Exception) -> WorkerError:
+def not_picklable(error: Exception) -> WorkerError:
     return WorkerError(
         "the source cannot be sent to worker processes",
         found=f"{type(error).__name__}: {error}",
@@ -293,14 +292,14 @@ def serve(tasks: BinaryIO) -> None:
         try:
             work = pickle.loads(task)
         except Exception as error:  # the user's class is not to be found from here
-            _tell(channel, ("failed", _not_picklable(error)))
+            _tell(channel, ("failed", not_picklable(error)))
             continue
         try:
             run_task(work, lambda progress: _tell(channel, ("progress", progress)))
         except ShardkitError as error:
             _tell(channel, ("failed", error))
         except Exception as error:  # a bug, ours or in the user's code: say where
-            _tell(channel, ("failed", _unexpected(error, work)))
+            _tell(channel, ("failed", unexpected(error, work)))
         else:
             _tell(channel, ("done", None))
         _last = work  # as in `run_here`
@@ -323,8 +322,9 @@ def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
         os._exit(1)
 
 
-def _unexpected(error: Exception, work: Work) -> WorkerError:
-    if is_want_of_memory(error):
+def unexpected(error: Exception, work: Work | None) -> WorkerError:
+    """The error for one that nobody expected, of a task or before it was known."""
+    if work is not None and is_want_of_memory(error):
         return WorkerError(
             memory_ran_out(error, " in a worker"),
             found=f"task {work.number}: {work.reading}",
@@ -333,6 +333,7 @@ def _unexpected(error: Exception, work: Work) -> WorkerError:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return WorkerError(
         f"a worker met an unexpected {type(error).__name__}: {error}",
-        found=f"in {frame.name}, {frame.filename}:{frame.lineno}, task {work.number}",
+        found=f"in {frame.name}, {frame.filename}:{frame.lineno}"
+        + ("" if work is None else f", task {work.number}"),
         fix="please report this, with the traceback that --workers 0 gives",
     )

@@ -11,19 +11,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from shardkit import storage
+from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.plan import Part, Plan
 from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content, finished_shard
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
-from shardkit.conversion.work import error_line, json_line, read_result
+from shardkit.conversion.work import read_result
 from shardkit.errors import DamagedError, SampleError, StorageError
-from shardkit.formats import file_name
+from shardkit.formats import file_name, get_format
 from shardkit.formats.base import Joins
 from shardkit.manifest import (
     CHOSEN,
@@ -42,75 +42,81 @@ from shardkit.manifest import (
 from shardkit.schema import Int, Schema, length_fields, lengths_dtype
 from shardkit.sources.subset import nothing_left
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
-
-def assemble(plan: Plan, partial: Partial, earlier: Collection[int]) -> None:
-    """Fill `partial.dataset`; `earlier` are the tasks that another run has finished."""
+def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collection[int]) -> None:
+    """Fill `partial.dataset`; `earlier` are the tasks that other processes have finished."""
     earlier = partial.unsynced(earlier)
-    made = {part.name: _assemble_part(plan, part, partial, earlier) for part in plan.parts}
-    if plan.recipe.chooses and not any(manifest.samples for manifest in made.values()):
+    made = {
+        split.name: _assemble_split(outline, number, target, partial, earlier)
+        for number, split in enumerate(outline.splits)
+    }
+    recipe = outline.recipe
+    if recipe.chooses and not any(manifest.samples for manifest in made.values()):
         raise nothing_left(sum((Counter(one.ignored) for one in made.values()), Counter()))
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
-        folder = partial.dataset
-        files = described(folder, plan.format.complete_splits(folder, made))
-        manifest = Splits(plan.format.name, splits, errors, plan.recipe.to_json(), files)
-        manifest.write(plan.target.list_path(folder, NAME))
+        folder, format = partial.dataset, get_format(recipe.format)
+        files = described(folder, format.complete_splits(folder, made))
+        manifest = Splits(format.name, splits, errors, recipe.to_json(), files)
+        manifest.write(target.list_path(folder, NAME))
 
 
-def _chosen(part: Part) -> list[npt.NDArray[np.uint64]]:
-    """The list of keys that chose the samples, if there is one."""
-    lists = part.source.key_lists
-    return [lists[name] for name in (part.name, "") if name in lists][:1]
-
-
-def _assemble_part(plan: Plan, part: Part, partial: Partial, earlier: Collection[int]) -> Manifest:
-    folder, recipe, target = partial.dataset / part.name, plan.recipe, plan.target
+def _assemble_split(
+    outline: Outline, number: int, target: Target, partial: Partial, earlier: Collection[int]
+) -> Manifest:
+    split, recipe = outline.splits[number], outline.recipe
+    content, folder = outline.contents[number], partial.dataset / split.name
     storage.make_folder(folder / FOLDER)
-    tasks = [task for task in plan.tasks if task.part.name == part.name]
-    folders = [partial.task_folder(task.number) for task in tasks]
+    tasks = outline.tasks_of(number)
+    folders = [partial.task_folder(task) for task, _ in tasks]
     results = [read_result(path) for path in folders]
     stats = Stats()
-    stats.ignored.update(part.ignored)
-    stats.filtered.update(line["reason"] for line in part.filtered)
+    stats.ignored.update(split.ignored)
+    stats.filtered.update(split.filtered)
     made: list[Made] = []
-    for task, path, result in zip(tasks, folders, results, strict=True):
+    for (task, joined), path, result in zip(tasks, folders, results, strict=True):
         made += [
-            Made(path, shard, bytes.fromhex(pieces), task.number, task.joined)
+            Made(path, shard, bytes.fromhex(pieces), task, joined)
             for shard, pieces in zip(result.shards, result.pieces, strict=True)
         ]
         stats.merge(result.stats)
     groups = list(_groups(made, recipe.shard_size, recipe.shard_samples))
     _check_unsynced(groups, earlier)
-    _check_keys(part.content, made, partial)
-    tokenizer, tokenizer_files = part.tokenizer()
-    lists = {
-        ERRORS: [error_line(None, error) for error in part.problems] + _lines(folders, ERRORS),
-        FILTERED: [*map(json_line, part.filtered), *_lines(folders, FILTERED)],
-        KEYS: _lines(folders, KEYS),
-        CHOSEN: [keys.astype("<u8").tobytes() for keys in _chosen(part)],
-    }
-    written = [
-        *_write_lists(target, folder, lists),
-        *write_lengths(target.list_path(folder, LENGTHS), part.schema, folders),
-        *_write_lists(target, folder, {name: [data] for name, data in tokenizer_files.items()}),
-    ]
+    _check_keys(content, made, partial)
+    written = write_lists(outline, number, target, folder, folders)
     return publish_shards(
-        part.content,
+        content,
         groups,
         stats,
         folder,
         target,
         partial,
-        errors=len(part.problems) + sum(result.errors for result in results),
+        errors=split.problems + sum(result.errors for result in results),
         files=described(folder, written),
-        tokenizer=tokenizer,
+        tokenizer=split.tokenizer,
         recipe=recipe.to_json(),
-        versions=plan.versions,
+        versions=outline.job["versions"],
     )
+
+
+def write_lists(
+    outline: Outline, number: int, target: Target, folder: Path, tasks: list[Path]
+) -> list[Path]:
+    """The files of a split that no shard needs, in `folder`, from the folders of all its tasks."""
+    lists = {
+        ERRORS: [outline.file(number, ERRORS), *_lines(tasks, ERRORS)],
+        FILTERED: [outline.file(number, FILTERED), *_lines(tasks, FILTERED)],
+        KEYS: _lines(tasks, KEYS),
+        CHOSEN: [outline.file(number, CHOSEN)],
+    }
+    tokenizer_files = outline.tokenizer_files(number)
+    schema = outline.contents[number].schema
+    return [
+        *_write_lists(target, folder, lists),
+        *write_lengths(target.list_path(folder, LENGTHS), schema, tasks),
+        *_write_lists(target, folder, {name: [data] for name, data in tokenizer_files.items()}),
+    ]
 
 
 class Made(NamedTuple):
@@ -173,11 +179,7 @@ def publish_shards(
     shards, pieces = [], bytearray()
     for number, group in enumerate(groups or [[]]):
         name = target.stem or format.shard_stem(number, max(len(groups), 1))
-        if len(group) == 1:
-            shard = _rename_shard(group[0], folder, name, format.name, partial)
-            own = group[0].pieces
-        else:
-            shard, own = _joined(content, group, folder, name, partial)
+        shard, own = named_shard(content, group, folder, name, partial)
         pieces += own
         numbers = [made.task for made in group if made.task is not None]
         shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
@@ -213,6 +215,16 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
     )
 
 
+def named_shard(
+    content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
+) -> tuple[Shard, bytes]:
+    """The shard of a group, with this name in `folder`, and its pieces."""
+    if len(group) != 1:
+        return _joined(content, group, folder, stem, partial)
+    shard = _rename_shard(group[0], folder, stem, content.format.name, partial)
+    return shard, group[0].pieces
+
+
 def _joined(
     content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
 ) -> tuple[Shard, bytes]:
@@ -226,7 +238,7 @@ def _joined(
             format.join(path, paths, spec)
     else:
         format.create(path, spec).close()
-    shard, pieces = finished_shard(folder, stem, format.name)
+    shard, pieces = finished_shard(folder, stem, format.name, alone=False)
     partial.keep(folder, shard)
     return replace(shard, samples=sum(made.shard.samples for made in group)), pieces
 

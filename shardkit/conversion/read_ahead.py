@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
+from shardkit.mapped import Sizes, listed
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Read, Steps, count_values, sample_of
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.requested import Requested, requested
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from shardkit.conversion.shares import Share
 
 # Threads that read ahead inside a task at most, and how much each reads at a time.
@@ -91,12 +89,12 @@ def _key(document: Document) -> str:
 
 
 def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]) -> Iterator[Item]:
-    sizes = source.sizes().tolist()
-    for index, read in _in_order(source, steps, threads, ignored):
+    every = _in_order(source, steps, threads, ignored)
+    for (index, read), size in zip(every, listed(source.sizes()), strict=True):
         original = None
         if not isinstance(read, SampleError | Filtered):
             original = source.original(index, sample_of(read)["__key__"])
-        yield Item(source.name(index), read, sizes[index], original)
+        yield Item(source.name(index), read, size, original)
     source.check_unchanged()
 
 
@@ -161,10 +159,10 @@ def _read(source: Source | Requested, steps: Steps, first: int, last: int) -> _C
     return _Chunk(samples, ignored, waited)
 
 
-def _chunks(sizes: npt.NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:
     """Runs of samples that one thread reads at a time, bounded in number and bytes."""
     first, gathered = 0, 0
-    for index, size in enumerate(sizes.tolist()):
+    for index, size in enumerate(listed(sizes)):
         if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):
             yield first, index
             first, gathered = index, 0

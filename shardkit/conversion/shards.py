@@ -6,15 +6,15 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.media import length_of
 from shardkit.conversion.stats import Stats
-from shardkit.errors import SampleError
+from shardkit.errors import FormatError, SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.manifest import FOLDER, File, Shard
@@ -24,9 +24,6 @@ from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Schema, check_label, length_fields
 from shardkit.statistics import Pixels, pixels_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 KEYS_REPEAT = "give every sample a key of its own"
 # Files beside the shards, for publishing them.
@@ -50,6 +47,8 @@ class Content:
 
     def schema_of(self, samples: int, stats: Stats) -> Schema:
         """The schema, now that it is known which fields all samples have."""
+        if self.format.optional_matters:
+            return self.schema
         found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
         return self.schema.with_optional(found.intersection(self.guessed), False)
 
@@ -185,11 +184,13 @@ def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
 
 
 def finished_shard(
-    folder: Path, stem: str, format: str, *, durable: bool = True
+    folder: Path, stem: str, format: str, *, durable: bool = True, alone: bool = True
 ) -> tuple[Shard, bytes]:
     """The shard whose files in `folder` begin with `stem`, once they are on the disk.
 
-    With it come the digests of its files' pieces, as `manifest.PIECES` has them.
+    With it come the digests of its files' pieces, as `manifest.PIECES` has them. Unless it is
+    `alone` there, what an only shard has beside it is passed over; a writer's files so named are
+    refused.
     """
     own_name = file_name(stem, format)
     lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
@@ -199,6 +200,13 @@ def finished_shard(
         for top in tops
         if not top.name.startswith(lists) or (top.parent == folder and top.suffix != ".json")
     ]
+    if alone and (others := {*tops} - {*own}):
+        odd = min(others).relative_to(folder)
+        raise FormatError(
+            f"the writer of {format} calls a file as manifests and lists beside an only shard are",
+            found=str(odd),
+            fix=f"make the format call it {odd.parent / stem}.SUFFIX",
+        )
     paths = sorted(path for top in own for path in (top, *top.rglob("*")))
     if any(path.parent.name == FOLDER for path in paths):
         paths.append(folder / FOLDER)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -12,15 +13,13 @@ import xxhash
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.strata import divided
 from shardkit.errors import UsageError
+from shardkit.indices import as_slice
+from shardkit.mapped import Sizes, computed, selected
 from shardkit.order import permutation
 from shardkit.preprocess.items import Steps
-from shardkit.recipe import LISTS
+from shardkit.recipe import LISTS, Recipe
 from shardkit.sample import key_hash
-from shardkit.sources.base import Source, Stream
-
-if TYPE_CHECKING:
-    from shardkit.recipe import Recipe
-    from shardkit.sources.base import Indices
+from shardkit.sources.base import Indices, Source, Stream
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,16 @@ def key_fraction(key: str) -> float:
 class Slice:
     """Of a source: its samples, or of a stream its ranges, in this order."""
 
-    order: Indices
+    order: range | Indices
     share: Share | None = None  # of a stream: only these documents
     counts: Indices | None = None  # of a stream with a limit: documents of each range in `order`
+
+    def values(self, every: Sizes) -> Sizes:
+        """Of an array by samples, the values in this order."""
+        order = self.order
+        if isinstance(order, range):
+            return every[as_slice(order)]
+        return computed(len(order), every.dtype, lambda piece: every[order[piece]])
 
 
 def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
@@ -58,11 +64,15 @@ def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple
             )
         yield from _stream_slices(name, source, recipe.shares, recipe.limit)
         return
-    members_of = members(source, recipe) if recipe.splits else {name: np.arange(len(source))}
+    members_of: Mapping[str, range | Indices] = {name: range(len(source))}
+    if recipe.splits:
+        members_of = members(source, recipe)
     for split, chosen in members_of.items():
         order = chosen
         if recipe.shuffle is not None:
-            order = chosen[permutation(len(chosen), recipe.shuffle)]
+            order = permutation(len(chosen), recipe.shuffle)
+            if isinstance(chosen, np.ndarray):
+                order = np.asarray(Slice(order).values(chosen))
         yield split, Slice(order[: recipe.limit])
 
 
@@ -73,16 +83,28 @@ def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
     """
     keys, splits = source.all_keys(), recipe.splits
     if recipe.split == LISTS:
-        hashes = np.array([key_hash(key) for key in keys], np.uint64)
+        hashes = _of_each(keys, key_hash, np.uint64)
         lists = source.key_lists  # of one split alone where that is verified
         return {n: np.flatnonzero(np.isin(hashes, lists[n])) for n in splits if n in lists}
     if recipe.folds or recipe.stratify or recipe.group:
         number = divided(source, keys, recipe)
     else:
-        fractions = np.fromiter(map(key_fraction, keys), np.float64, len(keys))
+        fractions = _of_each(keys, key_fraction, np.float64)
         ends = [share.stop for share in shares_of(recipe.shares).values()]
-        number = np.searchsorted(ends, fractions, side="right")
-    return {name: np.flatnonzero(number == n) for n, name in enumerate(splits)}
+        number = computed(
+            len(keys), np.int64, lambda piece: np.searchsorted(ends, fractions[piece], "right")
+        )
+    return {name: selected(len(keys), partial(_are, number, n)) for n, name in enumerate(splits)}
+
+
+def _of_each(keys: Sequence[str], value: Callable[[str], float], dtype: Any) -> Any:
+    """An array of the values of all keys."""
+    each = map(value, keys)
+    return computed(len(keys), dtype, lambda p: np.fromiter(each, dtype, p.stop - p.start))
+
+
+def _are(numbers: Indices, wanted: int, piece: slice) -> Any:
+    return numbers[piece] == wanted
 
 
 def shares_of(shares: dict[str, float]) -> dict[str, Share]:
@@ -96,7 +118,7 @@ def _stream_slices(
     name: str, stream: Stream, shares: dict[str, float], limit: int | None
 ) -> Iterator[tuple[str, Slice]]:
     """Every split reads all ranges, and leaves out the documents that are not its own."""
-    ranges = np.arange(len(stream))
+    ranges = range(len(stream))
     of_split: dict[str, Share | None] = {**shares_of(shares)} or {name: None}
     for split, share in of_split.items():
         if limit is None:

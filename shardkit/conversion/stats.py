@@ -9,20 +9,7 @@ from typing import Any
 
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Text,
-    Video,
-)
+from shardkit.schema import Array, Bool, Bytes, FieldType, Images, Json, Scalar, Text
 from shardkit.sizes import FieldSizes
 from shardkit.statistics import Pixels
 
@@ -54,7 +41,7 @@ class Stats:
         """To `add` samples with these fields to; `label` is the field with the class."""
         stats = cls()
         stats._label = label
-        stats._size_of = {name: _SIZES[type(kind)] for name, kind in schema.items()}
+        stats._size_of = {name: kind.entry(_SIZES) for name, kind in schema.items()}
         return stats
 
     def add(self, sample: Sample) -> None:
@@ -98,14 +85,10 @@ class Stats:
 
 
 # Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes.
-_SIZES: dict[type[FieldType], Callable[[Any], int]] = {
-    Int: lambda value: 8,
-    Float: lambda value: 8,
+_SIZES: dict[type, Callable[[Any], int]] = {
+    Scalar: lambda value: 8,
     Bool: lambda value: 1,
     Bytes: len,
-    Image: len,
-    Audio: len,
-    Video: len,
     Images: lambda value: sum(map(len, value)),
     Text: lambda value: len(value.encode()),
     Json: lambda value: len(JsonText.of(value).encode()),

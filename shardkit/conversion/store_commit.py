@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -47,12 +48,20 @@ class StoreCommit:
         self._check = check
 
     def publish(
-        self, dataset: Path, placed: Mapping[Path, Placed], copied: Callable[[int, int], object]
+        self,
+        dataset: Path,
+        placed: Mapping[Path, Placed],
+        copied: Callable[[int, int], object],
+        overwrite: bool,
     ) -> list[RemotePath]:
         """The files in the folder `dataset`, and those that are `placed`, become the output.
 
         Returns the marks, which are to be removed. `copied` is told of bytes, and of how many.
         """
+        out = self._target.path
+        assert isinstance(out, RemotePath)
+        now = RemotePath(out.store.anew(), out.key)  # not as it was when the run began
+        replace(self._target, path=now).refuse_newcomer(overwrite)
         new: dict[str, Path | Placed] = {
             path.relative_to(dataset).as_posix(): path
             for path in sorted(dataset.rglob("*"))

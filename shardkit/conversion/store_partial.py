@@ -1,9 +1,14 @@
 """OUT.partial in a store: there a conversion works until it is whole, and from there it continues.
 
 job.json                     what identifies the run, as in a folder
-run.json                     the claim of the run that is at work
+run.json                     the claim of a whole run that is at work
+parts/2-of-4.json            that of a part; it stays, and says whether the part has ended
+<job>/plan/                  what publishing needs, where there are parts; and what one has listed
 <job>/000012/                the shards of a task, and last its result.zip, all else that it made
 <job>/dataset/               shards that were joined
+
+A part puts its claim and then looks for that of a whole run, which puts its own and then looks for
+those of parts: so one of them finds the other. The part withdraws, and waits to see which is dead.
 
 <job> is a digest of job.json, so that a run that stood still cannot write into another's tasks; of
 a job that cannot be continued it is the run. Nothing is believed because a listing shows it or
@@ -16,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +30,37 @@ import xxhash
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.checked import checked, parse
-from shardkit.conversion.claim import Claim
+from shardkit.conversion.claim import Claim, Found, another_run, ended, is_over, said
 from shardkit.conversion.commit import DATASET
-from shardkit.conversion.partial import JOB, TASKS, Copied, Partial, comparable, unseen
+from shardkit.conversion.part_lock import OTHER_JOB, at_work, at_work_already
+from shardkit.conversion.partial import (
+    JOB,
+    LISTING,
+    OUTLINE,
+    PLAN,
+    TASKS,
+    Copied,
+    Partial,
+    comparable,
+    unseen,
+)
 from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.store_commit import Placed, StoreCommit
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
 from shardkit.errors import DamagedError, OutputError
 from shardkit.manifest import File, Shard
+from shardkit.part_of import PartOf
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 
 _RUN = "run.json"
+_PARTS = "parts"
 _JOB_FOLDER = re.compile(r"[0-9a-f]{32}")
+
+
+class _TakenError(OutputError):
+    """Another part replaces the job just now."""
 
 
 class StorePartial(Partial):
@@ -54,6 +76,7 @@ class StorePartial(Partial):
         self._job: RemotePath
         self._listed: list[str] | None = None
         self._resumed = True
+        self._outlined = False
         self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store
 
     def job(self) -> dict[str, Any] | None:
@@ -61,7 +84,7 @@ class StorePartial(Partial):
         try:
             return None if found is None else checked(dict[str, Any], parse(found[0]))
         except ValueError:
-            return None
+            return {}
 
     def exists(self) -> bool:
         return bool(self._keys())
@@ -76,14 +99,25 @@ class StorePartial(Partial):
             self._listed = self._store.keys(self._remote.key)
         return self._listed
 
-    def begin(self, job: dict[str, Any], *, resume: bool) -> None:
+    def is_published(self) -> bool:
+        """The manifest there is newer than the job; of the same second it is published again."""
+        path = self._target.list_path(self._target.folder, manifests.NAME)
+        assert isinstance(path, RemotePath)
+        manifest, job = (self._store.look(p.key) for p in (path, self._remote / JOB))
+        return manifest is not None and job is not None and manifest.modified > job.modified
+
+    def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
         """Claim the output, and make the temporary folder."""
         self._refuse_strangers()
         manifest = self._target.list_path(self._target.folder, manifests.NAME)
         assert isinstance(manifest, RemotePath)
         seen = self._store.find(manifest.key)
-        self._claim = Claim.take(self._remote / _RUN)
         try:
+            if part is None:
+                self._claim = Claim.take(self._remote / _RUN)
+                self._refuse_parts("a whole run cannot work beside it")
+            else:
+                self._share(part, _digest(job))
             if _version(self._store.find_again(manifest.key)) != _version(seen):
                 raise OutputError(
                     "another run has just written to this output",
@@ -93,22 +127,121 @@ class StorePartial(Partial):
             self._scratch = Scratch()
             self.tasks, self.dataset = (self._scratch.path / name for name in (TASKS, DATASET))
             storage.make_folder(self.tasks)
-            self._prepare(job, resume)
+            if part is None:
+                self._prepare(job, resume)
+            else:
+                self._agree(job)
         except BaseException:
             self.release()
             raise
 
+    def _share(self, part: PartOf, job: str) -> None:
+        """Claim a part, where no whole run is at work."""
+        self.part = part
+        run, busy = self._remote / _RUN, at_work_already(part, self.path)
+        while True:
+            self._claim = Claim.take(self._claim_of(part), {"job": job}, busy=busy)
+            found = self._store.read_tagged(run.key)
+            if found is None or is_over(found[0]):
+                return
+            self._claim.release()
+            if not ended(run, found):
+                raise another_run(run)
+
+    def _claim_of(self, part: PartOf) -> RemotePath:
+        return self._remote / _PARTS / f"{part.name}.json"
+
+    def _parts(self) -> dict[PartOf, Found]:
+        """The claims of all parts."""
+        found: dict[PartOf, Found] = {}
+
+        def read(key: str) -> None:
+            part = PartOf.named(self._path(key).name.removesuffix(".json"))
+            claim = self._store.read_tagged(key)
+            if part is not None and claim is not None:
+                found[part] = claim
+
+        stores.together(read, self._store.keys((self._remote / _PARTS).key))
+        return found
+
+    def refuse_busy(self) -> None:
+        self._refuse_parts(OTHER_JOB)
+        run = self._remote / _RUN
+        if not ended(run, self._store.read_tagged(run.key)):
+            raise another_run(run)
+
+    def _refuse_parts(self, why: str, job: str | None = None) -> None:
+        """Raise OutputError where other parts, of one job, are at work; dead ones lose claims."""
+        claims, live = self._parts(), []
+
+        def look(part: PartOf) -> None:
+            other = part != self.part and job in (None, said(claims[part][0]).get("job"))
+            if other and not ended(self._claim_of(part), claims[part]):
+                live.append(part)
+
+        stores.together(look, claims)
+        if live:
+            raise at_work(sorted(live), self.path, why)
+
+    def _agree(self, job: dict[str, Any]) -> None:
+        """The unfinished work is of this part's job from now on. Raises OutputError where parts of
+        another one are at work."""
+        self._job, path = self._remote / _digest(job), self._remote / JOB
+        while (old := self.job()) is None or comparable(old) != comparable(job):
+            found = self._store.read_tagged(path.key)
+            if found is None:
+                storage.put_if(_job_text(job), path, None)
+                continue
+            with contextlib.suppress(_TakenError):  # then it may be of this job already
+                run = Claim.take(self._remote / _RUN, busy=_TakenError("taken"))
+                try:  # no part that this look does not find begins meanwhile
+                    self._refuse_parts(OTHER_JOB, "" if old is None else _digest(old))
+                    self._refuse_other_work(job)
+                    storage.put_if(_job_text(job), path, found[1])
+                finally:
+                    run.release()
+
+    def try_alone(self) -> bool:
+        assert self._claim is not None
+        self.end_part()
+        if self._any_at_work():
+            return False
+        try:
+            run = Claim.take(self._remote / _RUN, wait=False)
+        except OutputError:  # another one was faster
+            return False
+        own, self._claim = self._claim, run
+        own.release()
+        job = self.job()
+        if self._any_at_work() or job is None or _digest(job) != self._job.name:
+            self.release()
+            return False
+        self.part = None
+        return True
+
+    def _any_at_work(self) -> bool:
+        """Whether there are parts that may be, and have not ended."""
+        claims = [data for data, _ in self._parts().values()]
+        return any(not is_over(data) and not said(data).get("ended") for data in claims)
+
+    def begun(self) -> list[tuple[PartOf, bool]]:
+        job = self.job()
+        found = {part: said(data) for part, (data, _) in self._parts().items()}
+        ours = [p for p in found if job is not None and found[p].get("job") == _digest(job)]
+        return [(part, bool(found[part].get("ended"))) for part in sorted(ours)]
+
+    def end_part(self) -> None:
+        assert self._claim is not None
+        self._claim.say(ended=True)
+
     def _prepare(self, job: dict[str, Any], resume: bool) -> None:
         assert self._claim is not None
-        text = json.dumps(comparable(job), sort_keys=True, allow_nan=False).encode()
-        name = xxhash.xxh3_128_hexdigest(text) if resume else self._claim.run
-        self._job = self._remote / name
+        self._job = self._remote / (_digest(job) if resume else self._claim.run)
         old = self.job() if resume else None
         if old is None or comparable(old) != comparable(job):
             stores.together(self._delete, self._others())
             self._resumed = False
-            text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
-            storage.put(text, self._remote / JOB)
+            storage.put(_job_text(job), self._remote / JOB)
 
     def check(self) -> None:
         assert self._claim is not None
@@ -124,16 +257,65 @@ class StorePartial(Partial):
             if scratch is not None:
                 scratch.close()
 
-    def finished(self, tasks: int) -> list[int]:
+    def has_outline(self) -> bool:
+        return any(key.endswith(f"/{PLAN}/{OUTLINE}") for key in self._keys())
+
+    def outline(self) -> tuple[Path, bytes] | None:
+        path = self._job / PLAN / OUTLINE
+        found = self._store.read_tagged(path.key)
+        self._outlined = found is not None
+        return None if found is None else (path, found[0])
+
+    def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
+        self._outlined = True
+        path = self._job / PLAN / OUTLINE
+        if replace:
+            storage.put(packed, path)
+        else:
+            storage.put_if(packed, path, None)
+
+    @contextlib.contextmanager
+    def listing(self) -> Iterator[tuple[Path, Path] | None]:
+        job = self.job()
+        path = self._remote / ("" if job is None else _digest(job)) / PLAN / LISTING
+        about = None if job is None else self._store.find_again(path.key)
+        if about is None:
+            yield None
+            return
+        with contextlib.closing(Scratch()) as scratch:
+            storage.download(path, scratch.path / LISTING, about.size)
+            yield path, scratch.path / LISTING
+
+    def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
+        assert self._scratch is not None
+        to, path = self._job / PLAN / LISTING, self._scratch.path / LISTING
+        if size > stores.LARGEST or self._store.find_again(to.key) is not None:
+            return  # without one each part lists the source
+        write(path)
+        storage.put(path, to)
+        storage.remove(path)
+
+    def finished(self, numbers: Iterable[int]) -> list[int]:
+        numbers = [*numbers]
         listed = self._store.keys(self._job.key) if self._resumed else []
-        names = {f"{n:06d}" for n in range(tasks)}
+        made_here = {*super().finished(numbers)}
+        names = {f"{n:06d}" for n in numbers if n not in made_here}
         found = [path for key in listed if (path := self._path(key)).name == PACKED]
         stores.together(self._fetch, [path for path in found if path.parent.name in names])
-        done, keys = super().finished(tasks), {*listed}
-        lost = [number for number in done if not self._has_shards(number, keys)]
-        for number in lost:  # a run that was to remove all this was killed, say
-            self.undo(number)
+        done, keys = super().finished(numbers), {*listed}
+        # A run that was to remove all this was killed, say.
+        lost = [n for n in done if n not in made_here and not self._has_shards(n, keys)]
+        for number in lost:
+            ours = self.part is None or self.part.has(number)
+            (self.undo if ours else super().undo)(number)
         return [number for number in done if number not in lost]
+
+    def count_missing(self, tasks: int) -> int:
+        """As the listing shows them; from now on tasks that others have done count as well."""
+        self._resumed = True
+        folders = (self._path(key).parent.name for key in self._store.keys(self._job.key)
+                   if key.endswith(f"/{PACKED}"))  # fmt: skip
+        return tasks - len({name for name in folders if name.isdigit() and int(name) < tasks})
 
     def _has_shards(self, number: int, keys: Collection[str]) -> bool:
         folder = self.task_folder(number)
@@ -151,9 +333,9 @@ class StorePartial(Partial):
         self._delete(self._job / self.task_folder(number).name / PACKED)
         super().undo(number)
 
-    def publish(self, copied: Copied = unseen) -> None:
+    def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
         commit = StoreCommit(self._target, self.check)
-        self._remove(commit.publish(self.dataset, self._placed, copied))
+        self._remove(commit.publish(self.dataset, self._placed, copied, overwrite))
 
     def discard(self) -> None:
         try:
@@ -182,6 +364,8 @@ class StorePartial(Partial):
     def _known(self) -> Iterator[RemotePath]:
         """What this run has made, or has found that another one had made."""
         yield self._remote / JOB
+        if self._outlined:
+            yield from (self._job / PLAN / name for name in (OUTLINE, LISTING))
         yield from (placed.path for placed in self._placed.values())
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self._job / folder.name / PACKED
@@ -194,7 +378,7 @@ class StorePartial(Partial):
     def _refuse_strangers(self) -> None:
         start = len(self._remote.key) + 1
         tops = {key[start:].partition("/")[0] for key in self._keys()}
-        strangers = sorted(t for t in tops - {JOB, _RUN} if not _JOB_FOLDER.fullmatch(t))
+        strangers = sorted(t for t in tops - {JOB, _RUN, _PARTS} if not _JOB_FOLDER.fullmatch(t))
         if strangers:
             raise self._something_else(strangers)
 
@@ -245,3 +429,12 @@ class StorePartial(Partial):
 
 def _version(found: stores.Info | None) -> str | None:
     return None if found is None else found.version
+
+
+def _digest(job: dict[str, Any]) -> str:
+    text = json.dumps(comparable(job), sort_keys=True, allow_nan=False).encode()
+    return xxhash.xxh3_128_hexdigest(text)
+
+
+def _job_text(job: dict[str, Any]) -> bytes:
+    return json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"

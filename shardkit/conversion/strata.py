@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import UsageError
+from shardkit.recipe import Recipe
+from shardkit.sources.base import Indices, Source
 from shardkit.sources.subset import Subset, chance
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.recipe import Recipe
-    from shardkit.sources.base import Indices, Source
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 _EXACT = 1e-9  # what shares such as 0.29 may lack of a whole number of samples
 

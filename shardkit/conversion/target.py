@@ -93,6 +93,23 @@ class Target:
         with storage.explained("look at", self.path):
             self._check_existing()
 
+    def refuse_newcomer(self, overwrite: bool) -> None:
+        """Raise OutputError for what came there while a run worked; a dataset may `overwrite`."""
+        found = "a dataset"
+        try:
+            self.check([])
+            if overwrite or self.is_empty():
+                return
+        except OutputError as error:
+            found = f"{error.what}: {error.found}" if error.found else error.what
+        raise OutputError(
+            "something came to the output while this run worked, which would replace it",
+            path=self.path,
+            found=found,
+            fix="move it away, or replace a dataset with --overwrite, and repeat the command: a"
+            f" conversion goes on with what is done, in {self.working_folder}",
+        )
+
     def _asked_for(self) -> Iterator[RemotePath]:
         """The objects that are looked for before the work begins: asked for at the same time."""
         out = self.path

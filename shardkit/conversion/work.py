@@ -29,6 +29,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
 from shardkit.names import checked_name
+from shardkit.part_of import PartOf
 from shardkit.pieces import DIGEST
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
@@ -57,6 +58,7 @@ class Work:
     pixels: Collection[str]  # fields whose pixels are counted
     durable: bool  # whether the shards are final, or to be joined
     upload: RemotePath | None = None
+    part: PartOf | None = None  # whose task it is, where several work beside each other
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,30 @@ class Progress:
     bytes: int
     errors: int
 
+    def __neg__(self) -> Progress:
+        """That it was undone."""
+        return Progress(-self.samples, -self.bytes, -self.errors)
+
 
 Report = Callable[[Progress], None]
 
 
 def run_task(work: Work, report: Report) -> None:
     """Do the task and publish its folder. Raises ShardkitError and leaves nothing, if it fails."""
-    unfinished = work.folder.with_name(f"{work.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+    by = "" if work.part is None else f".{work.part.name}"
+    end = f"{by}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
+    unfinished = work.folder.with_name(f"{work.folder.name}{end}")
     storage.make_folder(unfinished)
     storage.write_back = work.durable and work.upload is None
     try:
         _write(work, unfinished, report)
         storage.sync(unfinished)
-        storage.rename(unfinished, work.folder)
+        try:
+            storage.rename(unfinished, work.folder)
+        except ShardkitError:
+            if not is_finished(work.folder):
+                raise
+            storage.remove(unfinished)  # another part has finished it too, with the same bytes
         storage.sync(work.folder.parent)
     except BaseException:
         # Best effort: what is left is removed when the run goes on.
@@ -232,26 +245,42 @@ def is_finished(folder: Path) -> bool:
 
 def pack(folder: Path) -> bytes:
     """The files in the folder of a task, whose shards are uploaded already, as one archive."""
-    with io.BytesIO() as packed:
-        with zipfile.ZipFile(packed, "w") as archive:
-            for path in sorted(filter(Path.is_file, folder.rglob("*"))):
-                name = path.relative_to(folder).as_posix()
-                archive.writestr(zipfile.ZipInfo(name), storage.read(path))
-        return packed.getvalue()
+    paths = filter(Path.is_file, folder.rglob("*"))
+    return zipped({path.relative_to(folder).as_posix(): storage.read(path) for path in paths})
 
 
 def unpack(packed: bytes, folder: Path, where: Path) -> None:
     """Fill the folder of a finished task; raises DamagedError, naming the archive's path."""
     storage.make_folder(folder)
     try:
+        files = unzipped(packed)
+    except ValueError as error:
+        fix = "remove the object, and run the same command again"
+        raise damaged("the result of a task", error, path=where, fix=fix) from error
+    for name in sorted(files, key=lambda one: one == RESULT):  # that last
+        path = folder / checked_name(name, where, "entries")
+        storage.make_folder(path.parent)
+        storage.write_file(path, files[name])
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """Files as one archive, the same whenever and wherever it is made."""
+    with io.BytesIO() as packed:
+        with zipfile.ZipFile(packed, "w") as archive:
+            for name in sorted(files):
+                archive.writestr(zipfile.ZipInfo(name), files[name])
+        return packed.getvalue()
+
+
+def unzipped(packed: bytes) -> dict[str, bytes]:
+    """The files in such an archive; raises ValueError for another."""
+    try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 raise ValueError("it is compressed")
-            for entry in sorted(entries, key=lambda one: one.filename == RESULT):  # that last
-                path = folder / checked_name(entry.filename, where, "entries")
-                storage.make_folder(path.parent)
-                storage.write_file(path, archive.read(entry))
-    except (ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        fix = "remove the object, and run the same command again"
-        raise damaged("the result of a task", error, path=where, fix=fix) from error
+            if sum(entry.file_size for entry in entries) > len(packed):  # they overlap
+                raise ValueError("its files are larger than it is")
+            return {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
+        raise ValueError(str(error)) from error

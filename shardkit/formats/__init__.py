@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkit.codecs.image import SUFFIXES
-from shardkit.errors import FormatError, ShardkitWarning, UsageError
+from shardkit.errors import FormatError, UsageError, near, warn
 from shardkit.extras import extra
 from shardkit.formats.foreign import TFRECORD_NAMES, TFRECORD_SUFFIXES, kind_of_file, not_read
 from shardkit.manifest import FOLDER, NAME
@@ -101,10 +100,7 @@ _OURS: dict[str, Declaration] = {
         extra="arrow",
     ),
     "beton": Declaration(
-        "shardkit.formats.beton",
-        (".beton",),
-        "FFCV's files, one by default",
-        one_shard=True,
+        "shardkit.formats.beton", (".beton",), "FFCV's files, one by default", one_shard=True
     ),
     "lance": Declaration(
         "shardkit.formats.lance",
@@ -151,12 +147,25 @@ _OURS: dict[str, Declaration] = {
         "ArrayRecord files of tf.train.Example, for Grain and TFDS",
         single=False,
         names=re.compile(r".+\.array_?record-\d+-of-\d+"),
-        extra="array_record",
+        extra="array-record",
     ),
 }
 
 
 BUILT_IN = tuple(_OURS)
+
+# What formats are called elsewhere: errors name ours, as one name is enough.
+MEANT = {
+    **dict.fromkeys(("tar", "webdataset"), "wds"),
+    **dict.fromkeys(("huggingface", "hugging_face", "datasets"), "hf"),
+    **dict.fromkeys(("jsonl", "json", "csv"), "parquet"),  # tables
+    **dict.fromkeys(("streaming", "mosaicml"), "mds"),
+    **dict.fromkeys(("tfrecords", "tfds", "tf"), "tfrecord"),
+    **dict.fromkeys(("feather", "ipc"), "arrow"),
+    "ffcv": "beton",
+    "lightning": "litdata",
+    "arrayrecord": "array_record",
+}
 
 
 class _Formats(Mapping[str, Declaration]):
@@ -194,7 +203,7 @@ def _others() -> dict[str, Declaration]:
         try:
             found[name] = _declaration(entry)
         except FormatError as error:
-            warnings.warn(str(error), ShardkitWarning, stacklevel=2)
+            warn(str(error))
     return found
 
 
@@ -236,10 +245,16 @@ def get_format(name: str) -> Format:
     """The format called `name`; raises UsageError for an unknown one, and without its library."""
     declaration = FORMATS.get(name)
     if declaration is None:
-        raise UsageError(
-            f"there is no format {name!r}",
-            expected="one of " + ", ".join(format_names()),
-        )
+        from difflib import get_close_matches
+
+        close = get_close_matches(name.lower(), MEANT, 1, 0.7)
+        meant = MEANT[close[0]] if close else ""
+        fix = f"did you mean {meant} ({_OURS[meant].summary})?" if meant else None
+        if name.lower() in ("folder", "jsonl", "files"):
+            export = f"`shardkit export --to {name.lower()}` writes plain files of a dataset"
+            fix = f"{fix}; {export}" if fix else export
+        expected = near(name, format_names())
+        raise UsageError(f"there is no format {name!r}", expected=expected, fix=fix)
     format: Format
     if name in _OURS:
         with extra(declaration.extra, f"the format {name!r}"):

@@ -214,6 +214,16 @@ def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleErro
     return SampleError(f"the value cannot be stored: {error}", key=key, field=field, found=found)
 
 
+def unforeseen(name: str, what: str = "field") -> SampleError:
+    """The error for a field of a foreign sample that none has of those that told the schema."""
+    return SampleError(
+        f"the sample has a {what} {name!r}, in none of those that were looked at on opening",
+        field=name,
+        fix="leave such samples out with --on-error skip; or write all with shardkit.create, and a"
+        " schema that has it",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ShardSpec:
     """What a shard is to hold.
@@ -277,6 +287,7 @@ class Format:
     largest: int | None = None  # bytes of a shard at most, whatever a user allows
     join_pads: bool = False  # a joined shard may be larger than its parts together
     grouped: bool = False  # to read a sample is to read those around it: row groups
+    optional_matters: bool = False  # optional fields are stored otherwise than others
     any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
     # Loaders that want files beside shards (`--beside`) -> whether a single file can have them.
     beside: Mapping[str, bool] = MappingProxyType({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from shardkit import storage
 from shardkit.byte_source import ByteSource, RemoteFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of
 from shardkit.codecs.unpack import temporary_folder, unpacked
-from shardkit.errors import ShardkitWarning
+from shardkit.errors import warn
 from shardkit.formats.streamed import Streamed
 
 _MAGIC = 12  # bytes that tell how a file is compressed
@@ -45,12 +44,10 @@ def opened(
     if not compression:
         return source, 0
     folder = temporary_folder(path, words.one)
-    warnings.warn(
+    warn(
         f"{words.many} in {path.parent} are unpacked to temporary files in {folder}"
         " while they are open; for fast random access convert them once:"
-        f" shardkit convert ... --to {words.format}",
-        ShardkitWarning,
-        stacklevel=4,
+        f" shardkit convert ... --to {words.format}"
     )
     with storage.explained("open", path):
         which = path, source.size, path.stat().st_mtime

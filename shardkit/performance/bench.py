@@ -8,23 +8,28 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import OutputError, UsageError
-from shardkit.options import check_names, check_numbers
+from shardkit.errors import OutputError, UsageError, near
+from shardkit.keywords import takes
+from shardkit.options import check_numbers
 from shardkit.page_cache import cache_from
 from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
+from shardkit.progress import Monitor, watched
+from shardkit.progress import Progress as Step
 from shardkit.remote.path import RemotePath
 from shardkit.schema import Image
 from shardkit.stream.world import default_threads
-from shardkit.verification.work import Monitor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _STAYED = 0.05  # share of bytes in the page cache with which a run still counts as cold
 _ROW = 0.3  # inches, of a plot
@@ -39,7 +44,18 @@ class Progress(Monitor, Protocol):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The options of `bench`: every combination of settings is measured for each dataset."""
+    """The options of `bench`: every combination of settings is measured for each dataset.
+
+    measures: "read" (every value, in shuffled order, hashed), "decode" (images read and decoded
+        whole), "load" (batches, as in training).
+    threads: numbers of threads that load. None: 1, 2, 4, ... up to the processors.
+    workers: numbers of processes of torch's DataLoader.
+    batch_sizes: numbers of samples in a batch.
+    transforms: "crop", "resize", "center", "decode" or "none", or a function as "module:function".
+    size: width and height of what transforms make, in pixels.
+    rounds: counted runs of each setting.
+    limit: the most samples of a run, which else is an epoch.
+    """
 
     measures: Sequence[str] = MEASURES
     threads: Sequence[int] | None = None
@@ -57,7 +73,7 @@ class Sweep:
             raise UsageError(
                 "unknown measure",
                 found=", ".join(map(repr, unknown)) or "none",
-                expected=", ".join(MEASURES),
+                expected=near(unknown[0] if unknown else "", MEASURES),
             )
         for name, least in {"threads": 0, "workers": 1, "batch_sizes": 1}.items():
             if any(number < least for number in getattr(self, name) or ()):
@@ -67,6 +83,19 @@ class Sweep:
         """The numbers of threads to try: by default 1, 2, 4, ... up to the processors."""
         most = default_threads()
         return self.threads or sorted({*(1 << n for n in range(most.bit_length())), most})
+
+
+class SweepKeywords(TypedDict, total=False):
+    """The same as keyword arguments, for type checkers."""
+
+    measures: Sequence[str]
+    threads: Sequence[int] | None
+    workers: Sequence[int]
+    batch_sizes: Sequence[int]
+    transforms: Sequence[str]
+    size: int
+    rounds: int
+    limit: int
 
 
 @dataclass
@@ -111,6 +140,7 @@ class Measured:
         }
 
 
+@takes(Sweep)
 def bench(
     paths: Sequence[str | os.PathLike[str]],
     *,
@@ -118,36 +148,32 @@ def bench(
     peers: bool = False,
     peers_in: Sequence[str | os.PathLike[str]] = (),
     work: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    **sweep: Any,
+    progress: bool | Callable[[Step], object] | Progress = False,
+    **sweep: Unpack[SweepKeywords],
 ) -> dict[str, Any]:
-    """Measure datasets of any formats and folders of images; returns what JSON can hold.
+    """Measure `paths`: datasets of any formats, folders of images; returns what JSON can hold.
 
-    The measures are "read" (every value, in shuffled order, hashed), "decode" (images read and
-    decoded whole), and "load" (batches, as in training). `threads`, `workers` (of torch's
-    DataLoader), `batch_sizes` and `transforms` are what to try, `size` is the pixels that
-    transforms make; a run is an epoch, but at most `limit` samples of it. Each of `rounds` has one
-    run of everything, each in another order; a first run is not counted.
+    Each round has one run of everything, each in another order; a first run is not counted.
 
     cold: measure a second time with files that are not in memory.
     peers: measure other libraries too, with the samples of the first path; those installed here,
     and in the environments `peers_in`. Their stores are written into `work`, and stay if it is
     given. Cold runs of theirs include what they do only once: starting workers, compiling.
+    progress: as in `shardkit.convert`.
 
     Raises UsageError for what cannot be, a batch that is larger than a dataset among it. What
     fails while it is measured has an `error` in the report, and the others go on.
     """
-    check_names(Sweep, sweep)
     asked = Sweep(**sweep)
     datasets = _opened(paths)
     skipped: dict[str, str] = {}
     contenders = [_ours(name, *each, asked, skipped) for name, each in datasets.items()]
     if asked.workers and not _has_torch():
         skipped["workers"] = 'torch is not installed: pip install "shardkit[torch]"'
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, watched(progress) as monitor:
         if peers or peers_in:
-            if progress:
-                progress.note("writing what other libraries read")
+            if monitor:
+                monitor.note("writing what other libraries read")
             first = next(iter(datasets.values()))[1]
             contenders += _peers(first, asked, peers_in, Path(work or temporary), skipped)
         warm = [Measured(c, s, cold=False) for c in contenders for s in c.settings]
@@ -159,11 +185,11 @@ def bench(
             dataset.close()  # no file stays open
         dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
         cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
-        if progress:
+        if monitor:
             runs = len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds
-            progress.start("measuring", runs, "runs")
-        _run_warm(warm, asked.rounds, progress)
-        _run_cold(cold_runs, asked.rounds, progress)
+            monitor.start("measuring", runs, "runs")
+        _run_warm(warm, asked.rounds, monitor)
+        _run_cold(cold_runs, asked.rounds, monitor)
     return {
         "versions": versions(),
         "machine": about_machine(),

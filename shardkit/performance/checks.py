@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.conversion.create import DatasetWriter
 from shardkit.dataset import Dataset
@@ -24,16 +25,12 @@ from shardkit.sample import Sample
 from shardkit.schema import Array, row_fields
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
 from shardkit.stream.collate import PadCollate
+from shardkit.stream.order import Numbers
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
 from shardkit.stream.reading import Samples, extents
 from shardkit.stream.schedule import START, Planned, Schedule, Step
 from shardkit.stream.stream import Stream
 from shardkit.stream.world import World
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.stream.order import Numbers
 
 _SLOW = {
     "folder": "samples are loose files, each of which is opened and closed for every read",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardkit.clock import STAGES
 from shardkit.dataset import Dataset
 from shardkit.errors import UsageError, printable
+from shardkit.keywords import takes
 from shardkit.performance import findings as looks
 from shardkit.performance.checks import other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
@@ -29,7 +30,7 @@ from shardkit.performance.runs import (
     loader_like,
 )
 from shardkit.stream.loader import Loader
-from shardkit.stream.options import StreamOptions
+from shardkit.stream.options import LoaderKeywords, StreamOptions
 from shardkit.stream.profile import Times
 from shardkit.stream.stream import Stream
 from shardkit.stream.world import default_threads
@@ -37,6 +38,7 @@ from shardkit.transforms.calls import name_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+    from typing_extensions import Unpack
 
     from shardkit.stream.batches import Batch
 
@@ -111,6 +113,7 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@takes(Loader.__init__)
 def doctor(
     source: Any,
     *,
@@ -119,7 +122,7 @@ def doctor(
     ranks: int | None = None,
     seconds: float = 2.0,
     tune: bool = False,
-    **options: Any,
+    **options: Unpack[LoaderKeywords],
 ) -> Diagnosis:
     """Find what slows loading down, by short runs with one change each.
 
@@ -138,7 +141,7 @@ def doctor(
     if seconds <= 0 or (need is not None and need <= 0):
         raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")
     processors, dataloader = default_threads(), source if is_dataloader(source) else None
-    loader = _loader(source, options) if dataloader is None else loader_like(dataloader)
+    loader = _loader(source, {**options}) if dataloader is None else loader_like(dataloader)
     _check_size(loader)
     loader = loader.with_options(profile=True)
     trained = _trained(source)

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, opened
@@ -40,11 +41,6 @@ from shardkit.transforms.steps import (
     Transform,
 )
 from shardkit.transforms.transforms import Transforms
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
 
 Decoding: TypeAlias = "dict[str | tuple[str, ...], list[Transform]]"
 

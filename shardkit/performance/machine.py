@@ -26,14 +26,7 @@ from shardkit.version import __version__
 if TYPE_CHECKING:
     import psutil
 
-_LIBRARIES = (
-    "numpy",
-    "simplejpeg",
-    "Pillow",
-    "pyarrow",
-    "xxhash",
-    "torch",
-)
+_LIBRARIES = ("numpy", "simplejpeg", "Pillow", "pyarrow", "xxhash", "torch")
 # The time between two readings, in times of how long one takes: some walk through all processes of
 # the machine, or all pages of this one.
 _SPARE = 500

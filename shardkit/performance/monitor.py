@@ -6,13 +6,12 @@ import csv
 import os
 import shlex
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from shardkit.errors import OutputError, ShardkitWarning, UsageError
+from shardkit.errors import OutputError, UsageError, warn
 from shardkit.options import check_numbers
 from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Counted, Report, counted, shown
@@ -56,11 +55,7 @@ class Monitor(Generic[T]):
     """
 
     def __init__(
-        self,
-        loader: Iterable[T],
-        *,
-        log: str | os.PathLike[str] | None = None,
-        every: int = 50,
+        self, loader: Iterable[T], *, log: str | os.PathLike[str] | None = None, every: int = 50
     ) -> None:
         """Measure the loop over a loader.
 
@@ -173,7 +168,7 @@ class Monitor(Generic[T]):
                 self._log.flush()
         except OSError as error:  # a full disk is no reason to end a training
             self._log = None
-            _warn(f"the monitor logs no more, as it cannot write: {error}")
+            warn(f"the monitor logs no more, as it cannot write: {error}")
         if self._is_first and not self._warned:
             self._judge()
 
@@ -187,7 +182,7 @@ class Monitor(Generic[T]):
         count, noun = (judged.samples, "samples") if judged.samples else (judged.batches, "batches")
         now = shown(count / (judged.data + judged.step))
         alone = shown(count / judged.step) if judged.step else "any number"
-        _warn(
+        warn(
             f"the training loop waits for data {waiting:.0%} of its time: "
             f"{now} {noun}/s, and its steps alone would allow {alone}"
             + ("" if in_use is None else f"; the GPU is in use {in_use:.0%} of the time")
@@ -275,7 +270,3 @@ def _advice(loader: object) -> str:
     if not isinstance(path, str | os.PathLike):
         return ""
     return f"; `shardkit doctor {shlex.quote(str(path))}` says why"
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, ShardkitWarning, stacklevel=5)  # of the training loop

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardkit.codecs.boxes import WITH_BOXES, is_boxes
 from shardkit.codecs.image import is_mask_name
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, UsageError, near
 from shardkit.preprocess.mask_fields import image_of
 from shardkit.sample import Sample
 from shardkit.schema import Array, Json, Schema
@@ -78,7 +78,7 @@ def box_fields(
         if wrong:
             raise UsageError(
                 f"{wrong[0]!r} is no field of boxes",
-                expected="one of " + ", ".join(n for n, k in arrays.items() if _may_be(k)),
+                expected=near(wrong[0], (n for n, k in arrays.items() if _may_be(k))),
                 found=repr(schema.get(wrong[0])),
                 fix="boxes are arrays of floats, (n, 4): x0, y0, x1, y1 in pixels",
             )

@@ -7,13 +7,15 @@ import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.boxes import boxes_in, turned_boxes
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
 from shardkit.preprocess import masks
@@ -23,11 +25,6 @@ from shardkit.preprocess.items import Shaped
 from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
 
 _CHANGED = "changed by the transform"
 _one_transform = threading.Lock()  # a user's function need not know of threads

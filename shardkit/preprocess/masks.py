@@ -7,17 +7,15 @@ Values are the stored ones: palettes, profiles and backgrounds are not applied.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, check_end
 from shardkit.codecs.pixels import loaded, to_ppm, turned
 from shardkit.codecs.window import Window
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class MaskError(NotAnImageError):

@@ -10,14 +10,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Tokens = npt.NDArray[np.unsignedinteger[Any]]
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 # The window of `nosplit`: its last blocks are only partly filled.
 _WINDOW_BLOCKS = 512

@@ -11,7 +11,7 @@ import functools
 import threading
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -23,16 +23,9 @@ from shardkit.codecs.damage import damage
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
 from shardkit.codecs.pixels import decode, encode, upright
-from shardkit.codecs.window import Window
+from shardkit.codecs.window import Colour, Pixels, Window
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
 from shardkit.preprocess.geometry import geometry
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.codecs.pixels import Colour
-
-    Pixels = npt.NDArray[np.uint8]
 
 RESIZED = "resized"
 # The image formats that are kept where pixels change, and the format of all others: for datasets

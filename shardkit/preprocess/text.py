@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, UsageError, near
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, count_values, sample_of
@@ -278,6 +278,7 @@ def text_field(options: TextOptions, schema: Schema) -> str:
     if name not in texts:
         raise UsageError(
             f"there is no field of text called {name!r}",
+            expected=near(name, texts) if texts else None,
             found=", ".join(f"{n}: {type(kind).__name__}" for n, kind in schema.items()),
             fix=f"use --text-field {texts[0]}" if texts else "a tokenizer needs text",
         )

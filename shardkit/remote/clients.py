@@ -20,6 +20,7 @@ from shardkit.errors import (
 )
 from shardkit.extras import extra, missing
 from shardkit.remote.store import (
+    FULL_PAGE,
     MANIFEST,
     Client,
     Entry,
@@ -45,7 +46,6 @@ _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
-_PAGE = 1000  # objects of a listing at a time: as many as a request gives
 _PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
 
 _used_in: set[int] = set()  # processes in which obstore runs: a fork does not copy its threads
@@ -186,7 +186,7 @@ class _Obstore:
         prefix = f"{folder}/" if folder else None
         with self._explained(folder):
             for page in self._library.list(
-                self._store, prefix, offset=after or None, chunk_size=_PAGE
+                self._store, prefix, offset=after or None, chunk_size=FULL_PAGE
             ):
                 yield [(meta["path"], _info(meta)) for meta in page]
 

@@ -25,7 +25,7 @@ class ForkedClient(PickledProcess):
 
     def __init__(self, site: str, options: Mapping[str, Any]) -> None:
         self.lists = not site.startswith("http")
-        super().__init__("shardkit.remote.forked", (site, dict(options)), lambda: _ended(site))
+        super().__init__("shardkit.remote.forked", (site, dict(options)), lambda *_: _ended(site))
 
     def find(self, key: str) -> Info | None:
         found: Info | None = self.ask("find", key)
@@ -45,7 +45,8 @@ class ForkedClient(PickledProcess):
 
     def below(self, folder: str, after: str) -> Iterator[Page]:
         pages: list[Page] = self.ask("below", folder, after)
-        yield from pages
+        if pages:  # all came by now
+            yield [entry for page in pages for entry in page]
 
     def keys(self, folder: str) -> list[str]:
         found: list[str] = self.ask("keys", folder)

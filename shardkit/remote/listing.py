@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from shardkit.remote.store import Entry, Info, Store
+from shardkit.remote.store import FULL_PAGE, Entry, Info, Page, Store
+
+_REQUESTS = 64  # at a time
+_PAGES = 2  # of a folder at a time: what was requested and is not taken yet is in memory
+_DENSE = 8  # names of folders in a page at most, or they are not listed by themselves
 
 
 @dataclass
@@ -63,7 +70,7 @@ class ListedStore(Store):
     def _folder(self, folder: str) -> _Folder:
         if folder == self._root and folder not in self._folders:
             found = self._folders[folder] = _Folder()
-            for name, info in self._list(folder):
+            for name, info in self.list_folder(folder):
                 if info is None:
                     found.folders.add(name)
                 else:
@@ -76,7 +83,7 @@ class ListedStore(Store):
         folders = {self._root: _Folder()}
         if self._root in self._folders:  # those that are empty have an object at most
             folders[self._root].folders |= self._folders[self._root].folders
-        for page in self.below(self._root):
+        for page in _side_by_side(self, self._root):
             for key, info in page:
                 folder, _, name = key.rpartition("/")
                 if key != self._root:  # a mark that consoles make for a folder
@@ -87,6 +94,74 @@ class ListedStore(Store):
                 if not found.files[name].size:  # such a mark
                     del found.files[name]
         self._folders, self._whole = folders, True
+
+
+def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
+    """All objects in a folder and in those below it, by many listings at a time; in no order."""
+    waiting = deque([_Part(store, folder)])
+    running: set[Future[tuple[list[Page], list[_Part]]]] = set()
+    with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
+        try:
+            while waiting or running:
+                while waiting and len(running) < _REQUESTS:
+                    running.add(pool.submit(waiting.popleft().some))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    pages, left = future.result()
+                    yield from pages
+                    waiting.extend(left)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Part:
+    """A listing of a folder with all below, which leaves to others what lies beside its last key.
+
+    It does so after a full page, where folders have much in them: those that follow the one in
+    which it is get listings of their own. Where they are very many and small it goes on.
+    """
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self._store, self._pages = store, store.below(folder)
+        self._start = f"{folder}/" if folder else ""  # of the keys that it gives
+        self._last = ""  # key
+        self._full, self._names = 0, 0  # pages, and the names in the folder that they had
+
+    def some(self) -> tuple[list[Page], list[_Part]]:
+        """Some pages, and the listings that give what is left."""
+        pages: list[Page] = []
+        for page in self._pages:
+            keys, first = [key for key, _ in page], not self._last
+            own = page if first else [entry for entry in page if entry[0].startswith(self._start)]
+            pages.append(own)
+            if len(own) < len(page):
+                break
+            in_order = keys == sorted(keys) and self._last < keys[0]
+            self._last = keys[-1]
+            if len(page) == FULL_PAGE and in_order and self._is_dense(keys):
+                beside, others = self._divided()
+                return [*pages, beside], [self, *others]
+            if len(pages) == _PAGES:
+                return pages, [self]
+        return pages, []
+
+    def _is_dense(self, keys: list[str]) -> bool:
+        """Whether the names in the folder have many keys each, and the last of them is a folder."""
+        own = len(self._start)
+        self._full += 1
+        self._names += len({key[own:].partition("/")[0] for key in keys})
+        return "/" in keys[-1][own:] and self._names <= _DENSE * self._full
+
+    def _divided(self) -> tuple[Page, list[_Part]]:
+        """What lies beside the folder with the last key: objects, and listings of folders."""
+        above = self._start
+        self._start = above + self._last[len(above) :].partition("/")[0] + "/"
+        self._full, self._names = 0, 0
+        entries = self._store.list_folder(above.rstrip("/"))
+        keys = [(above + entry.name, entry.info) for entry in entries]
+        objects = [(key, info) for key, info in keys if info is not None and key > self._last]
+        folders = [key for key, info in keys if info is None and f"{key}/" > self._start]
+        return objects, [_Part(self._store, folder) for folder in sorted(folders)]
 
 
 def _add(folders: dict[str, _Folder], folder: str) -> None:

@@ -11,7 +11,6 @@ import os
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
@@ -23,8 +22,8 @@ from shardkit.errors import (
     DamagedError,
     NotFoundError,
     ShardkitError,
-    ShardkitWarning,
     StorageError,
+    warn,
 )
 from shardkit.pieces import PIECE
 
@@ -45,6 +44,7 @@ _SOON = 0.5  # seconds of these without a word
 _LOOKS = 50  # at an object that is being copied
 _PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
 
+FULL_PAGE = 1000  # objects of a listing at a time: as many as a request gives
 UNKNOWN = -1  # in place of the number of a version
 
 Result = TypeVar("Result")
@@ -232,14 +232,15 @@ class Store:
 
     def entries(self, folder: str) -> list[Entry]:
         """The objects and folders in a folder, by name."""
-        found = self._list(folder)
+        found = self.list_folder(folder)
         for entry in found:
             key = f"{folder}/{entry.name}".lstrip("/")
             if entry.info is not None and self._known.get(key) is None:
                 self._known[key] = entry.info
         return sorted(found)
 
-    def _list(self, folder: str) -> list[Entry]:
+    def list_folder(self, folder: str) -> list[Entry]:
+        """The same in no order, and not remembered."""
         if not self.lists:
             raise StorageError(
                 "a web server does not tell what is in a folder",
@@ -589,5 +590,5 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
 
     if seconds == _GOODBYE and not join(_SOON):
         what = f"waiting up to {seconds:.0f} s for requests that were made"
-        warnings.warn(what, ShardkitWarning, stacklevel=3)
+        warn(what)
     join(seconds)

@@ -13,7 +13,7 @@ from shardkit import storage
 from shardkit.card import check_images, named_subset
 from shardkit.codecs.media import IMAGES
 from shardkit.dataset import Dataset
-from shardkit.errors import SourceError, UsageError
+from shardkit.errors import SourceError, UsageError, near
 from shardkit.folders import (
     Contents,
     common_folder,
@@ -32,6 +32,7 @@ from shardkit.remote.path import RemotePath
 from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.beside import beside
+from shardkit.sources.exported import open_exported, read_about
 from shardkit.sources.given import TABLES, TEXTS, Given, gathered, listed
 from shardkit.walk import is_folder, relative_to, scandir
 from shardkit.where import names_in
@@ -136,7 +137,7 @@ def _opened(given: Given, recipe: Recipe, strict: bool) -> dict[str, Source | St
     if given.kind in (TEXTS, TABLES):
         return _text(common_folder(given.files), recipe, strict, given.files)
     if given.dataset is None and given.kind is None:
-        return _found_at(given.path, recipe, strict)
+        return _exported(given.path, recipe, strict) or _found_at(given.path, recipe, strict)
     from shardkit.opening import open_files
     from shardkit.sources.dataset import DatasetSource
 
@@ -197,6 +198,16 @@ def _sequence(
             fix="make a list of it, or write its samples one by one with shardkit.create",
         )
     return SequenceSource(source, None if schema is None else Schema(schema), classes)
+
+
+def _exported(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream] | None:
+    """What `export` made, if that is what is there."""
+    about = read_about(path)
+    if about is None:
+        return None
+    _refuse_metadata(path, recipe)
+    _refuse_classes(recipe, strict)
+    return {**_with_labels(open_exported(path, about), recipe)}
 
 
 def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
@@ -375,7 +386,7 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
     if strict and unknown and (selection.fields or all(s.all_known for s in sources.values())):
         raise UsageError(
             f"there is no field {unknown[0]!r} in the source",
-            expected="some of " + ", ".join(known),
+            expected=near(unknown[0], known),
             fix="names of fields are those of the source, before --rename",
         )
     left = [repr(name) for name in known if not selection.has(name)]

@@ -20,13 +20,7 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.media import IMAGES
 from shardkit.errors import SampleError, SourceError, UsageError
-from shardkit.sources.annotations import (
-    CATEGORIES,
-    Annotations,
-    Read,
-    annotations_of,
-    check_boxes,
-)
+from shardkit.sources.annotations import CATEGORIES, Annotations, Read, annotations_of, check_boxes
 from shardkit.sources.base import Source
 from shardkit.sources.folder_scan import FolderScan
 from shardkit.sources.layouts import IMAGES as NAMED_IMAGES

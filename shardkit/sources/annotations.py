@@ -11,25 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
 from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
-from shardkit.codecs.header import read_header
+from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.schema import Array, FieldType, Int, Schema
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.codecs.header import Header
-
-    Numbers = npt.NDArray[np.int64]
-    Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BOXES, CATEGORIES = "boxes", "categories"
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.indices import array
+from shardkit.mapped import Sizes
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema, holds_classes, label_of
 from shardkit.sources.requested import requested
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Indices: TypeAlias = "npt.NDArray[np.int64]"
+Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Described:
@@ -117,14 +117,14 @@ class Source(Described, ABC):
     def __getitem__(self, index: int) -> Sample: ...
 
     @abstractmethod
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Sizes:
         """Payload bytes of every sample, as well as they are known without reading them."""
 
     @abstractmethod
     def select(self, indices: Indices) -> Source:
         """A source of these samples alone, in this order: small, and picklable for a worker."""
 
-    def all_keys(self) -> list[str]:
+    def all_keys(self) -> Sequence[str]:
         """The keys of all samples; of one that cannot be read, its name."""
         found = [self.key(index) for index in range(len(self))]
         if None not in found:
@@ -148,9 +148,10 @@ class Source(Described, ABC):
 
     def documents(self) -> Iterator[Document]:
         """All samples, in order."""
+        sizes = self.sizes()
         with requested(self) as samples:
-            for index, size in enumerate(self.sizes().tolist()):
-                name = self.name(index)
+            for index in range(len(self)):
+                name, size = self.name(index), int(sizes[index])
                 try:
                     sample = samples[index]
                 except SampleError as error:
@@ -180,6 +181,39 @@ class Source(Described, ABC):
         return None
 
 
+class Around(Source):
+    """A source made of another, of which its sample number n is sample `_at(n)`."""
+
+    _whole: Source
+
+    def _at(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def sizes(self) -> Sizes:
+        return self._whole.sizes()
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+
+    def fingerprint(self) -> dict[str, str] | None:
+        return self._whole.fingerprint()
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        return self._whole.tokenizer()
+
+    def key(self, index: int) -> str | None:
+        return self._whole.key(self._at(index))
+
+    def name(self, index: int) -> str:
+        return self._whole.name(self._at(index))
+
+    def original(self, index: int, key: str) -> str | None:
+        return self._whole.original(self._at(index), key)
+
+
 class Stream(Described, ABC):
     """`len(stream)` byte ranges, each with samples that can only be read from its beginning.
 
@@ -193,7 +227,7 @@ class Stream(Described, ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Sizes:
         """Bytes of every range once decompressed, as well as they are known without reading it."""
 
     @abstractmethod
@@ -217,11 +251,11 @@ _PROBES = 16  # samples, or ranges of a stream, that tell about all
 _PROBE_BYTES = 1 << 14  # read of each range
 
 
-def some_of(source: Source | Stream, order: Indices | None = None) -> Iterator[Document]:
+def some_of(source: Source | Stream, order: range | Indices | None = None) -> Iterator[Document]:
     """A few samples, the same whenever they are asked for: of those at `order`, if it is given."""
     if order is None:
-        order = np.arange(len(source))
-    chosen = order[:: max(len(order) // _PROBES, 1)]
+        order = range(len(source))
+    chosen = array(order[:: max(len(order) // _PROBES, 1)])
     if isinstance(source, Source):
         yield from source.select(chosen).documents()
         return

@@ -35,10 +35,10 @@ def beside(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
             own.add(FORMATS[dataset.format].listing)
             if dataset.path == folder:
                 own |= {name.partition("/")[0] for name in _names(dataset)}
-        locks = {stem + lock for stem in own for lock in ("-lock", ".lock")}
+        own |= {stem + lock for stem in own for lock in ("-lock", ".lock")}
         with storage.explained("list", folder), scandir(folder) as entries:
             for entry in entries:
-                if entry.name not in own | locks:
+                if entry.name not in own:
                     kind = "folder" if is_folder(entry) else kind_of_file(entry.name)
                     found["hidden" if entry.name[0] == "." else kind] += 1
     return found

@@ -6,15 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 CHUNK = 4096  # values that are packed together
 _DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
@@ -167,7 +165,7 @@ class Building:
         kinds = set(map(type, values)) - {type(None)}
         self._kinds |= kinds
         if kinds <= _OF_JSON:
-            self._parts.append(Column.of(_kind_of(kinds, values), values))
+            self._parts.append(Column.of(kind_of(kinds, values), values))
 
     def skip(self, count: int) -> None:
         """So many values that are not there."""
@@ -208,7 +206,7 @@ class Building:
             return None
 
 
-def _kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
+def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
     """The type of values of these types by themselves."""
     if kinds <= {str}:
         return Text()

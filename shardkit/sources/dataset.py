@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -17,10 +18,12 @@ from shardkit.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
-from shardkit.indices import array, digest
+from shardkit.indices import array, compact, digest, pick
+from shardkit.mapped import MOST, Runs, Sizes, computed, running_sum
 from shardkit.options import ALL_FIELDS
 from shardkit.pages import Ranges
 from shardkit.pieces import PIECE
+from shardkit.processors import in_threads
 from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Bool, Float, Int
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 _REQUESTS = 64  # at a time, where each sample is one
 _LARGE = 1 << 15  # bytes of a sample; a request takes as long as reading a megabyte does
 _CHUNK = 1 << 14  # samples whose numbers are read at a time, field by field
+_FILES = 8  # shards of this machine whose keys are read at a time
+_RUN = 64  # shards that a thread asks a file system for, one after the other
 
 
 class DatasetSource(Source):
@@ -48,7 +53,7 @@ class DatasetSource(Source):
     def __init__(
         self,
         dataset: Dataset,
-        indices: Indices | None = None,
+        indices: range | Indices | None = None,
         key_table: tuple[Path, str, str] | None = None,
         prefixes: Sequence[str] | None = None,
         planned: Sequence[Planned] = (),
@@ -63,7 +68,7 @@ class DatasetSource(Source):
         self._planned = planned
         self._view = ""  # what tells a view from others of its dataset
         if dataset.indices is not None and indices is None:
-            indices, self._view = array(dataset.indices), digest(dataset.indices)
+            indices, self._view = dataset.indices, digest(dataset.indices)
         self._dataset = dataset = dataset.whole
         self._indices = indices
         self._prefixes = _prefixes(dataset, self) if prefixes is None else prefixes
@@ -97,33 +102,40 @@ class DatasetSource(Source):
         sample = reader.sample(position, fields, json_text=True)
         return sample if self.selection == ALL_FIELDS else self.selected(sample)
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        per_shard = []
-        for shard in range(self._dataset.shards):
-            samples, size = self._dataset.extent(shard)
-            per_shard.append(np.full(samples, size // max(samples, 1), np.int64))
-        every = np.concatenate(per_shard) if per_shard else np.zeros(0, np.int64)
-        return every if self._indices is None else every[self._indices]
+    def sizes(self) -> Sizes:
+        every, chosen = self._means, self._indices
+        if chosen is not None:
+            return computed(len(chosen), np.int64, lambda piece: every[array(chosen[piece])])
+        return np.asarray(every) if 8 * len(every) <= MOST else every
 
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:
-            indices = self._indices[indices]
-        counts = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
-        extents = np.array(counts, np.int64)  # also of no shards
-        ends = extents.cumsum()
+            indices = array(pick(self._indices, indices))
+        starts, ends = self._starts, self._means.ends
         shard_of = np.searchsorted(ends, indices, side="right")
         used, number = np.unique(shard_of, return_inverse=True)
         part = self._dataset.part(used.tolist())
-        starts = ends - extents
-        part_starts = np.concatenate([[0], extents[used].cumsum()])
+        part_starts = np.concatenate([[0], (ends[used] - starts[used]).cumsum()])
         moved = indices - starts[shard_of] + part_starts[number]
         prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
         planned = [self._planned[shard] for shard in used.tolist()] if self._planned else ()
-        source = DatasetSource(part, moved, self._key_table, prefixes, planned)
+        source = DatasetSource(part, compact(moved), self._key_table, prefixes, planned)
         source.requests = _REQUESTS if source._is_scattered() else 0
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
+
+    @cached_property
+    def _means(self) -> Runs:
+        """For each sample of the dataset the mean size of those of its shard."""
+        extents = [self._dataset.extent(shard) for shard in range(self._dataset.shards)]
+        every = np.array(extents, np.int64).reshape(-1, 2)
+        return Runs(every[:, 1] // np.maximum(every[:, 0], 1), every[:, 0].cumsum())
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """The number of the first sample of each shard."""
+        return self._means.ends - self._means.counts
 
     def _is_scattered(self) -> bool:
         """Whether the samples, in their order, lie far apart in a store.
@@ -133,13 +145,10 @@ class DatasetSource(Source):
         remote = isinstance(self._dataset.path, RemotePath)
         if self._indices is None or not remote or get_format(self._dataset.format).grouped:
             return False
-        every = np.array([self._dataset.extent(n) for n in range(self._dataset.shards)], np.int64)
-        means = every[:, 1] // np.maximum(every[:, 0], 1)
-        ends = np.repeat(means, every[:, 0]).cumsum()[self._indices]  # about
-        read = PIECE * np.count_nonzero(np.diff(ends // PIECE))
-        return bool(
-            every[:, 1].sum() > byte_source.LATEST * PIECE and read > 2 * self.sizes().sum()
-        )
+        ends = running_sum(self._means)[array(self._indices) + 1]
+        read = PIECE * np.count_nonzero(np.diff(ends // PIECE))  # about
+        size = sum(self._dataset.extent(shard)[1] for shard in range(self._dataset.shards))
+        return bool(size > byte_source.LATEST * PIECE and read > 2 * self.sizes().sum())
 
     def _reader(self, shard: int) -> ShardReader:
         if not self.requests:
@@ -157,7 +166,8 @@ class DatasetSource(Source):
         return found, [threading.Lock() for _ in range(found.shards)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_apart"}
+        made = ("_apart", "_means", "_starts")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def skimmed(self) -> DatasetSource:
         found = copy.copy(self)
@@ -178,15 +188,13 @@ class DatasetSource(Source):
         if not self._by_columns or not all(isinstance(k, kinds) for k in self.schema.values()):
             yield from super().documents()
             return
-        extents = [self._dataset.extent(shard)[0] for shard in range(self._dataset.shards)]
-        ends = np.cumsum(extents)
-        every = np.arange(len(self)) if self._indices is None else self._indices
+        every = range(len(self)) if self._indices is None else self._indices
         for first in range(0, len(every), _CHUNK):
-            chunk = every[first : first + _CHUNK]
-            shard_of = np.searchsorted(ends, chunk, side="right")
+            chunk = array(every[first : first + _CHUNK])
+            shard_of = np.searchsorted(self._means.ends, chunk, side="right")
             for run in np.split(np.arange(len(chunk)), np.flatnonzero(np.diff(shard_of)) + 1):
                 shard = int(shard_of[run[0]])
-                positions = chunk[run] - (ends[shard] - extents[shard])
+                positions = chunk[run] - self._starts[shard]
                 yield from self._columns(shard, positions) or (
                     Source.documents(self.select(first + run))
                 )
@@ -208,7 +216,7 @@ class DatasetSource(Source):
             found.append(Document(f"{shard_name}:{position}", sample, 0))
         return found
 
-    def all_keys(self) -> list[str]:
+    def all_keys(self) -> Sequence[str]:
         keys: list[str] = []
         if self._is_large():
             return super().all_keys()
@@ -219,7 +227,7 @@ class DatasetSource(Source):
                     keys += [prefix + key for key in self._dataset.reader(shard).keys()]  # noqa: SIM118
         except ShardkitError:  # the conversion will meet it again, and say so
             return super().all_keys()
-        return keys if self._indices is None else [keys[n] for n in self._indices.tolist()]
+        return keys if self._indices is None else [keys[n] for n in array(self._indices).tolist()]
 
     def fingerprint(self) -> dict[str, str]:
         dataset = self._dataset
@@ -228,8 +236,10 @@ class DatasetSource(Source):
         planned = []
         if dataset.manifest_path is not None:
             files.update(storage.read(dataset.manifest_path))
-        for shard in range(dataset.shards):
-            about = dataset.stat(shard)
+        runs = [range(dataset.shards)[n : n + _RUN] for n in range(0, dataset.shards, _RUN)]
+        threads = min(len(runs), _REQUESTS)
+        found = in_threads(lambda run: [*map(dataset.stat, run)], runs, threads, 1) if runs else ()
+        for shard, about in enumerate(itertools.chain.from_iterable(found)):
             files.update(f"{dataset.shard_name(shard)}\0{about.st_size}\0".encode())
             times.update(f"{about.st_mtime_ns}\0".encode())
             planned.append(Planned(about.st_mtime_ns, about.st_ino, began))
@@ -263,9 +273,12 @@ def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
     """
     if dataset.manifest is not None or dataset.shards < 2:
         return ()
-    hashes = [_key_hashes(dataset, shard) for shard in range(dataset.shards)]
-    _, counts = np.unique(np.concatenate(hashes), return_counts=True)
-    repeated = int(counts[counts > 1].sum())
+    threads = _REQUESTS if isinstance(dataset.path, RemotePath) else _FILES
+    found = in_threads(lambda n: _key_hashes(dataset, n), range(dataset.shards), threads, 1)
+    hashes = np.concatenate([*found])
+    hashes.sort()
+    alike = np.concatenate([[False], hashes[1:] == hashes[:-1], [False]])
+    repeated = int(np.count_nonzero(alike[1:] | alike[:-1]))
     if not repeated:
         return ()
     names = [dataset.shard_name(shard) for shard in range(dataset.shards)]

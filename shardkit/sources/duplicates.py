@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.perceptual import distances, perceptual_hash
@@ -14,13 +15,8 @@ from shardkit.options import Selection
 from shardkit.processors import in_threads, processors
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Indices, Source
 from shardkit.statistics import compared, content_digest
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
 
 NEAR = 6  # bits, of 64, in which the hashes of near duplicates may differ
 _BITS = 16  # of a part of a hash, of which there are four

@@ -19,6 +19,11 @@ FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder: no Path, whic
 _HEAD = 1 << 14  # bytes with the headers of nearly all images
 
 
+# Whether this is the machine that planned: on some mounts others have other inodes for the files.
+compare_inodes = True
+NEVER = 2**63 - 1  # as `Planned.began`: inodes are another machine's, and tell nothing
+
+
 class Planned(NamedTuple):
     """A file as it was when the run was planned. Times are in nanoseconds."""
 
@@ -101,7 +106,8 @@ def refuse_changed(
     An inode counts only together with a later change: some file systems renumber files. Objects
     have none, and not all stores tell a version.
     """
-    replaced = about.st_ino != planned.inode and about.st_ctime_ns >= planned.began
+    another = compare_inodes and about.st_ino != planned.inode
+    replaced = another and about.st_ctime_ns >= planned.began
     if replaced or (
         about.st_mtime_ns != planned.time and UNKNOWN not in (about.st_mtime_ns, planned.time)
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import numpy as np
 from shardkit.codecs.image import SUFFIXES
 from shardkit.codecs.media import AUDIO, Kind
 from shardkit.errors import SourceError, UsageError
+from shardkit.mapped import pieces
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
 from shardkit.sources.file_table import odd_keys
@@ -233,7 +234,9 @@ class FolderScan:
         self.root = root
         self.media = media
         self._given = given is not None
-        self._walk = Walk(root, None if given is None else relative_to(given.path, root))
+        table = None if given is None else relative_to(given.path, root)
+        beside = tuple(sidecar.ending for sidecar in sidecars_of(media))
+        self._walk = Walk(root, table, lambda name: media.has(name) or name.endswith(beside))
         self.ignored = self._walk.ignored
         self.problems = self._walk.problems
         self._below: dict[str, list[str]] = {}  # folder -> names of those in it
@@ -293,15 +296,15 @@ class FolderScan:
     def refuse_stray(self) -> None:
         """Raise UsageError for a few images beside class folders: all would be without labels."""
         files = self.files
-        at_root = files.folders.index("") if "" in files.folders else None
-        if at_root is None or self.given or files.metadata is not None or self.numbered:
+        # Those of the root come first.
+        if "" not in files.folders or self.given or files.metadata is not None or self.numbered:
             return
-        stray = np.flatnonzero(files.folder_of == at_root).tolist()
-        if 1 < len(self.tree.filled()) > len(stray):
+        stray = int(np.searchsorted(files.folder_of, files.folders.index(""), "right"))
+        if 1 < len(self.tree.filled()) > stray:
             raise UsageError(
                 f"{self.media.many} lie beside the folders of classes, and are of none",
                 path=self.root,
-                found=", ".join(files.names[n] for n in stray[:5]),
+                found=", ".join(files.names[n] for n in range(min(stray, 5))),
                 expected=", ".join(f"{name}/" for name in self.tree.filled()[:5]),
                 fix="move them away, or into the folders of their classes; without labels all are"
                 f" converted with --fields {self.media.field}",
@@ -329,7 +332,8 @@ class FolderScan:
             if files.metadata is not None:
                 class_names = files.metadata.class_names
         for bit, sidecar in enumerate(SIDECARS):
-            count = int(np.count_nonzero(files.sidecars >> bit & 1))
+            every = (files.sidecars[piece] >> bit & 1 for piece in pieces(len(files)))
+            count = sum(int(np.count_nonzero(found)) for found in every)
             if count:
                 fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
         if files.metadata is not None:
@@ -337,7 +341,7 @@ class FolderScan:
         root = file_path(self.root)
         source = ImageFolder(root, files, Schema(fields), class_names, self.media)
         if "" in files.folders and len(files.folders) > 1 and not self.given:
-            first = files.names[files.folder_of.tolist().index(files.folders.index(""))]
+            first = files.names[int(np.argmax(files.folder_of == files.folders.index("")))]
             source.notes = (f"no labels from folders: {first!r} lies beside them",)
         elif self.numbered:
             folder = self.tree.filled()[0]
@@ -355,9 +359,8 @@ class FolderScan:
             source.ignored[f"folder without {self.media.many}"] = len(unlisted)
         return source
 
-    def _images(self) -> list[Files]:
+    def _images(self) -> Iterator[Files]:
         """The images of every folder, in torchvision's order: by class, then by path as text."""
-        found = []
         for folder, entries, subfolders in self._walk:
             if not folder.relative:
                 self._at_root = {entry.name for entry in entries}
@@ -368,13 +371,11 @@ class FolderScan:
                 continue
             files = self._take(folder.relative, entries)
             if files.names:
-                found.append(files)
+                yield files
             if subfolders:
                 names = [below.relative.rpartition("/")[2] for below in subfolders]
                 no_class = NOISE if self.lists and not folder.relative else None
                 self._below[folder.relative] = [name for name in names if name != no_class]
-        found.sort(key=lambda files: (files.folders[0].partition("/")[0], files.folders[0]))
-        return found
 
     def _take(self, folder: str, entries: list[DirEntry]) -> Files:
         """A folder's images, with their sidecars."""
@@ -390,6 +391,7 @@ class FolderScan:
                 self._transcripts.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
+        entries.clear()  # which remember what is looked at: a lot, of a folder of 10^6 files
         stems = {name[: name.rfind(".")] for name in images}
         sidecars = sidecars_of(self.media)
         for ending in (s.ending for s in sidecars if isinstance(s.type, Image)):
@@ -398,7 +400,7 @@ class FolderScan:
                     others[name] = images.pop(name)
         self._ignore(others, stems)
         names = sorted(images)
-        about = [look(images[name]) for name in names]
+        about = [look(images.pop(name)) for name in names]
         bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others, sidecars)
         return Files(
             folders=[folder],

@@ -14,18 +14,21 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.codecs.array import load_array
 from shardkit.codecs.media import IMAGES, Kind
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.mapped import computed, pieces
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.annotations import BOXES, Annotations
+from shardkit.sources.base import Indices
 from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import (
     FilePath,
@@ -36,11 +39,7 @@ from shardkit.sources.files import (
     read_head,
     read_with_status,
 )
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
+from shardkit.sources.packed_names import FEW
 
 
 class Sidecar(NamedTuple):
@@ -67,7 +66,7 @@ def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
 
 
 class ImageFolder(FileSource["Files"]):
-    """Images under `root`. About 130 bytes of memory per file: names, sizes and times."""
+    """Images under `root`."""
 
     def __init__(
         self,
@@ -81,29 +80,30 @@ class ImageFolder(FileSource["Files"]):
         self.schema = schema
         self.class_names = class_names
         self._labelled = "label" in schema and None not in files.labels
-        self._media = media
+        self.media = media
         self._heads = False  # whether images are read as `Head`
         self._rows: list[tuple[int, ...]] | None = None
 
     def __getitem__(self, index: int) -> Sample:
-        files = self._files
-        if self._rows is None:  # numpy would take longer to look up than the rest of this
-            columns = (files.sizes, files.folder_of, files.times, files.inodes, files.sidecars)
+        files = self.files
+        columns = (files.sizes, files.folder_of, files.times, files.inodes, files.sidecars)
+        if self._rows is None and len(files) <= FEW:
             self._rows = list(zip(*(column.tolist() for column in columns), strict=True))
-        size, folder, time, inode, sidecars = self._rows[index]
+        numbers = [int(c[index]) for c in columns] if self._rows is None else self._rows[index]
+        size, folder, time, inode, sidecars = numbers
         name = files.relative(index)
         key = self.key(index)
         try:
             sample: Sample = {"__key__": key}
-            if self._media.field in self.schema:
+            if self.media.field in self.schema:
                 planned = Planned(time, inode, files.began)
-                path = below(self._root, name)
-                if self._heads and self._media.type is Image:
+                path = below(self.root, name)
+                if self._heads and self.media.type is Image:
                     data: bytes = read_head(path, size)
                 else:
                     data = read_file(path, size, planned)
-                array = self._media.type is Array
-                sample[self._media.field] = _array(data, path) if array else data
+                array = self.media.type is Array
+                sample[self.media.field] = _array(data, path) if array else data
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
@@ -124,14 +124,14 @@ class ImageFolder(FileSource["Files"]):
         for bit, sidecar in enumerate(SIDECARS):
             if sidecars >> bit & 1:
                 if sidecar.field in self.schema:
-                    path = below(self._root, stem + sidecar.ending)
+                    path = below(self.root, stem + sidecar.ending)
                     data, about = read_with_status(path)
                     sample[sidecar.field] = _value(data, path, sidecar)
                     times ^= mixed_time(about.st_mtime_ns, bit)
                 else:
                     unread = True
         if times != planned and not unread:
-            raise changed(below(self._root, name), "a later change of a file beside it")
+            raise changed(below(self.root, name), "a later change of a file beside it")
 
     def narrow(self, selection: Selection) -> None:
         super().narrow(selection)
@@ -143,24 +143,32 @@ class ImageFolder(FileSource["Files"]):
         return found
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        return np.maximum(self._files.sizes, 0) + self._files.sidecar_sizes
+        files = self.files
+        return computed(
+            len(files), np.int64, lambda p: np.maximum(files.sizes[p], 0) + files.sidecar_sizes[p]
+        )
 
     def select(self, indices: Indices) -> ImageFolder:
-        files = self._files.select(indices)
-        return ImageFolder(self._root, files, self.schema, self.class_names, self._media)
+        files = self.files.select(indices)
+        return ImageFolder(self.root, files, self.schema, self.class_names, self.media)
 
     def fingerprint(self) -> dict[str, str]:
-        files = self._files
+        files = self.files
         digest = xxhash.xxh3_128()
         for folder in files.folders:
             digest.update(os.fsencode(folder) + b"\0")
         files.hash_names(digest)
-        for numbers in (files.folder_of, files.sizes, _narrow(files.sidecars), files.sidecar_sizes):
+        bits = files.sidecars
+        if bits.max(initial=0) < 256:  # as bytes, as they once were: recipes have this hash
+            bits = computed(len(files), np.uint8, lambda p: files.sidecars[p].astype(np.uint8))
+        for numbers in (files.folder_of, files.sizes, bits, files.sidecar_sizes):
             digest.update(np.ascontiguousarray(numbers).data)
         if files.metadata is not None:
             digest.update(files.metadata.fingerprint())
         digest.update(json.dumps([self.classes, files.labels]).encode())
-        times = xxhash.xxh3_128((files.times ^ files.sidecar_times).data)
+        times = xxhash.xxh3_128()
+        for piece in pieces(len(files)):
+            times.update((files.times[piece] ^ files.sidecar_times[piece]).data)
         return {"files": digest.hexdigest(), "times": times.hexdigest()}
 
 
@@ -173,25 +181,6 @@ class Files(FileTable):
     sidecars: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
     sidecar_sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     sidecar_times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    @classmethod
-    def joined(cls, parts: list[Files]) -> Files:
-        """Files of one folder each, one after the other."""
-        files = cls()
-        for number, part in enumerate(parts):
-            files.odd_keys.update({len(files) + n: key for n, key in part.odd_keys.items()})
-            files.folders += part.folders
-            files.names += part.names
-            part.folder_of += np.uint32(number)
-        if parts:
-            for name in (*cls.columns, "folder_of"):
-                setattr(files, name, np.concatenate([getattr(part, name) for part in parts]))
-        return files
-
-
-def _narrow(sidecars: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
-    """As bytes where they fit, as they once were: finished datasets are recognised by them."""
-    return sidecars.astype(np.uint8) if sidecars.max(initial=0) < 256 else sidecars
 
 
 # --- reading one sample --------------------------------------------------------------------------

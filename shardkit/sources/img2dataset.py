@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -25,16 +24,11 @@ from shardkit.formats import get_format
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Around, Indices, Source
 from shardkit.sources.dataset import DatasetSource
 from shardkit.sources.metadata import Metadata, add_columns, join
 from shardkit.sources.tables import Table
 from shardkit.walk import scandir
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
 
 FAILED = "failed downloads of img2dataset"
 _STATS = re.compile(r"(\d+)_stats\.json")
@@ -143,59 +137,38 @@ class _Keys:
     key = relative
 
 
-class WithColumns(Source):
+class WithColumns(Around):
     """A source with the columns of a table beside it."""
 
     def __init__(self, source: Source, metadata: Metadata) -> None:
         super().__init__()
-        self._source, self._metadata = source, metadata
+        self.describe_as(source)
+        self.requests = source.requests
+        self._whole, self._metadata = source, metadata
         fields = dict(source.schema)
         add_columns(fields, metadata)
         self.schema = Schema(fields)
         self.others = {**source.others, **metadata.unusable}
-        self.class_names = source.class_names
-        self.ignored, self.notes, self.problems = source.ignored, source.notes, source.problems
-        self.guessed, self.all_known = source.guessed, source.all_known
-        self.safe_keys, self.unique_keys = source.safe_keys, source.unique_keys
-        self.requests = source.requests
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: int) -> Sample:
-        sample = self._source[index]
+        sample = self._whole[index]
         row = self._metadata.row(index)
         sample.update({name: value for name, value in row.items() if name in self.schema})
         return sample
 
     def narrow(self, selection: Selection) -> None:
         super().narrow(selection)
-        self._source.narrow(selection)
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return self._source.sizes()
+        self._whole.narrow(selection)
 
     def select(self, indices: Indices) -> WithColumns:
-        found = WithColumns(self._source.select(indices), self._metadata.select(indices))
+        found = WithColumns(self._whole.select(indices), self._metadata.select(indices))
         if self.selection != ALL_FIELDS:
             found.narrow(self.selection)
         return found
 
-    def check_unchanged(self) -> None:
-        self._source.check_unchanged()
-
     def fingerprint(self) -> dict[str, str] | None:
-        found = self._source.fingerprint()
+        found = super().fingerprint()
         if found is None:
             return None
         digest = xxhash.xxh3_128(found["files"].encode() + self._metadata.fingerprint())
         return {**found, "files": digest.hexdigest()}
-
-    def key(self, index: int) -> str | None:
-        return self._source.key(index)
-
-    def name(self, index: int) -> str:
-        return self._source.name(index)
-
-    def original(self, index: int, key: str) -> str | None:
-        return self._source.original(index, key)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
@@ -15,11 +15,7 @@ from shardkit.errors import SourceError, UsageError
 from shardkit.options import ConvertOptions, split_files
 from shardkit.recipe import KeysEntry
 from shardkit.sample import key_hash
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Source
+from shardkit.sources.base import Source
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -15,16 +15,11 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import Around, Indices, Source
 from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
-    from shardkit.sources.base import Indices
-
-
-class Labelled(Source):
+class Labelled(Around):
     """The samples of a source, whose labels are made of one of its fields."""
 
     def __init__(self, whole: Source, labels: Labels) -> None:
@@ -37,9 +32,6 @@ class Labelled(Source):
         self.schema = Schema({LABEL if n == own else n: kinds[n] for n in whole.schema})
         names = {n: v for n, v in whole.class_names.items() if n != own}
         self.class_names = {**names, **labels.class_names}
-
-    def __len__(self) -> int:
-        return len(self._whole)
 
     def __getitem__(self, index: int) -> Sample:
         sample = self._whole[index]
@@ -62,9 +54,6 @@ class Labelled(Source):
         self._whole.narrow(replace(selection, fields=theirs, drop=drop))
         super().narrow(selection)
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return self._whole.sizes()
-
     def select(self, indices: Indices) -> Labelled:
         part = copy.copy(self)
         part._whole = self._whole.select(indices)
@@ -76,30 +65,15 @@ class Labelled(Source):
         found._whole = self._whole.skimmed()
         return found
 
-    def all_keys(self) -> list[str]:
+    def all_keys(self) -> Sequence[str]:
         return self._whole.all_keys()
 
-    def check_unchanged(self) -> None:
-        self._whole.check_unchanged()
-
     def fingerprint(self) -> dict[str, str] | None:
-        found = self._whole.fingerprint()
+        found = super().fingerprint()
         if found is None:
             return None
         made = json.dumps([found.get("files"), self._labels.column, self._labels.names])
         return {**found, "files": xxhash.xxh3_128_hexdigest(made.encode())}
-
-    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return self._whole.tokenizer()
-
-    def key(self, index: int) -> str | None:
-        return self._whole.key(index)
-
-    def name(self, index: int) -> str:
-        return self._whole.name(index)
-
-    def original(self, index: int, key: str) -> str | None:
-        return self._whole.original(index, key)
 
 
 def labelled(sources: Mapping[str, Source], asked: Asked) -> dict[str, Source]:

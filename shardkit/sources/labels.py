@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.errors import SampleError, SourceError, UsageError, near
+from shardkit.recipe import Recipe
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
 from shardkit.sources.columns import whole_number
-
-if TYPE_CHECKING:
-    from shardkit.recipe import Recipe
 
 LABEL = "label"
 _LISTS = Array("<i8", (None,))
@@ -50,7 +48,7 @@ class Asked:
         if self.column not in columns:
             raise UsageError(
                 f"there is no column {self.column!r} for labels",
-                expected="one of " + ", ".join(columns),
+                expected=near(self.column, columns),
             )
         if self.column != LABEL and LABEL in columns:
             raise UsageError(

@@ -24,7 +24,7 @@ class Requested:
 
     def __init__(self, source: Source, pool: ThreadPoolExecutor) -> None:
         self._source, self._pool = source, pool
-        self._sizes = source.sizes().tolist()
+        self._sizes = source.sizes()
         self._futures: dict[int, Future[Sample]] = {}
         self._next = 0
         self._bytes = 0  # of those that are requested
@@ -34,9 +34,9 @@ class Requested:
         with self._changing:
             while self._next <= index or self._has_room():
                 self._futures[self._next] = self._pool.submit(self._source.__getitem__, self._next)
-                self._bytes += self._sizes[self._next]
+                self._bytes += int(self._sizes[self._next])
                 self._next += 1
-            self._bytes -= self._sizes[index]
+            self._bytes -= int(self._sizes[index])
             future = self._futures.pop(index)
         return future.result()
 

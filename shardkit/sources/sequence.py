@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.guess import guessed_schema
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
 from shardkit.schema import ClassNames, FieldType, Schema, named_classes
-from shardkit.sources.base import Source
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
+from shardkit.sources.base import Indices, Source
 
 _PROBES = 32  # samples that are read to guess the size of all
 

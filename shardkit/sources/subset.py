@@ -10,24 +10,21 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
+from shardkit.indices import array, pick
+from shardkit.mapped import Sizes
 from shardkit.options import Selection
 from shardkit.recipe import Recipe
 from shardkit.sample import Sample
-from shardkit.schema import Audio, Image, Int, Schema, Video
-from shardkit.sources.base import Described, Document, Source, Stream
+from shardkit.schema import Encoded, Int, Schema
+from shardkit.sources.base import Around, Described, Document, Indices, Source, Stream
 from shardkit.sources.key_lists import KeyList, check_found
-from shardkit.where import Condition, condition, near, value_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
+from shardkit.where import Condition, condition, value_of
 
 
 def chance(key: str, seed: int, what: str) -> float:
@@ -153,10 +150,12 @@ class _Chosen(Described):
         return {**sample, classes.label: classes.numbers[sample[classes.label]]}
 
 
-class Subset(_Chosen, Source):
+class Subset(_Chosen, Around):
     """The samples at `indices` of a whole source."""
 
-    def __init__(self, whole: Source, indices: Indices, classes: OfClasses | None = None) -> None:
+    def __init__(
+        self, whole: Source, indices: range | Indices, classes: OfClasses | None = None
+    ) -> None:
         super().__init__(whole, classes)
         self.requests = whole.requests
         self._whole, self._indices = whole, indices
@@ -167,7 +166,10 @@ class Subset(_Chosen, Source):
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._renumbered(self._whole[int(self._indices[index])])
+        return self._renumbered(self._whole[self._at(index)])
+
+    def _at(self, index: int) -> int:
+        return int(self._indices[index])
 
     def narrow(self, selection: Selection) -> None:
         self._whole = copy.copy(self._whole)
@@ -176,34 +178,16 @@ class Subset(_Chosen, Source):
         if self._classes is not None and self._classes.label not in self.schema:
             self._classes = None
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return self._whole.sizes()[self._indices]
+    def sizes(self) -> Sizes:
+        return self._whole.sizes()[array(self._indices)]
 
     def select(self, indices: Indices) -> Source:
-        part = self._whole.select(self._indices[indices])
-        return part if self._classes is None else Subset(part, np.arange(len(part)), self._classes)
+        part = self._whole.select(array(pick(self._indices, indices)))
+        return part if self._classes is None else Subset(part, range(len(part)), self._classes)
 
-    def check_unchanged(self) -> None:
-        self._whole.check_unchanged()
-
-    def fingerprint(self) -> dict[str, str] | None:
-        return self._whole.fingerprint()
-
-    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return self._whole.tokenizer()
-
-    def key(self, index: int) -> str | None:
-        return self._whole.key(int(self._indices[index]))
-
-    def all_keys(self) -> list[str]:
+    def all_keys(self) -> Sequence[str]:
         every = self._whole.all_keys()
-        return [every[index] for index in self._indices.tolist()]
-
-    def name(self, index: int) -> str:
-        return self._whole.name(int(self._indices[index]))
-
-    def original(self, index: int, key: str) -> str | None:
-        return self._whole.original(int(self._indices[index]), key)
+        return [every[index] for index in array(self._indices).tolist()]
 
 
 class SubsetStream(_Chosen, Stream):
@@ -230,7 +214,7 @@ class SubsetStream(_Chosen, Stream):
     def narrow(self, selection: Selection) -> None:
         super().narrow(selection)  # not the whole: what is chosen by is read
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Sizes:
         return self._whole.sizes()
 
     def select(self, ranges: Indices) -> SubsetStream:
@@ -318,7 +302,7 @@ def _check_classes(named: set[str], sources: Mapping[str, Source | Stream]) -> N
         if name not in known:
             raise UsageError(
                 f"there is no class {name!r}" if known else "the source has no names of classes",
-                expected=near(name, list(known)) if known else None,
+                expected=near(name, known) if known else None,
                 fix=None if known else "--where 'label == 3' chooses by numbers",
             )
 
@@ -380,7 +364,7 @@ def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:
 
 
 def _of_images(one: Filter, schema: Schema) -> bool:
-    return any(isinstance(schema[name], Image | Audio | Video) for name in one.fields)
+    return any(isinstance(schema[name], Encoded) for name in one.fields)
 
 
 def _read(

@@ -9,22 +9,20 @@ import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
-from shardkit.errors import SourceError, UsageError, drop_option
+from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
 from shardkit.formats import get_format
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Json, Text
 from shardkit.sources.columns import CHUNK, Building, Column
 from shardkit.sources.text.names import parse_name
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MAX_CELL = 1 << 28  # characters
@@ -192,8 +190,7 @@ def _of_cells(head: list[str], rows: list[list[str]], lines: list[int]) -> _Rows
     """Rows as columns, in which empty cells are missing."""
     columns = zip(*rows, strict=True) if rows else [()] * len(head)
     return _Rows(
-        lines,
-        {n: [cell or None for cell in cells] for n, cells in zip(head, columns, strict=True)},
+        lines, {n: [cell or None for cell in cells] for n, cells in zip(head, columns, strict=True)}
     )
 
 
@@ -273,6 +270,7 @@ def _no_column(path: Path, column: str, values: Mapping[str, Any]) -> SourceErro
     return SourceError(
         f"the metadata have no column {column!r} that names files",
         path=path,
+        expected=near(column, map(str, values)) if values else None,
         found=", ".join(map(str, values)) or "no columns",
         fix=fix,
     )

@@ -19,7 +19,8 @@ import numpy as np
 import xxhash
 
 from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
-from shardkit.indices import array, digest
+from shardkit.indices import array, compact, digest
+from shardkit.mapped import Sizes, joined
 from shardkit.options import Selection
 from shardkit.recipe import Recipe
 from shardkit.sample import Sample, safe_key
@@ -117,8 +118,8 @@ class _Several(Described):
                 )
         super().narrow(selection)
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return np.concatenate([member.source.sizes() for member in self.members])
+    def sizes(self) -> Sizes:
+        return joined([member.source.sizes() for member in self.members])
 
     def fingerprint(self) -> dict[str, str] | None:
         every = [(member.name, member.source.fingerprint()) for member in self.members]
@@ -184,7 +185,7 @@ class United(_Several, Source):
         assert isinstance(member.source, Source)
         return member, member.source, index - self._ends[number] + len(member.source)
 
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Sizes:
         sizes = super().sizes()
         return sizes if self._indices is None else sizes[self._indices]
 
@@ -192,9 +193,11 @@ class United(_Several, Source):
         if self._indices is not None:
             indices = self._indices[indices]
         members, positions = self._chosen(indices)
-        return United(members, self.schema, positions)
+        order = compact(positions)  # which tells nothing where samples come in order
+        natural = isinstance(order, range) and len(order) > 0 and order[0] == 0
+        return United(members, self.schema, None if natural else positions)
 
-    def all_keys(self) -> list[str]:
+    def all_keys(self) -> Sequence[str]:
         sources = [(m, m.source) for m in self.members if isinstance(m.source, Source)]
         keys = [member.key(key) for member, source in sources for key in source.all_keys()]
         return keys if self._indices is None else [keys[n] for n in self._indices.tolist()]

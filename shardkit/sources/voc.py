@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 
@@ -19,9 +20,6 @@ from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.remote.path import RemotePath
 from shardkit.sources.annotations import Read
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 _MOST_BYTES = 1 << 20  # of one file
 _REQUESTS = 64  # at a time

@@ -7,9 +7,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.clock import enter
@@ -19,15 +20,11 @@ from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
+from shardkit.stream.stream import Stream
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.steps import BFLOAT16
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.stream.stream import Stream
-
-    Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 Batch = dict[str, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # shape, type -> array
@@ -277,9 +274,7 @@ def _is_scalar(values: Any) -> bool:
 
 
 def _fixed(
-    schema: Schema,
-    transformed: Collection[str],
-    dtype: Callable[[np.dtype[Any]], np.dtype[Any]],
+    schema: Schema, transformed: Collection[str], dtype: Callable[[np.dtype[Any]], np.dtype[Any]]
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of the fields that are the same in every sample."""
     fixed: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}

@@ -12,19 +12,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import check_choice, check_numbers
 from shardkit.order import permutation
 from shardkit.preprocess.packing import best_fit
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 
 
 class MicroBatch(NamedTuple):
@@ -161,10 +159,10 @@ class Dynamic(Batching):
 class Pack(Batching):
     """Rows of `seq_len` tokens of several documents, `batch_size` rows together.
 
-    "nosplit" keeps documents whole where they fit a row (a longer one fills rows, and its end is
-    packed) and leaves little room; "concat" lets them run on from row to row. Rows are shuffled.
-    Empty documents are left out. A window has one batch with fewer rows, its last one, and with
-    "concat" one row that is not full.
+    `how` documents share rows: "nosplit" keeps them whole where they fit a row (a longer one fills
+    rows, and its end is packed) and leaves little room; "concat" lets them run on from row to row.
+    Rows are shuffled. Empty documents are left out. A window has one batch with fewer rows, its
+    last one, and with "concat" one row that is not full.
     """
 
     seq_len: int

@@ -8,18 +8,16 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, UsageError, near
 from shardkit.options import check_choice, check_numbers
 from shardkit.sample import Sample
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[Any]
+Values = NDArray[Any]
 
 Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
 
@@ -134,7 +132,7 @@ class PadCollate:
             if name not in padded:
                 raise UsageError(
                     f"{name!r} is no field that is padded",
-                    expected="one of " + ", ".join(map(repr, padded)) if padded else None,
+                    expected=near(name, padded) if padded else None,
                     found="fields " + ", ".join(map(repr, fields)),
                     fix="name a field of one-dimensional arrays",
                 )

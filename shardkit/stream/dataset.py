@@ -6,19 +6,23 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import check_names, is_whole
+from shardkit.errors import SampleError, UsageError, printable
+from shardkit.keywords import takes
+from shardkit.options import is_whole
 from shardkit.stream.batches import Batch, BatchMaker, Made, rows_of
-from shardkit.stream.options import StreamOptions
+from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source, Stream
 from shardkit.stream.world import World, find_world
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _AT_ONCE = 16  # single samples that are made together
 
@@ -27,11 +31,12 @@ class StreamingDataset:
     """One or several datasets in shuffled order, for one of the ranks that train together.
 
     Iterating gives samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
-    `batching`. Each iteration is the next epoch. The `options` are the fields of
-    `shardkit.StreamOptions`. Raises UsageError for invalid options.
+    `batching`. Each iteration is the next epoch. Raises UsageError for invalid options.
     """
 
-    def __init__(self, source: Source, **options: Any) -> None:
+    @takes(StreamOptions)
+    def __init__(self, source: Source, **options: Unpack[StreamKeywords]) -> None:
+        """`source` is a path, an open dataset, or a list of these."""
         self.source = source
         self.options = StreamOptions.of(**options)
         self.epoch = 0  # the next one
@@ -46,10 +51,20 @@ class StreamingDataset:
             self._stream = Stream(self.source, self.options)
         return self._stream
 
-    def with_options(self, **options: Any) -> StreamingDataset:
+    @property
+    def about(self) -> str:
+        """Datasets and options in words; opens nothing."""
+        several = self.source if isinstance(self.source, list | tuple) else [self.source]
+        places = ", ".join(str(getattr(one, "place", one)) for one in several)
+        return printable(f"{places}: {self.options!r}".replace("StreamOptions", "", 1))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.about}>"
+
+    @takes(StreamOptions)
+    def with_options(self, **options: Unpack[StreamKeywords]) -> StreamingDataset:
         """The same dataset with other options."""
         changed = copy.copy(self)
-        check_names(StreamOptions, options)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
         changed._ranks = Ranks()

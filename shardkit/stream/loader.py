@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
 from shardkit.extras import extra
+from shardkit.keywords import takes
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, Made, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
+from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
@@ -26,8 +30,7 @@ from shardkit.stream.stream import Source
 from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from typing_extensions import Unpack
 
 # Rows of a chunk, where samples are transformed. A thread waits for the interpreter lock once a
 # chunk, for 5 ms beside a loop in Python, so that small chunks would leave it idle.
@@ -49,6 +52,7 @@ class Loader:
     threads: int | None
     prefetch: int
 
+    @takes(StreamOptions)
     def __init__(
         self,
         source: StreamingDataset | Source,
@@ -57,13 +61,14 @@ class Loader:
         prefetch: int = 4,
         prefetch_bytes: int | str = "1GiB",
         profile: bool = False,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> None:
-        """`source` is a StreamingDataset or the source of one; `options` are `StreamOptions`.
+        """`source` is a StreamingDataset, or of one: a path, a dataset, or a list of these.
 
         threads: how many make batches. 0: the calling thread does. None: one per processor of this
         rank, or the calling thread where that is faster (a single array field, read from memory).
-        prefetch: batches that are made ahead, at most; fewer where they exceed `prefetch_bytes`.
+        prefetch: batches that are made ahead, at most.
+        prefetch_bytes: fewer are, where they exceed so many bytes.
         profile: measure where the time of an iteration goes; see the property `profile`.
 
         Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
@@ -92,6 +97,12 @@ class Loader:
         self._ranks = Ranks()
         self._identity = source.stream.identity
         self._schedule()  # raises for invalid options
+
+    def __repr__(self) -> str:
+        batches = (
+            f"{len(self):,} batches, {self.remaining:,} left, of epoch {self._position()[0]:,}"
+        )
+        return f"<{type(self).__name__} {self.dataset.about}; {batches}>"
 
     def __len__(self) -> int:
         """How many batches a whole epoch has: the one that is iterated, else the next.

@@ -7,50 +7,82 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.errors import UsageError
-from shardkit.options import SEEDS, check_choice, check_names, check_numbers
+from shardkit.options import SEEDS, Asked, check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
 from shardkit.stream.sampling import Balanced, Sampling, Weighted
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _ROWS = 1 << 26  # the most of a batch: the numbers of many more do not fit into memory
 
 
-@dataclass(frozen=True)
-class StreamOptions:
-    """Options of `StreamingDataset` and `Loader`, by name."""
+@dataclass(frozen=True, repr=False)
+class StreamOptions(Asked):
+    """Options of `StreamingDataset` and `Loader`, by name.
 
-    # The order of samples.
+    The order of samples:
+
+    shuffle: shuffle them, in another order each epoch.
+    seed: decides that order, and the random numbers of transforms.
+    window: samples that are shuffled among themselves.
+    parts: canonical parts of an epoch, a multiple of the number of machines.
+    weights: the shares in which several datasets are drawn from. None: all samples of each.
+    sampling: shardkit.Balanced(...) or shardkit.Weighted(...): how often each sample comes.
+
+    Samples:
+
+    fields: those to read. None: all.
+    transforms: a field, or a tuple of fields -> what happens to it.
+    cache: in memory, "memory" for samples as stored or "decoded" for decoded images; or a folder
+        for pages of remote data, which the processes of a machine share. None: what SHARDKIT_CACHE
+        and SHARDKIT_CACHE_LIMIT say, else 1 GiB of memory.
+    cache_limit: the most bytes of that folder: "200GB".
+    storage_options: of URLs: credentials, endpoints and more, as obstore or fsspec name them.
+    on_error: "fail" at a bad sample, or "skip": the next good one replaces it, marked in `valid`.
+    max_errors: with "skip", stop when more samples than this are bad.
+
+    Batches, or single samples where none of the first three is given:
+
+    batch_size: samples of a batch of one rank.
+    global_batch_size: samples of a batch of all ranks together.
+    batching: shardkit.Bucket, Dynamic or Pack: batches by length.
+    last: the end of an epoch: "pad" it, "drop" it, or a "short" batch.
+    collate: makes a batch (a dict) of a list of samples.
+
+    Ranks:
+
+    rank: of this process. None: from torch.distributed, else RANK, else 0.
+    world_size: how many ranks there are. None: from torch.distributed, else WORLD_SIZE, else 1.
+    check_ranks: compare what the ranks of torch.distributed read, and from which position.
+
+    Raises UsageError for options that make no sense.
+    """
+
     shuffle: bool = False
     seed: int = 0
-    window: int = WINDOW  # samples that are shuffled among themselves
-    parts: int = 1  # canonical parts of an epoch: a multiple of the number of machines
-    weights: Sequence[float] | None = None  # shares in which several datasets are drawn from
-    sampling: Sampling | None = None  # Balanced or Weighted: how often each sample comes
-    # Samples.
-    fields: Sequence[str] | None = None  # those to read; None: all
-    transforms: Mapping[Any, Any] | None = None  # field, or tuple of fields -> what happens to it
-    # In memory: "memory", samples as stored; "decoded", decoded images. Else a folder for pages of
-    # remote data, shared by the processes of a machine, of at most `cache_limit` bytes ("200GB").
-    # None: SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT, else 1 GiB of memory.
+    window: int = WINDOW
+    parts: int = 1
+    weights: Sequence[float] | None = None
+    sampling: Sampling | None = None
+    fields: Sequence[str] | None = None
+    transforms: Mapping[Any, Any] | None = None
     cache: str | os.PathLike[str] | None = None
     cache_limit: int | str | None = None
-    # Of URLs: credentials, endpoints and more, as obstore or fsspec name them.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    on_error: str = "fail"  # or "skip": replace a bad sample by the next good one, and mark it
-    max_errors: int = 1000  # with "skip": stop when more samples than this are bad
-    # Batches. None of the first three: single samples.
-    batch_size: int | None = None  # samples of a batch of one rank
-    global_batch_size: int | None = None  # of all ranks together
-    batching: Batching | None = None  # Bucket, Dynamic or Pack
-    last: str = "pad"  # the end of an epoch: "pad", "drop", or "short"
-    collate: Callable[[Any], Mapping[str, Any]] | None = None  # samples -> batch
-    # Ranks; None: from torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
+    on_error: str = "fail"
+    max_errors: int = 1000
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    batching: Batching | None = None
+    last: str = "pad"
+    collate: Callable[[Any], Mapping[str, Any]] | None = None
     rank: int | None = None
     world_size: int | None = None
-    # Check that all ranks of torch.distributed read the same data from the same position.
     check_ranks: bool = True
 
     @property
@@ -115,7 +147,7 @@ class StreamOptions:
             )
 
     @classmethod
-    def of(cls, **options: Any) -> StreamOptions:
+    def of(cls, **options: Unpack[StreamKeywords]) -> StreamOptions:
         """The options by name; raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
@@ -137,6 +169,41 @@ class StreamOptions:
                 found=f"global_batch_size={self.global_batch_size}",
             )
         return each
+
+
+class StreamKeywords(TypedDict, total=False):
+    """The same as keyword arguments, for type checkers."""
+
+    shuffle: bool
+    seed: int
+    window: int
+    parts: int
+    weights: Sequence[float] | None
+    sampling: Sampling | None
+    fields: Sequence[str] | None
+    transforms: Mapping[Any, Any] | None
+    cache: str | os.PathLike[str] | None
+    cache_limit: int | str | None
+    storage_options: Mapping[str, Any] | None
+    on_error: str
+    max_errors: int
+    batch_size: int | None
+    global_batch_size: int | None
+    batching: Batching | None
+    last: str
+    collate: Callable[[Any], Mapping[str, Any]] | None
+    rank: int | None
+    world_size: int | None
+    check_ranks: bool
+
+
+class LoaderKeywords(StreamKeywords, total=False):
+    """Those and the arguments of `Loader`."""
+
+    threads: int | None
+    prefetch: int
+    prefetch_bytes: int | str
+    profile: bool
 
 
 def _are_weights(weights: Any) -> bool:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.order import permutation, seed_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -40,6 +38,17 @@ class Draw(NamedTuple):
     turn: Numbers  # the epoch; in a mixture that of the sample's own dataset
 
 
+class _Epoch(NamedTuple):
+    """What of an epoch is in memory. Threads at several epochs replace it as one."""
+
+    number: int
+    # Of each block in this epoch's order: where it ends in the list of samples, and the
+    # difference between a sample's number and its position in that list.
+    ends: Numbers
+    shifts: Numbers
+    windows: dict[int, tuple[int, Numbers]]  # of each part in use: number, order
+
+
 class Order:
     """The order of one dataset's samples in every epoch."""
 
@@ -52,24 +61,19 @@ class Order:
         self.window = window
         self._shuffle, self._seed = shuffle, seed
         self._starts, self._sizes = _blocks(sizes, max(window // _BLOCKS, 1))
-        self._epoch = -1
-        # Of each block in this epoch's order: where it ends in the list of samples, and the
-        # difference between a sample's number and its position in that list.
-        self._ends: Numbers
-        self._shifts: Numbers
-        self._windows: dict[int, tuple[int, Numbers]] = {}  # of each part in use: number, order
+        self._latest: _Epoch | None = None
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
         """The samples at these positions of an epoch, each in [0, samples)."""
-        self._begin(epoch)
+        here = self._epoch(epoch)
         index = np.empty(len(positions), np.int64)
         within, parts = np.divmod(positions, self.parts)
         used = np.unique(parts).tolist() if self.parts > 1 else [0]
         for part in used:
             rows = np.flatnonzero(parts == part)
-            index[rows] = self._in_part(part, within[rows])
-        for part in self._windows.keys() - set(used):
-            del self._windows[part]
+            index[rows] = self._in_part(here, part, within[rows])
+        for part in {*here.windows} - {*used}:
+            here.windows.pop(part, None)
         return Draw(index, np.full(len(positions), epoch, np.int64))
 
     @property
@@ -122,19 +126,19 @@ class Order:
             return np.arange(blocks)
         return permutation(blocks, seed_of(self._seed, epoch, _BLOCK_ORDER))
 
-    def _begin(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
+    def _epoch(self, epoch: int) -> _Epoch:
+        latest = self._latest
+        if latest is not None and latest.number == epoch:
+            return latest
         starts, sizes = self._starts, self._sizes
         if self._shuffle:
             order = permutation(len(sizes), seed_of(self._seed, epoch, _BLOCK_ORDER))
             starts, sizes = starts[order], sizes[order]
-        self._ends = sizes.cumsum()
-        self._shifts = starts - (self._ends - sizes)
-        self._epoch = epoch
-        self._windows.clear()
+        ends: Numbers = sizes.cumsum()
+        self._latest = latest = _Epoch(epoch, ends, starts - (ends - sizes), {})
+        return latest
 
-    def _in_part(self, part: int, positions: Numbers) -> Numbers:
+    def _in_part(self, epoch: _Epoch, part: int, positions: Numbers) -> Numbers:
         """The samples at these positions of a part."""
         whole, rest = divmod(self.samples, self.parts)
         start = part * whole + min(part, rest)
@@ -145,17 +149,17 @@ class Order:
             for number in np.unique(numbers).tolist():
                 inside = np.flatnonzero(numbers == number)
                 first = number * self.window
-                order = self._shuffled(part, number, min(self.window, size - first))
+                order = self._shuffled(epoch, part, number, min(self.window, size - first))
                 positions[inside] = first + order[positions[inside] - first]
         listed = start + positions
-        return listed + self._shifts[np.searchsorted(self._ends, listed, side="right")]
+        return listed + epoch.shifts[np.searchsorted(epoch.ends, listed, side="right")]
 
-    def _shuffled(self, part: int, number: int, size: int) -> Numbers:
+    def _shuffled(self, epoch: _Epoch, part: int, number: int, size: int) -> Numbers:
         """The order of a window, which is cached while its part is in use."""
-        window = self._windows.get(part)
+        window = epoch.windows.get(part)
         if window is None or window[0] != number:
-            seed = seed_of(self._seed, self._epoch, _WINDOW_ORDER, part, number)
-            window = self._windows[part] = (number, permutation(size, seed))
+            seed = seed_of(self._seed, epoch.number, _WINDOW_ORDER, part, number)
+            window = epoch.windows[part] = (number, permutation(size, seed))
         return window[1]
 
 

@@ -6,13 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardkit import clock
 from shardkit.clock import DATA, IDLE, STAGES, STEP, Clock, Spent
-
-if TYPE_CHECKING:
-    from shardkit.stream.batches import Batch
+from shardkit.stream.batches import Batch
 
 
 @dataclass(frozen=True)

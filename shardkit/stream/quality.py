@@ -1,65 +1,25 @@
-"""Measures how well an order shuffles, and warns where samples of a class stay together, or where
-a window is too large for the cache of remote data."""
+"""Warns where samples of a class stay together, or where a window is too large for the cache of
+remote data."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.dataset import Dataset
-from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.errors import ShardkitError, warn
 from shardkit.page_cache import PAGE
 from shardkit.schema import Int
 from shardkit.stream.reading import Samples
+from shardkit.stream.stream import Stream
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.stream.order import Numbers
-    from shardkit.stream.stream import Stream
-
-    Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 _PAGES = 1.02  # bytes that pages take of a cache, for each of the data
 _LOOK = 64  # samples whose labels are read: the first of an epoch, which are read anyway
-
-
-def displacement(numbers: Numbers) -> float:
-    """How far samples move from their stored position: 0 for none, about 1 for a full shuffle.
-
-    `numbers` are those of all samples of a dataset, at least two, in the order of the epoch.
-    """
-    size = len(numbers)
-    full = (size - 1 / size) / 3  # on average over all permutations
-    return float(np.abs(numbers - np.arange(size)).mean() / full)
-
-
-def run_lengths(labels: npt.NDArray[Any]) -> float:
-    """The length of runs of one class: about 1 for a full shuffle, more if sorted.
-
-    `labels` are those of the samples in the order of the epoch, at least two.
-    """
-    size = len(labels)
-    _, counts = np.unique(labels, return_counts=True)
-    full = size + 1 - (counts.astype(np.float64) ** 2).sum() / size  # runs, on average
-    return float(full / (1 + np.count_nonzero(labels[1:] != labels[:-1])))
-
-
-def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
-    """The average number of classes in a batch: 1 for as many as in a full shuffle, less if sorted.
-
-    `labels` are those of the samples in the order of the epoch, at least a batch.
-    """
-    size = len(labels)
-    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    batches = np.sort(classes[: size // batch_size * batch_size].reshape(-1, batch_size))
-    found = 1 + np.count_nonzero(np.diff(batches), axis=1).mean()
-    taken = np.arange(batch_size)[:, None]  # samples of other classes that a batch has so far
-    without = np.prod(np.maximum(size - counts - taken, 0) / (size - taken), axis=0)
-    return float(found / (1 - without).sum())
 
 
 def _needed(dataset: Dataset) -> int:
@@ -86,12 +46,10 @@ def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
     if found is None:
         return
     window = stream.options.window
-    warnings.warn(
+    warn(
         f"samples lie sorted by class, and a window of {window:,} of them sees about "
         f"{found.seen:,.0f} of {found.classes:,} classes, so that batches are poor: "
-        f"give window={found.window}, or convert the dataset once more with --shuffle",
-        ShardkitWarning,
-        stacklevel=3,  # of whoever begins to iterate
+        f"give window={found.window}, or convert the dataset once more with --shuffle"
     )
 
 
@@ -108,12 +66,10 @@ def warn_of_small_cache(stream: Stream) -> None:
     share = min(2 * stream.options.window / max(len(stream.samples), 1), 1)
     enough = -(-int(_PAGES * share * size) // 1_000_000)  # MB
     if limit < share * size:
-        warnings.warn(
+        warn(
             f"the cache has room for {limit / 1e6:,.0f} MB of remote data, and a window of"
             f" {stream.options.window:,} samples needs {enough:,} MB: what has no room is requested"
-            f' sample by sample, in each epoch; give cache_limit="{enough}MB", or a smaller window',
-            ShardkitWarning,
-            stacklevel=3,  # of whoever begins to iterate
+            f' sample by sample, in each epoch; give cache_limit="{enough}MB", or a smaller window'
         )
 
 

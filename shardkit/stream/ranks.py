@@ -14,10 +14,9 @@ import json
 import os
 import sys
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import UsageError, warn
 from shardkit.stream.schedule import Progress
 from shardkit.stream.world import World
 
@@ -123,11 +122,7 @@ class Comparison:
 
     def _give_up(self, error: RuntimeError) -> None:
         self._store = None
-        warnings.warn(
-            f"ranks cannot be compared: {str(error).splitlines()[0]:.200}",
-            ShardkitWarning,
-            stacklevel=2,
-        )
+        warn(f"ranks cannot be compared: {str(error).splitlines()[0]:.200}")
 
     def _differs(self) -> UsageError:
         told = self._told()

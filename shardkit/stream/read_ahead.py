@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from itertools import accumulate
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.dataset import Dataset
 from shardkit.formats.wds.kept import index_id
@@ -28,9 +28,6 @@ from shardkit.stream.order import Order
 from shardkit.stream.reading import Samples
 from shardkit.stream.sampling import AnyOrder
 from shardkit.stream.schedule import Step
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _THREADS = 64  # that read ahead, each waiting for one request
 _BYTES = 128 << 20  # of samples that are read ahead, at most

@@ -7,24 +7,21 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset import Dataset
-from shardkit.errors import FormatError, UsageError
+from shardkit.errors import FormatError, UsageError, near
 from shardkit.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.stream.order import Numbers
+from shardkit.stream.order import Numbers
 
 
 class Address(NamedTuple):
@@ -186,8 +183,7 @@ def common_schema(datasets: Sequence[Dataset], fields: Collection[str] | None) -
             raise UsageError(
                 f"the dataset has no field {missing[0]!r}",
                 path=dataset.place,
-                expected=", ".join(names),
-                found=", ".join(dataset.schema),
+                expected=near(missing[0], dataset.schema),
                 fix="name fields with fields=[...] that all datasets have",
             )
         other = [name for name in names if dataset.schema[name] != first.schema[name]]

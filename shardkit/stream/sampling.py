@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.errors import UsageError
 from shardkit.order import permutation, seed_of, splitmix
 from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _DRAWS, _OFFSET = 5, 6  # purposes of a seed, beside those of order.py and schedule.py
 _MOST = 1 << 30  # draws of an epoch
@@ -145,22 +143,23 @@ class Sampled:
         self._ends = sizes.cumsum()
         self._sampler = sampler
         self._ordering: dict[str, Any] = {"seed": seed, "parts": parts, "window": window}
-        self._epoch = -1
-        self._drawn: Draw
-        self._order: Order
+        # An epoch, its draws and their order, which threads at several epochs replace as one.
+        self._latest: tuple[int, Draw, Order] | None = None
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
         """The draws at these positions of an epoch, each in [0, samples)."""
-        if epoch != self._epoch:
+        latest = self._latest
+        if latest is None or latest[0] != epoch:
             number, turn = self._sampler.drawn(epoch)
             stored = np.lexsort((turn, number))
-            self._drawn = Draw(number[stored], turn[stored])
+            drawn = Draw(number[stored], turn[stored])
             # The shards of this epoch are those of the dataset with the draws for samples.
-            stops = np.searchsorted(self._drawn.number, self._ends, side="left")
-            self._order = Order(np.diff(stops, prepend=0), shuffle=True, **self._ordering)
-            self._epoch = epoch
-        listed = self._order.draw(epoch, positions).number
-        return Draw(self._drawn.number[listed], self._drawn.turn[listed])
+            stops = np.searchsorted(drawn.number, self._ends, side="left")
+            order = Order(np.diff(stops, prepend=0), shuffle=True, **self._ordering)
+            self._latest = latest = epoch, drawn, order
+        _, drawn, order = latest
+        listed = order.draw(epoch, positions).number
+        return Draw(drawn.number[listed], drawn.turn[listed])
 
 
 AnyOrder: TypeAlias = Order | Mixture | Sampled

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import UsageError
 from shardkit.order import seed_of
+from shardkit.sample import Sample
 from shardkit.stream.batching import Batching, MicroBatch
 from shardkit.stream.order import Draw, Numbers
 from shardkit.stream.sampling import AnyOrder
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import numpy.typing as npt
-
-    from shardkit.sample import Sample
 
 _TOGETHER = 16  # steps that are drawn at once
 _PLAN = 3  # a purpose of a seed, beside those of order.py
@@ -55,7 +51,7 @@ class Step(NamedTuple):
 
 
 class Schedule(ABC):
-    """The steps of one rank."""
+    """The steps of one rank. For several threads, each with a progress of its own."""
 
     @abstractmethod
     def step(self, epoch: int, progress: Progress) -> Step | None:
@@ -113,19 +109,14 @@ class Fixed(Schedule):
         reached = 0 <= progress.samples <= self._order.samples and not progress.batches
         return progress if reached else None
 
-    def walk(self, epoch: int, progress: Progress = START) -> Iterator[Step]:
-        """The steps that are left of an epoch."""
-        while (step := self.step(epoch, progress)) is not None:
-            progress = step.after
-            yield step
-
     def is_over(self, epoch: int, progress: Progress) -> bool:
         return not self.steps(epoch, progress)
 
     def step(self, epoch: int, progress: Progress) -> Step | None:
-        if (epoch, progress) not in self._ahead:
-            self._ahead = self._several(epoch, progress)
-        return self._ahead.get((epoch, progress))
+        ahead = self._ahead
+        if (epoch, progress) not in ahead:
+            self._ahead = ahead = self._several(epoch, progress)
+        return ahead.get((epoch, progress))
 
     def _several(self, epoch: int, progress: Progress) -> dict[tuple[int, Progress], Step]:
         """The next steps: to draw several together takes little longer than to draw one."""
@@ -217,10 +208,12 @@ class Planned(Schedule):
 
     def _counted(self, epoch: int) -> list[int]:
         """The number of micro-batches of each window of an epoch."""
-        if epoch not in self._counts:
+        counts = self._counts
+        if epoch not in counts:
             firsts = range(0, self._order.samples, self._window)
-            self._counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
-        return self._counts[epoch]
+            counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
+            self._counts = counts
+        return counts[epoch]
 
     def step(self, epoch: int, progress: Progress) -> Step | None:
         first, number = progress
@@ -247,13 +240,14 @@ class Planned(Schedule):
 
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
         """The micro-batches of the window at `first`, and its samples."""
-        if self._plan is None or self._plan[0] != (epoch, first):
+        plan = self._plan
+        if plan is None or plan[0] != (epoch, first):
             stop = min(first + self._window, self._order.samples)
             draw = self._order.draw(epoch, np.arange(first, stop))
             seed = seed_of(self._seed, epoch, _PLAN, first)
             batches = self._batching.plan(self._lengths[draw.number], seed)
-            self._plan = ((epoch, first), batches, draw)
-        return self._plan[1], self._plan[2]
+            self._plan = plan = ((epoch, first), batches, draw)
+        return plan[1], plan[2]
 
 
 def _share(size: int, rank: int, world: int) -> slice:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import UsageError, warn
 from shardkit.opening import open_dataset
 from shardkit.page_cache import MemoryCache, cache_from
 from shardkit.pages import Pages, through
@@ -30,9 +30,6 @@ from shardkit.stream.sampling import identity as sampling_identity
 from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
 from shardkit.stream.world import World
 from shardkit.transforms.transforms import Transforms
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 OneSource: TypeAlias = "str | os.PathLike[str] | Dataset"
 Source: TypeAlias = "OneSource | Sequence[OneSource]"
@@ -279,8 +276,4 @@ def _check_size(samples: int, batch: int, last: str) -> None:
             fix='make batches smaller, or use last="pad"',
         )
     if last == "pad":
-        warnings.warn(
-            f"the dataset is smaller than one batch: it is repeated, marked in `valid` ({found})",
-            ShardkitWarning,
-            stacklevel=4,
-        )
+        warn(f"the dataset is smaller than one batch: it is repeated, marked in `valid` ({found})")

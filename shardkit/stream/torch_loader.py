@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import UsageError, warn
+from shardkit.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch
+from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
 from shardkit.stream.schedule import Progress
 from shardkit.stream.stream import Source, Stream
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from typing_extensions import Unpack
 
 _FETCHING = "torch.utils.data._utils.fetch"  # the module that gets samples for a DataLoader
 
@@ -39,7 +41,9 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
     the same number of workers.
     """
 
-    def __init__(self, source: Source, **options: Any) -> None:
+    @takes(StreamOptions)
+    def __init__(self, source: Source, **options: Unpack[StreamKeywords]) -> None:
+        """`source` is a path, an open dataset, or a list of these."""
         super().__init__(source, **options)
         self._epochs = _Epochs()
 
@@ -167,6 +171,7 @@ class Loader(loading.Loader):
     """
     )
 
+    @takes(loading.Loader.__init__)
     def __init__(
         self,
         source: streaming.StreamingDataset | Source,
@@ -174,9 +179,9 @@ class Loader(loading.Loader):
         to: str = "torch",
         pin_memory: bool = False,
         device: str | torch.device | None = None,
-        **options: Any,
+        **options: Unpack[LoaderKeywords],
     ) -> None:
-        """`source` and `options` are those of `shardkit.stream.Loader`, and of `StreamOptions`.
+        """Batches as tensors.
 
         to: "torch", or "numpy" for NumPy arrays.
         pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU.
@@ -189,9 +194,7 @@ class Loader(loading.Loader):
         self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
         self._pinned = pin_memory or self._copies is not None
         if self._pinned and not torch.cuda.is_available():
-            warnings.warn(
-                "there is no GPU: pin_memory has no effect", ShardkitWarning, stacklevel=2
-            )
+            warn("there is no GPU: pin_memory has no effect")
             self._pinned = False
         super().__init__(source, **options)
         self.dataset = _Numbered.of(self.dataset)

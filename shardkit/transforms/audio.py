@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from shardkit.codecs.sound import MAX_VALUES, TooLongError, mono, opened, resampled
+from shardkit.codecs.sound import MAX_VALUES, Samples, TooLongError, mono, opened, resampled
 from shardkit.errors import UsageError
 from shardkit.options import MAX_RATE, check_numbers
 from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import Transform, is_number
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.codecs.sound import Samples
 
 
 class _Audio(NamedTuple):

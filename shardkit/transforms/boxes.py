@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,6 @@ from shardkit.codecs.image import NotAnImageError
 from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
 from shardkit.schema import Array, FieldType, Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MASK, BOXES, ROWS = "mask", "boxes", "rows"  # what lies on an image; rows: one for each box
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
@@ -36,11 +37,8 @@ from shardkit.transforms.steps import (
     Transform,
 )
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's index in its group
-    Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
+Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's index in its group
+Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
 
 
 class Failed(NamedTuple):
@@ -200,10 +198,7 @@ class Chain:
         return tuple(n for n, k in zip(self.fields[1:], self.kinds, strict=False) if k == kind)
 
     def apply(
-        self,
-        samples: Mapping[int, Sample],
-        draws: Draws,
-        out: Mapping[str, npt.NDArray[Any]],
+        self, samples: Mapping[int, Sample], draws: Draws, out: Mapping[str, npt.NDArray[Any]]
     ) -> dict[int, ShardkitError]:
         """Transform samples, by their row; returns the errors of those that fail."""
         errors: dict[int, ShardkitError] = {}
@@ -216,9 +211,7 @@ class Chain:
         return errors
 
     def _complete(
-        self,
-        samples: Mapping[int, Sample],
-        errors: dict[int, ShardkitError],
+        self, samples: Mapping[int, Sample], errors: dict[int, ShardkitError]
     ) -> list[int]:
         """The rows of samples that have the fields. Samples with none of them stay unchanged."""
         complete = []
@@ -262,11 +255,7 @@ class Chain:
         self._hand_out(group, samples, out)
 
     def _maker(
-        self,
-        number: int,
-        group: Group,
-        out: Mapping[str, npt.NDArray[Any]],
-        dtype: np.dtype[Any],
+        self, number: int, group: Group, out: Mapping[str, npt.NDArray[Any]], dtype: np.dtype[Any]
     ) -> Make:
         """A function that gives a stage the output array for a sample: in the batch, or new."""
         name, size = self.fields[0], self.sizes[number]
@@ -294,10 +283,7 @@ class Chain:
         return failed
 
     def _hand_out(
-        self,
-        group: Group,
-        samples: Mapping[int, Sample],
-        out: Mapping[str, npt.NDArray[Any]],
+        self, group: Group, samples: Mapping[int, Sample], out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Write results to the batch, unless they are there already, or to the samples."""
         masks = self._of(MASK)

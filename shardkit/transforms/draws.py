@@ -9,14 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.order import splitmix
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # between the states of SplitMix64
 _UNUSED = np.uint64(11)  # bits of 64 that a float's fraction does not have

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,10 @@ from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError
 from shardkit.codecs.pixels import ppm_header, to_rgb
-from shardkit.codecs.window import Window
+from shardkit.codecs.window import Pixels, Window
 from shardkit.options import MAX_PIXELS
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
-    Errors = dict[int, NotAnImageError]
+Errors = dict[int, NotAnImageError]
 
 
 class PixelsError(NotAnImageError):

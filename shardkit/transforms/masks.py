@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError
 from shardkit.codecs.window import Window
 from shardkit.preprocess.masks import MaskError, mask_of, values_of
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Values = npt.NDArray[Any]
+Values = npt.NDArray[Any]
 
 
 class ColourError(NotAnImageError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from shardkit.codecs.crop import look_up
-from shardkit.codecs.window import Window
+from shardkit.codecs.window import Pixels, Window
 from shardkit.errors import UsageError
 from shardkit.options import check_choice
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.dataset import Dataset
-
-    Pixels = npt.NDArray[np.uint8]
 
 Size = tuple[int, int]  # height and width
 
@@ -77,7 +75,7 @@ class RandomResizedCrop(Geometric):
 
     Its area is between `scale` of the image's, its aspect between `ratio`, in a logarithmic
     measure. Where none of ten tries fits, it is the largest part in the centre whose aspect is
-    allowed.
+    allowed. `size` is that of the result, in pixels: of both sides, or (height, width).
     """
 
     size: int | tuple[int, int]
@@ -147,7 +145,10 @@ class Resize(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Geometric):
-    """The middle of the image; black margins where the image is smaller."""
+    """The middle of the image; black margins where the image is smaller.
+
+    size: pixels of both sides, or (height, width).
+    """
 
     size: int | tuple[int, int]
 
@@ -180,7 +181,7 @@ class RandomHorizontalFlip(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
-    """(pixel / 255 - mean) / std of each channel, as "float32", "float16" or "bfloat16"."""
+    """(pixel / 255 - mean) / std of each channel; `dtype` is float32, float16 or bfloat16."""
 
     mean: Sequence[float]
     std: Sequence[float]

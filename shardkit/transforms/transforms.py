@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError, near
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob
 from shardkit.transforms.boxes import MASK, check_rows, kinds_of
 from shardkit.transforms.calls import Call, name_of
-from shardkit.transforms.chain import Chain, Job, Stage
+from shardkit.transforms.chain import Chain, Job, Output, Stage
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import (
@@ -29,12 +30,7 @@ from shardkit.transforms.steps import (
 )
 from shardkit.transforms.video import VideoJob
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.transforms.chain import Output
-
-    Step = Transform | Callable[..., Any]
+Step = Transform | Callable[..., Any]
 
 _MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob, Video: VideoJob}
 _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
@@ -120,10 +116,7 @@ class Transforms:
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
     def apply(
-        self,
-        samples: Sequence[Sample | None],
-        draws: Draws,
-        out: Mapping[str, npt.NDArray[Any]],
+        self, samples: Sequence[Sample | None], draws: Draws, out: Mapping[str, npt.NDArray[Any]]
     ) -> dict[int, ShardkitError]:
         """Transform samples, all but those that are None; returns the errors of those that fail.
 
@@ -143,8 +136,7 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
     for name in fields:
         if name not in schema:
             raise UsageError(
-                f"there is no field {name!r} to transform",
-                expected="one of " + ", ".join(schema),
+                f"there is no field {name!r} to transform", expected=near(name, schema)
             )
     if not fields or len(set(fields)) < len(fields):
         raise UsageError("transforms are for one field or several", found=repr(given))

@@ -8,22 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from shardkit.codecs.frames import MAX_FRAME_PIXELS, TooManyPixelsError, pixels_of, read_frames
+from shardkit.codecs.window import Pixels
 from shardkit.errors import UsageError
 from shardkit.options import check_numbers
 from shardkit.transforms.chain import Job, checked
 from shardkit.transforms.images import ImageBatch
 from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import Geometric, Transform
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Pixels = npt.NDArray[np.uint8]
 
 _MOST = 1 << 12  # frames of a sample
 

@@ -206,7 +206,7 @@ def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Mete
         starts = accumulate((dataset.extent(n)[0] for n in range(dataset.shards)), initial=0)
         every = [range(*ends) for ends in pairwise(starts)]
         units = [_Unit(dataset.shard_path(n), n, every[n]) for n in part.readable]
-    report.not_compared["samples of damaged shards"] += len(dataset) - _count(units)
+    report.not_compared["samples of damaged shards"] += part.samples - _count(units)
     extensions = (part.manifest.layout if part.manifest else {}).get("extensions", {})
     job = {
         "client": client.name,

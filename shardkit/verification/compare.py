@@ -26,7 +26,8 @@ from shardkit.verification.groups import Group
 from shardkit.verification.keys import Keys, Location
 from shardkit.verification.shards import CheckedPart, keys_of, listed
 from shardkit.verification.values import difference
-from shardkit.verification.work import Findings, Meter, counted
+from shardkit.verification.work import Findings, Meter
+from shardkit.words import counted
 
 if TYPE_CHECKING:
     from shardkit.preprocess.audio import AudioSteps
@@ -55,10 +56,7 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
 _NOTES = {
     "encoded": ("image", "re-encoded, as this format demands"),
     "filtered": ("sample", "of the source left out, as asked for"),
-    "dropped": (
-        "sample",
-        "of the source dropped when the dataset was made, as errors.jsonl says",
-    ),
+    "dropped": ("sample", "of the source dropped when the dataset was made, as errors.jsonl says"),
 }
 
 
@@ -196,10 +194,11 @@ class _Comparison:
 
     def _number_of(self, key: str | None) -> int | None:
         """The first sample of the dataset with this key that was not compared yet."""
-        for number in self._keys.with_hash(key) if key is not None else ():
-            if not self._matched[number] and self._keys.key(number) == key:
-                return number
-        return None
+        if key is None:
+            return None
+        numbers = self._keys.with_hash(key)
+        left = map(int, numbers[~self._matched[numbers]])
+        return next((number for number in left if self._keys.key(number) == key), None)
 
     def _compare_with(self, number: int, expected: Sample) -> None:
         location = self._keys.location(number)

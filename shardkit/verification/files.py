@@ -7,6 +7,7 @@ is read.
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 import stat
 import threading
@@ -37,11 +38,25 @@ def check_files(
     folder: Path, files: Iterable[File], kind: str, meter: Meter
 ) -> list[ShardkitError]:
     """What is wrong with files of the dataset in a folder; `kind` is that of their checksums."""
+    return [problem for _, problem in find_damage(folder, files, kind, meter)]
+
+
+def find_damage(
+    folder: Path, files: Iterable[File], kind: str, meter: Meter
+) -> list[tuple[File, ShardkitError]]:
+    """As `check_files`, with the files."""
     checks = [FileCheck(folder, file, kind, meter) for file in files]
     jobs = (partial(check.read, *span) for check in checks for span in check.spans())
     for _ in in_threads(lambda job: job(), jobs, meter, folder):
         pass
-    return [problem for problem in (check.problem() for check in checks) if problem is not None]
+    found = ((check.file, check.problem()) for check in checks)
+    return [(file, problem) for file, problem in found if problem is not None]
+
+
+def is_damage(problem: ShardkitError) -> bool:
+    """Whether a file is damaged or missing, or its disk is; and not, say, forbidden to read."""
+    cause = problem.__cause__
+    return isinstance(problem, DamagedError) or getattr(cause, "errno", None) == errno.EIO
 
 
 class FileCheck:
@@ -64,7 +79,7 @@ class FileCheck:
 
         `shard` is the shard that an index belongs to. The meter counts the bytes, read or not.
         """
-        self._path, self._file, self._kind, self._meter = folder / file.name, file, kind, meter
+        self._path, self.file, self._kind, self._meter = folder / file.name, file, kind, meter
         self._shard = shard
         self._pieces = number = count(file.bytes)
         if number == 1:
@@ -93,7 +108,7 @@ class FileCheck:
         finally:
             self._closed()
         if first < self._pieces:
-            self._meter.skip(self._file.bytes - first * PIECE)
+            self._meter.skip(self.file.bytes - first * PIECE)
 
     def _closed(self) -> None:
         with self._lock:
@@ -104,7 +119,7 @@ class FileCheck:
 
     def read(self, first: int, stop: int) -> None:
         """Read the pieces from `first` to before `stop`."""
-        left = min(stop * PIECE, self._file.bytes) - first * PIECE
+        left = min(stop * PIECE, self.file.bytes) - first * PIECE
         digests, whole = bytearray(), xxhash.xxh3_128()
         try:
             self._look_at()
@@ -133,7 +148,7 @@ class FileCheck:
             return self._errors[min(self._errors)]
         digests = b"".join(found for _, found in sorted(self._found.items()))
         found = checksum_of(digests) if self._kind == CHECKSUM else digests.hex()
-        if self._file.checksum == found or self._file.checksum == self._found_again():
+        if self.file.checksum == found or self.file.checksum == self._found_again():
             return None
         offset = None
         if self._known and self._pieces > 1:
@@ -143,15 +158,16 @@ class FileCheck:
             path=self._path,
             shard=self._shard,
             offset=offset,
-            expected=f"checksum {self._file.checksum}",
+            expected=f"checksum {self.file.checksum}",
             found=found,
+            fix="repair it, with --repair SOURCE, or copy it again from where it is whole",
         )
 
     def _damaged(self, digests: bytes, samples: Callable[[Ranges], str] | None) -> tuple[int, str]:
         """The first byte of the first damaged piece; all of them, in words."""
         found, known = (np.frombuffer(each, f"V{DIGEST}") for each in (digests, self._known))
         numbers = np.flatnonzero(found != known).tolist()
-        size = self._file.bytes
+        size = self.file.bytes
         ranges = [(a * PIECE, min((b + 1) * PIECE, size)) for a, b in runs(numbers)]
         words = [
             f"{numbered('piece', a, b)} (bytes {start:,} to {stop - 1:,})"
@@ -166,7 +182,7 @@ class FileCheck:
         with self._lock:
             if not self._looked_at:
                 try:
-                    _check_size(self._path, self._file, self._shard)
+                    _check_size(self._path, self.file, self._shard)
                 except ShardkitError as error:
                     self._unfit = error
                 self._looked_at = True
@@ -176,7 +192,7 @@ class FileCheck:
     def _piece(self, number: int) -> tuple[bytes, bytes]:
         """A piece, and its digest if such are compared."""
         path, start = self._path, number * PIECE
-        length = min(PIECE, self._file.bytes - start)
+        length = min(PIECE, self.file.bytes - start)
         digest = xxhash.xxh3_128_digest if self._kind == CHECKSUM else lambda piece: b""
         if not isinstance(path, RemotePath):
             piece = self._source.read(start, length)
@@ -197,8 +213,8 @@ class FileCheck:
             return None
         whole = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
         with contextlib.suppress(ShardkitError):  # then it stays as it was found
-            for start in range(0, self._file.bytes, PIECE):
-                stop = min(start + PIECE, self._file.bytes)
+            for start in range(0, self.file.bytes, PIECE):
+                stop = min(start + PIECE, self.file.bytes)
                 whole.update(path.store.read(path.key, start, stop, past_caches=True))
         return checksum_of(whole.digests()) if isinstance(whole, Hasher) else whole.hexdigest()
 

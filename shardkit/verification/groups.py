@@ -83,13 +83,13 @@ def groups(
 
     Raises what `open_sources` raises for a source that cannot be opened.
     """
-    recipe = _with_metadata(_since(_recipe_of(parts), against), metadata)
+    recipe = with_metadata(_since(_recipe_of(parts), against), metadata)
     sources = _open(against, recipe, parts)
     splits = {part.name: part for part in parts}
     tasks = _tasks(sources, parts, recipe)
 
     def of(name: str) -> list[Task] | None:
-        return None if tasks is None else [task for task in tasks if task.part.name == name]
+        return None if tasks is None else [task for task in tasks if task.split.name == name]
 
     name = _split_of(parts[0], sources, recipe) if WHOLE in splits else None
     if name is not None:
@@ -129,7 +129,7 @@ def _since(recipe: Recipe, against: Against) -> Recipe:
     return recipe
 
 
-def _with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Recipe:
+def with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Recipe:
     """The recipe with the path of the table of which it has the name."""
     if (recipe.metadata is None) != (metadata is None):
         raise UsageError(
@@ -153,10 +153,10 @@ def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[st
         classes = recipe.classes
     split = "auto" if _is_ours(against) else recipe.split
     recipe = replace(recipe, split=split, classes=classes)
-    return open_sources(against, recipe, strict=False, lists=_key_lists(parts, recipe))
+    return open_sources(against, recipe, strict=False, lists=key_lists(parts, recipe))
 
 
-def _key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
+def key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
     """The lists of keys that the datasets were made with, which are stored with them."""
     found = {}
     for part in parts:

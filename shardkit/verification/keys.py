@@ -5,16 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.base import ShardReader
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Hashes = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.int64]
 
 
 class Location(NamedTuple):
@@ -61,15 +59,12 @@ class Keys:
     def key(self, number: int) -> str | None:
         return self._read(self.location(number))
 
-    def with_hash(self, key: str) -> list[int]:
+    def with_hash(self, key: str) -> Hashes:
         """The numbers of the samples whose key has the same hash, in order: usually one."""
         order, ordered = self._ordered
         wanted = np.int64(hash(key))
-        first = int(ordered.searchsorted(wanted))
-        last = first
-        while last < len(ordered) and ordered[last] == wanted:
-            last += 1
-        return [int(number) for number in order[first:last]]
+        first, last = ordered.searchsorted(wanted), ordered.searchsorted(wanted, "right")
+        return order[first:last]
 
     def repeated(self) -> Iterator[tuple[str, int, int]]:
         """Key, first number and later number, for every sample with a key that another has."""

@@ -7,11 +7,11 @@ its bytes are still in memory. No shard is opened before its files were checked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 
@@ -24,23 +24,25 @@ from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import File, Manifest, Shard
+from shardkit.part_of import WHOLE, PartOf
 from shardkit.pieces import DIGEST
 from shardkit.schema import Array, Bytes
-from shardkit.verification.files import FileCheck, Ranges, check_files, strangers
-from shardkit.verification.keys import Keys, Location, hashes_of
+from shardkit.verification.files import FileCheck, Ranges, find_damage, is_damage, strangers
+from shardkit.verification.keys import Hashes, Keys, Location, hashes_of
 from shardkit.verification.work import (
+    LAST,
     SHOWN,
     Findings,
     Meter,
-    counted,
     in_threads,
     in_words,
     numbered,
     runs,
 )
+from shardkit.words import counted
 
-if TYPE_CHECKING:
-    from shardkit.verification.keys import Hashes
+# Of a shard: the hashes of its keys, None where it was not read, and values of optional fields.
+_Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
 
 
 @dataclass
@@ -49,12 +51,26 @@ class CheckedPart:
 
     name: str
     dataset: Dataset
+    share: PartOf = WHOLE  # which shards are checked: of all, of which `before` come before these
+    before: int = 0
     findings: Findings = field(default_factory=Findings)
-    hashes: list[Hashes | None] = field(default_factory=list)  # of keys, per shard; None: unread
+    found: list[_Found] = field(default_factory=list)  # by shard
+    damaged: list[tuple[int, File]] = field(default_factory=list)  # by shard, or LAST: of none
+
+    @property
+    def hashes(self) -> list[Hashes | None]:
+        """Of keys, per shard; None: unread."""
+        return [hashes for hashes, _ in self.found]
 
     @property
     def manifest(self) -> Manifest | None:
         return self.dataset.manifest
+
+    @property
+    def numbers(self) -> range:
+        """The shards to check."""
+        total = self.share.total
+        return range((self.share.number - 1 - self.before) % total, self.dataset.shards, total)
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -71,8 +87,9 @@ class CheckedPart:
 
     @property
     def lists(self) -> tuple[File, ...]:
-        """The files that belong to no shard."""
-        return self.manifest.files if self.manifest is not None and self.whole else ()
+        """The files to check that belong to no shard."""
+        manifest, first = self.manifest, self.share.number == 1
+        return manifest.files if manifest is not None and self.whole and first else ()
 
     @property
     def kind(self) -> str:
@@ -81,13 +98,19 @@ class CheckedPart:
 
     @property
     def files(self) -> list[File]:
-        shards = [file for shard in self.shards for file in shard.files]
-        return [*shards, *self.lists]
+        """Those to check that the manifest names."""
+        shards = self.shards and [self.shards[number] for number in self.numbers]
+        return [*(file for shard in shards for file in shard.files), *self.lists]
+
+    @property
+    def samples(self) -> int:
+        """Of the shards to check, as the manifest or the shards announce them."""
+        return sum(self.dataset.extent(number)[0] for number in self.numbers)
 
     @property
     def readable(self) -> list[int]:
         """The undamaged shards that could be opened."""
-        return [n for n, hashes in enumerate(self.hashes) if hashes is not None]
+        return [n for n, (hashes, _) in enumerate(self.found) if hashes is not None]
 
     @property
     def all_readable(self) -> bool:
@@ -105,6 +128,12 @@ class CheckedPart:
         located = problem.located(path=path, position=position, key=key)
         self.findings.add(located, shard, -1 if position is None else position)
 
+    def note(self, problem: ShardkitError, file: File, shard: int = LAST) -> None:
+        """Add a problem of a file; one that is damaged, and not only not to be read now, is so."""
+        self.findings.add(problem, shard)
+        if is_damage(problem):
+            self.damaged.append((shard, file))
+
     def key_at(self, location: Location) -> str | None:
         try:
             key: str = self.dataset.reader(location.shard).sample(location.position, ())[KEY]
@@ -114,17 +143,26 @@ class CheckedPart:
 
 
 def check(part: CheckedPart, meter: Meter) -> None:
-    """Everything but the values: files, shards, counts, keys. Problems go to `part.findings`."""
-    counts: Counter[str] = Counter()
-    problems = check_files(part.dataset.path, part.lists, part.kind, meter)
-    for problem in problems:
-        part.findings.add(problem)
-    for done in in_threads(lambda job: job(), _jobs(part, meter), meter, part.dataset.path):
+    """Everything but the values: files, shards, counts, keys. Problems go to `part.findings`.
+
+    Once more, after a repair, of shards only those that were damaged are read.
+    """
+    again = {number for number, _ in part.damaged} if part.found else None
+    before, part.found, part.damaged = part.found, [], []
+    part.findings.forget({*(again or ()), LAST})
+    problems = find_damage(part.dataset.path, part.lists, part.kind, meter)
+    for file, problem in problems:
+        part.note(problem, file)
+    jobs = _jobs(part, meter, before, again)
+    for done in in_threads(lambda job: job(), jobs, meter, part.dataset.path):
         if done is not None:
-            hashes, found = done
-            part.hashes.append(hashes)
-            counts.update(found)
+            part.found.append(done)
+    counts: Counter[str] = Counter()
+    for _, found in part.found:
+        counts.update(found)
     _check_keys(part)
+    if part.share.number > 1:  # the rest is the first one's to check
+        return
     if part.manifest is None:
         names = [part.dataset.shard_name(number) for number in range(part.dataset.shards)]
         for problem in get_format(part.dataset.format).check_listed(part.dataset.path, names):
@@ -137,13 +175,21 @@ def check(part: CheckedPart, meter: Meter) -> None:
         _check_strangers(part, part.manifest)
 
 
-_Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
+def _jobs(
+    part: CheckedPart, meter: Meter, before: list[_Found], again: Collection[int] | None
+) -> Iterator[Callable[[], _Found | None]]:
+    """Of each shard the spans of its files, then the shard, which waits for them.
 
-
-def _jobs(part: CheckedPart, meter: Meter) -> Iterator[Callable[[], _Found | None]]:
-    """Of each shard the spans of its files, then the shard, which waits for them."""
+    Of shards not to be read `again` what was found `before`.
+    """
     listed, firsts = _list_of_pieces(part)
     for number in range(part.dataset.shards):
+        if again is not None and number not in again:
+            yield partial(before.__getitem__, number)
+            continue
+        if number not in part.numbers:
+            yield lambda: (None, {})
+            continue
         checks: list[FileCheck] = []
         first = firsts.get(part.dataset.shard_name(number), 0)
         for shard in part.shards[number : number + 1]:
@@ -194,8 +240,9 @@ def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Fo
     beside = [check.problem() for check in checks[1:]]
     samples = None if any(beside) else partial(_samples_in, part, number)
     problems = [*(check.problem(samples) for check in checks[:1]), *beside]
-    for found in filter(None, problems):
-        part.findings.add(found, number)
+    for one, found in zip(checks, problems, strict=True):
+        if found is not None:
+            part.note(found, one.file, number)
     if any(problems):
         return None, {}
     try:
@@ -348,7 +395,8 @@ def _check_strangers(part: CheckedPart, manifest: Manifest) -> None:
     if part.dataset.place != part.dataset.path:
         return
     try:
-        problems = strangers(part.dataset.path, manifest.format, {f.name for f in part.files})
+        known = {file.name for file in (*manifest.all_files(), *manifest.files)}
+        problems = strangers(part.dataset.path, manifest.format, known)
     except ShardkitError as error:
         problems = [error]
     for problem in problems:

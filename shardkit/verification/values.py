@@ -20,7 +20,7 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
     """
     if isinstance(found, JsonText) and isinstance(expected, JsonText):
         return None if found == expected else _unequal_text(found, expected)
-    found, expected = _parsed(found), _parsed(expected)
+    found, expected = parsed(found), parsed(expected)
     if type(found) is not type(expected):
         return _described(expected), _described(found)
     if isinstance(found, bytes):
@@ -31,7 +31,7 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
     return None if same(found, expected) else (_described(expected), _described(found))
 
 
-def _parsed(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """JSON as its value; what only a damaged manifest takes for JSON, as the text that it is."""
     if not isinstance(value, JsonText):
         return value

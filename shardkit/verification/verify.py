@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,51 +13,90 @@ from typing import TYPE_CHECKING, Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    NotFoundError,
+    ShardkitError,
+    UsageError,
+    printable,
+)
 from shardkit.formats import format_of
 from shardkit.incomplete import without_manifest
-from shardkit.manifest import File, Splits
-from shardkit.opening import open_dataset, open_splits
+from shardkit.keywords import takes
+from shardkit.manifest import File, Manifest, Splits
+from shardkit.opening import open_dataset, open_described, open_splits
 from shardkit.page_cache import MemoryCache
 from shardkit.pages import Pages
+from shardkit.part_of import WHOLE, PartOf
 from shardkit.pieces import CHECKSUM
+from shardkit.progress import Monitor, Progress, watched
 from shardkit.remote.path import RemotePath
-from shardkit.verification.files import check_files
+from shardkit.verification.files import find_damage, is_damage
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import CheckedPart, check
-from shardkit.verification.work import Findings, Meter, Monitor
+from shardkit.verification.work import Findings, Meter
+from shardkit.words import counted
 
 if TYPE_CHECKING:
     from shardkit.verification.client import Client, ClientReport
     from shardkit.verification.groups import Against, Group
+    from shardkit.verification.repair import Repair, RepairReport
 
 
-@dataclass(frozen=True)
+_SHOWN = 3  # problems that a report shows of itself
+
+
+@dataclass(frozen=True, repr=False)
 class VerifyReport:
-    """What `verify` found. The dataset is `sound` if there are no problems."""
+    """What `verify` found. The dataset is `sound` if there are no problems, also of a repair.
+
+    path: the dataset.
+    format: its name; None where the manifest is too damaged to say.
+    samples, shards, files: how many the manifest or the shards announce.
+    bytes: how many were read to compare checksums.
+    problems: the errors, by shard, then by position.
+    notes: what was not checked, and why.
+    clients: what the formats' own libraries read, by the name of the library.
+    seconds: how long it took.
+    part: "2/8" where samples, shards, files and bytes are those of this part.
+    repair: what was repaired before, and not; `problems` are those left.
+    """
 
     path: str
-    format: str | None  # None where the manifest is too damaged to say
-    samples: int  # that the manifest or the shards announce
+    format: str | None
+    samples: int
     shards: int
     files: int
-    bytes: int  # that were read to compare checksums
-    problems: list[ShardkitError] = field(default_factory=list)  # by shard, then by position
+    bytes: int
+    problems: list[ShardkitError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    clients: dict[str, ClientReport] = field(default_factory=dict)  # by the name of the library
+    clients: dict[str, ClientReport] = field(default_factory=dict)
     seconds: float = 0.0
+    part: str | None = None
+    repair: RepairReport | None = None
+
+    def __repr__(self) -> str:
+        found = "sound" if self.sound else counted(len(self.problems), "problem")
+        extent = f"{counted(self.samples, 'sample')} in {counted(self.shards, 'shard')}"
+        lines = [f"<VerifyReport {self.path}: {found}, {self.format}, {extent}>"]
+        lines += [f"  {problem.what}" for problem in self.problems[:_SHOWN]]
+        return "\n".join(map(printable, lines))
 
     @property
     def sound(self) -> bool:
-        return not self.problems
+        """Whether there are no problems, and a repair left none."""
+        return not self.problems and not (self.repair and self.repair.left)
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`: all of it, of values that JSON can hold."""
         problems = [problem.to_dict() for problem in self.problems]
         clients = {name: report.to_dict() for name, report in self.clients.items()}
-        return {**self.__dict__, "sound": self.sound, "problems": problems, "clients": clients}
+        found = {**self.__dict__, "sound": self.sound, "problems": problems, "clients": clients}
+        return found if self.repair is None else {**found, "repair": self.repair.to_dict()}
 
 
+@takes()
 def verify(
     path: str | os.PathLike[str],
     against: Against | None = None,
@@ -64,58 +104,94 @@ def verify(
     metadata: str | os.PathLike[str] | None = None,
     decode: bool = False,
     client: bool = False,
-    monitor: Monitor | None = None,
+    part: str | None = None,
+    repair: Against | None = None,
+    transform: str | Callable[..., Any] | None = None,
+    progress: bool | Callable[[Progress], object] | Monitor = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Check that a dataset is as it was written: find every problem, not only the first.
+    """Check that the dataset at `path` is as it was written: find every problem, not one.
 
     Every file is read and compared with its checksum in the manifest; shards, counts and keys are
     compared with what the manifest says. `decode` reads every value as well, and decodes every
     image. `against` compares every sample with what the dataset was made of, given as to
     `convert`, or with a dataset of any format; `metadata` is the table that the conversion was
     given. `client` compares every sample with what the format's own library reads. Shards that
-    others made have no checksums: all their samples are read. `storage_options` are as in
-    `shardkit.open`.
+    others made have no checksums: all their samples are read. `part`, such as "2/8", is for one of
+    several processes that check every eighth shard each, on any machines; notes say what it leaves
+    to others. `progress` is as in `shardkit.convert`, `storage_options` are as in `shardkit.open`.
+
+    `repair` is what the dataset was made of, given as to `convert`, or a copy of the dataset in any
+    format: damaged and missing files are made of it again, or copied, and replaced once their
+    checksums are those of the manifest. Then the report's `repair` says which, and what was not
+    repaired and why; `problems` are those that are left. `metadata` and `transform` are those that
+    the conversion was given.
 
     Raises NotFoundError, FormatError for anything but a dataset, and UsageError where no library
-    for `client` is installed and can be imported. Damage is reported, not raised.
+    for `client` is installed and can be imported, and for a `part` of a comparison or repair; with
+    `repair` OutputError where another run works on the dataset, and StorageError where it cannot be
+    written. Damage is reported, not raised.
     """
     began = time.monotonic()
-    with storage.using(storage_options, path, against, metadata):
+    share = WHOLE if part is None else PartOf.parse(part)
+    if against is not None and share.total > 1:
+        raise UsageError(
+            "a part of a dataset is not compared with its source, which each would read as a whole",
+            found=f"--part {share} with --against",
+            fix="verify the parts without --against, and compare in one process, without --part",
+        )
+    if repair is not None and share.total > 1:
+        raise UsageError(
+            "a dataset is repaired by one process",
+            found=f"--part {share} with --repair",
+            fix="repair it without --part",
+        )
+    with watched(progress) as monitor, contextlib.ExitStack() as ending:
+        ending.enter_context(storage.using(storage_options, path, against, metadata, repair))
         found = storage.source(path)
         if isinstance(found, RemotePath):  # each byte is requested once, if a shard has room in it
             found = found.through(Pages(MemoryCache()))
-        run = _Run(found, Meter(monitor))
-        run.open()
+        run = _Run(found, Meter(monitor), share)
+        ending.callback(run.close)
+        if repair is None:
+            run.open()
+        else:
+            run.begin_repair(repair, metadata, transform, ending)
         compared = run.open_source(against, metadata) if against is not None else []
-    clients = run.find_clients() if client else []
-    try:
+        clients = run.find_clients() if client else []
         run.check()
+        run.repair()
         run.check_values(decode)
         run.compare(compared)
         run.compare_clients(clients)
-    finally:
-        run.close()
-    return run.report(time.monotonic() - began)
+        return run.report(time.monotonic() - began)
 
 
 class _Run:
     """One verification: its parts, and what was found beside them."""
 
-    def __init__(self, path: Path, meter: Meter) -> None:
+    def __init__(self, path: Path, meter: Meter, share: PartOf) -> None:
         self._path = path
+        self._share = share
         self._meter = meter
         self._first = Findings()  # before all parts: manifests
+        self._above = Findings()  # of files of a folder of splits itself
         self._last = Findings()  # after them: what only a source tells
         self._parts: list[CheckedPart] = []
         self._format: str | None = None
-        self._files: tuple[File, ...] = ()  # of a folder of splits itself
+        self._common: tuple[File, ...] = ()  # of a folder of splits itself, to check
+        self._common_damage: list[File] = []
         self._kind = CHECKSUM  # of their checksums
         self._clients: dict[str, ClientReport] = {}
         self._notes: list[str] = []  # on libraries, and on the store
+        self._repair: Repair | None = None
 
-    def open(self) -> None:
-        """Find the datasets at the path; a damaged manifest is a problem like any other."""
+    def open(self, *, all_missing: bool = False) -> None:
+        """Find the datasets at the path; a damaged manifest is a problem like any other.
+
+        `all_missing`: also a single file that is not there, and has a manifest.
+        """
+        self._first, self._parts = Findings(), []
         manifest = None
         if manifests.has_manifest(self._path):
             try:
@@ -123,7 +199,9 @@ class _Run:
             except ShardkitError as problem:
                 self._first.add(problem)
                 return
-        if manifest is not None and not self._path.exists():
+        if all_missing and isinstance(manifest, Manifest) and not self._path.exists():
+            self._add_part("", open_described(self._path))
+        elif manifest is not None and not self._path.exists():
             self._format = manifest.format
             self._first.add(
                 DamagedError("the only file of the dataset is missing", path=self._path)
@@ -141,10 +219,15 @@ class _Run:
             raise
         except ShardkitError as problem:
             datasets = [("", dataset) for dataset in self._open_singly(problem)]
-        self._parts += [CheckedPart(name, dataset) for name, dataset in datasets]
+        for name, dataset in datasets:
+            self._add_part(name, dataset)
         incomplete = without_manifest(self._path, [dataset for _, dataset in datasets])
         if incomplete is not None:
             self._first.add(incomplete)
+
+    def _add_part(self, name: str, dataset: Dataset) -> None:
+        before = sum(part.dataset.shards for part in self._parts)
+        self._parts.append(CheckedPart(name, dataset, self._share, before))
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
         """The shards in a foreign folder that can be opened; problems of others are noted."""
@@ -164,7 +247,8 @@ class _Run:
 
     def _open_splits(self, splits: Splits) -> None:
         errors = 0
-        self._files, self._kind = splits.files, splits.checksum
+        self._common = splits.files if self._share.number == 1 else ()
+        self._kind = splits.checksum
         for name, samples in splits.splits.items():
             folder = self._path / name
             try:
@@ -175,7 +259,7 @@ class _Run:
                         expected=f"{samples:,} samples",
                     )
                 manifest = manifests.load(folder)
-                self._parts.append(CheckedPart(name, open_dataset(folder)))
+                self._add_part(name, open_dataset(folder))
             except ShardkitError as problem:
                 self._first.add(problem)
                 continue
@@ -193,6 +277,40 @@ class _Run:
                 )
             )
 
+    def begin_repair(
+        self,
+        source: Against,
+        metadata: str | os.PathLike[str] | None,
+        transform: str | Callable[..., Any] | None,
+        ending: contextlib.ExitStack,
+    ) -> None:
+        """Keep other runs out, and look again at what is there now."""
+        from shardkit.verification.repair import Repair
+
+        try:
+            self.open(all_missing=True)
+        except (FormatError, NotFoundError):  # a manifest is missing, which a copy has
+            if not self._path.exists():
+                raise
+        every = [part.dataset for part in self._parts]
+        self._repair = Repair(self._path, every, source, metadata, transform, self._meter)
+        ending.enter_context(self._repair)
+        self._repair.restore_manifests()
+        self.open(all_missing=True)
+
+    def repair(self) -> None:
+        """Mend what was found to be damaged, if asked for, and check that again."""
+        if self._repair is None:
+            return
+        files = [*self._common_damage]
+        files += [file for part in self._parts for _, file in part.damaged]
+        self._meter.start("repairing", sum(file.bytes for file in files), "bytes")
+        if self._repair.run(self._parts, self._common_damage, self._kind):
+            self._meter.skipped.clear()
+            for part in self._parts:
+                part.dataset.close()
+            self._check("reading again", files)
+
     def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
         """What to compare; opened before the work, as the path may be wrong."""
         from shardkit.verification.groups import groups
@@ -203,11 +321,17 @@ class _Run:
 
     def check(self) -> None:
         """Files, shards, counts, keys."""
-        total = sum(file.bytes for file in self._all_files())
+        self._check("reading", self._all_files())
+
+    def _check(self, doing: str, files: Sequence[File]) -> None:
+        total = sum(file.bytes for file in files)
         if total:
-            self._meter.start("reading", total, "bytes")
-        for problem in check_files(self._path, self._files, self._kind, self._meter):
-            self._first.add(problem)
+            self._meter.start(doing, total, "bytes")
+        self._above = Findings()
+        found = find_damage(self._path, self._common, self._kind, self._meter)
+        self._common_damage = [file for file, problem in found if is_damage(problem)]
+        for _, problem in found:
+            self._above.add(problem)
         for part in self._parts:
             check(part, self._meter)
         if isinstance(self._path, RemotePath) and not self._path.store.lists:
@@ -215,8 +339,8 @@ class _Run:
         self._meter.report(now=True)
 
     def _all_files(self) -> list[File]:
-        """Those that manifests name."""
-        return [*self._files, *(file for part in self._parts for file in part.files)]
+        """Those to check that manifests name."""
+        return [*self._common, *(file for part in self._parts for file in part.files)]
 
     def check_values(self, decode: bool) -> None:
         """All values, if asked for, or where there are no checksums."""
@@ -256,7 +380,7 @@ class _Run:
         from shardkit.verification.client import compare
 
         for client in clients:
-            total = sum(len(part.dataset) for part in self._parts)
+            total = sum(part.samples for part in self._parts)
             self._meter.start(f"reading with {client.name}", total, "samples")
             for part in self._parts:
                 compare(part, client, self._clients[client.name], self._meter)
@@ -267,25 +391,43 @@ class _Run:
             part.dataset.close()
 
     def report(self, seconds: float) -> VerifyReport:
-        every = [self._first, *(part.findings for part in self._parts), self._last]
+        every = [self._first, self._above, *(part.findings for part in self._parts), self._last]
         notes = [note for findings in every for note in findings.notes] + self._notes
         if any(part.manifest is None for part in self._parts):
             notes.append("there is no manifest with checksums: every sample was read instead")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
-        foreign = sum(part.dataset.shards for part in self._parts if part.manifest is None)
+        foreign = sum(len(part.numbers) for part in self._parts if part.manifest is None)
+        if self._share.total > 1:
+            notes += _left_to_others(self._share, self._parts)
         return VerifyReport(
             path=str(self._path),
             format=self._format or next(iter(formats), None),
-            samples=sum(len(part.dataset) for part in self._parts),
-            shards=sum(part.dataset.shards for part in self._parts),
+            samples=sum(part.samples for part in self._parts),
+            shards=sum(len(part.numbers) for part in self._parts),
             files=len(ours) + foreign,
             bytes=sum(file.bytes for file in ours) - sum(self._meter.skipped),
             problems=[problem for findings in every for problem in findings.problems()],
             notes=notes,
             clients=self._clients,
             seconds=round(seconds, 3),
+            part=str(self._share) if self._share.total > 1 else None,
+            repair=None if self._repair is None else self._repair.report,
         )
+
+
+def _left_to_others(share: PartOf, parts: list[CheckedPart]) -> list[str]:
+    """Notes on what a part does not check."""
+    shards = sum(part.dataset.shards for part in parts)
+    notes = [f"part {share} of {counted(shards, 'shard')}: the other parts check the others"]
+    if share.number > 1:
+        notes.append("part 1 checks what belongs to no shard: lists, and additional shards")
+    if any(len(part.numbers) < part.dataset.shards for part in parts):
+        notes.append(
+            "only without --part are keys compared that are in shards of other parts, and how many"
+            " values each field has"
+        )
+    return notes
 
 
 def _other_split(folder: Path, said: tuple[str, int], found: tuple[str, int]) -> DamagedError:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from shardkit import storage
 from shardkit.errors import ShardkitError
+from shardkit.processors import in_threads as pooled
 from shardkit.processors import processors
+from shardkit.progress import Monitor
 from shardkit.remote.path import RemotePath
 
 _Job = TypeVar("_Job")
@@ -25,16 +26,6 @@ SHOWN = 5  # of a list in a sentence
 _REQUESTS = 16  # threads that wait for a store
 
 LAST = sys.maxsize  # the "shard" of what belongs to the dataset as a whole
-
-
-class Monitor(Protocol):
-    """Shows progress; called in the caller's thread."""
-
-    def start(self, doing: str, total: int, unit: str) -> None:
-        """A step begins: `doing` names it, `total` counts `unit`s such as "bytes" or "samples"."""
-
-    def advance(self, count: int) -> None:
-        """So many more of them are done."""
 
 
 class Findings:
@@ -54,13 +45,14 @@ class Findings:
             raise problem
         self._problems.append((shard, position, problem))
 
+    def forget(self, shards: Collection[int]) -> None:
+        """Drop notes, and the problems of samples and of these shards: all are looked for again."""
+        kept = [one for one in self._problems if one[0] not in shards and one[1] < 0]
+        self._problems = kept
+        self.notes.clear()
+
     def problems(self) -> list[ShardkitError]:
         return [problem for *_, problem in sorted(self._problems, key=lambda entry: entry[:2])]
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, for notes."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -110,6 +102,9 @@ class Meter:
             raise Stopped
         self._counts.append(count)
 
+    def stop(self) -> None:
+        self.stopped = True
+
     def skip(self, count: int) -> None:
         """Count what is not checked."""
         self.skipped.append(count)
@@ -126,6 +121,13 @@ class Meter:
         if total and self._monitor is not None:
             self._monitor.advance(total)
 
+    def awaited(self, future: Future[_Result]) -> _Result:
+        """The result of a thread, with reports meanwhile."""
+        while not future.done():
+            wait([future], timeout=_REPORT_SECONDS)
+            self.report()
+        return future.result()
+
 
 def in_threads(
     work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter, path: Path | None = None
@@ -135,25 +137,4 @@ def in_threads(
     There are more threads if they read from a store, where `path` is.
     """
     workers = _REQUESTS if isinstance(path, RemotePath) else processors()
-    left = iter(jobs)
-    pending: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(workers) as threads:
-        try:
-            while True:
-                for job in islice(left, _AHEAD * workers - len(pending)):
-                    pending.append(threads.submit(work, job))
-                if not pending:
-                    return
-                yield _awaited(pending.popleft(), meter)
-        except BaseException:
-            meter.stopped = True
-            raise
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _awaited(future: Future[_Result], meter: Meter) -> _Result:
-    while not future.done():
-        wait([future], timeout=_REPORT_SECONDS)
-        meter.report()
-    return future.result()
+    return pooled(work, jobs, workers, _AHEAD, meter.awaited, meter.stop)

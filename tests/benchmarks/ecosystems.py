@@ -3,9 +3,14 @@
     python -m tests.benchmarks.ecosystems --data PHOTOS --work FOLDER [--rounds 5] [NAME...]
 
 PHOTOS is what photos.py made. Each round runs ours and the library's, in turns, each in a process
-of its own that says how long it took without its imports. All read files that are in memory, in one
-process with one thread that asks; both sync what they write. Prints a JSON object in a line for
-each library and action.
+of its own that does the same with a few photos first, and is timed then: imports, helper processes
+and what a library compiles or opens once are `start`, the seconds before. All read files that are
+in memory, in one process with one thread that asks, and sync what they write. Beside these two are
+`wds`, which is our TAR; and where photos are written, `cores`, which is ours with a worker for each
+processor, as `shardkit convert` has them, and `copy`, which reads all files, and writes and syncs
+their bytes as one: what no format can do without. `processors` are seconds of these, without helper
+processes that stay: they tell something on a busy machine as well. Prints a JSON object in a line
+for each library and action, and its row of the table in docs/benchmarks.md on stderr.
 
 A library is a function in `LIBRARIES`: it imports what it needs, and returns what is timed, by
 action: `write` (the photos as they are, with their labels), `read` (all in order) and `random`
@@ -31,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
+FEW = "few-photos"  # in the folder of work
 Actions = dict[str, Callable[[], int]]
 Photo = tuple[bytes, int]  # and its label
 
@@ -49,16 +55,32 @@ def sync(store: Path) -> None:
         os.close(handle)
 
 
+def copy(photos: Path, store: Path) -> Actions:
+    """The bytes of all photos in one file."""
+
+    def write() -> int:
+        store.mkdir()
+        count = 0
+        with (store / "photos").open("wb", buffering=1 << 20) as file:
+            for image, _ in photos_in(photos):
+                file.write(image)
+                count += 1
+        sync(store)
+        return count
+
+    return {"write": write}
+
+
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def shardkit(format: str, photos: Path, store: Path) -> Actions:
-    """Without worker processes; the index, the manifest and checksums are written as always."""
+def shardkit(format: str, workers: int | None, photos: Path, store: Path) -> Actions:
+    """The index, the manifest and checksums are written as always."""
     import shardkit
     from shardkit import convert
 
     def write() -> int:
-        return convert(photos, format, store, workers=0).samples
+        return convert(photos, format, store, workers=workers).samples
 
     def read() -> int:
         return sum(len(sample["image"]) > 0 for sample in shardkit.open(store))
@@ -253,56 +275,92 @@ LIBRARIES: dict[str, Library] = {
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def run(name: str, who: str, action: str, photos: Path, store: Path) -> tuple[float, int]:
-    """Seconds of an action, in a process of its own, and the samples that it had."""
+def run(name: str, who: str, action: str, photos: Path, work: Path) -> list[float]:
+    """What `timed` finds, in a process of its own."""
+    store, few = work / f"{name}-{who}", work / f"{name}-{who}-few"
     if action == "write":
-        shutil.rmtree(store, ignore_errors=True)
+        for each in (store, few):
+            shutil.rmtree(each, ignore_errors=True)
         os.sync()
     clients = [str(Path(sys.prefix, "clients"))] if who == name else []
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    folders = [photos, store, work / FEW, few]
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, "--run", name, who, action, photos, store],
+        [sys.executable, "-m", __spec__.name, "--run", name, who, action, *folders],
         env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([*clients, str(ROOT)])},
         capture_output=True,
         check=False,
     )
     if done.returncode:
         raise SystemExit(done.stderr.decode()[-3000:])
-    seconds, count = json.loads(done.stdout.splitlines()[-1])
-    return seconds, count
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def timed(name: str, who: str, action: str, photos: str, store: str) -> None:
-    library = LIBRARIES[name]
-    make = library.actions if who == name else partial(shardkit, library.format)
-    work = make(Path(photos), Path(store))[action]
+def timed(name: str, who: str, action: str, *folders: str) -> list[float]:
+    """Seconds of an action, its samples, the seconds of its start, and those of processors."""
     began = time.perf_counter()
+    photos, store, few_photos, few = map(Path, folders)
+    library = LIBRARIES[name]
+    make = {
+        "shardkit": partial(shardkit, library.format, 0),
+        "cores": partial(shardkit, library.format, None),
+        "wds": partial(shardkit, "wds", 0),
+        "copy": copy,
+        name: library.actions,
+    }[who]
+    make(few_photos, few)[action]()
+    work = make(photos, store)[action]
+    ready, used = time.perf_counter(), sum(os.times()[:4])
     count = work()
-    print(json.dumps([time.perf_counter() - began, count]))
+    took, used = time.perf_counter() - ready, sum(os.times()[:4]) - used
+    return [took, count, ready - began, used]
 
 
 def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """The results of a library, one for each action."""
-    seconds: dict[str, dict[str, list[float]]] = {
-        action: {"shardkit": [], name: []} for action in ("write", "read", "random")
-    }
     samples = sum(1 for _ in photos.glob("*/*.jpg"))
+    for path in sorted(photos.glob("*/*.jpg"))[:8]:
+        few = work / FEW / path.relative_to(photos)
+        few.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, few)
+    seconds: dict[str, dict[str, list[list[float]]]] = {
+        "write": {who: [] for who in ("shardkit", "cores", "wds", "copy", name)},
+        "read": {who: [] for who in ("shardkit", "wds", name)},
+        "random": {who: [] for who in ("shardkit", "wds", name)},
+    }
     for number in range(rounds):
         for action, of in seconds.items():
             for who in sorted(of, reverse=bool(number % 2)):
-                took, count = run(name, who, action, photos, work / f"{name}-{who}")
-                assert count == samples, f"{who} {action}: {count} of {samples} samples"
-                of[who].append(round(took, 4))
+                found = run(name, who, action, photos, work)
+                assert found[1] == samples, f"{who} {action}: {found[1]} of {samples} samples"
+                of[who].append([round(each, 4) for each in found])
     for action, of in seconds.items():
-        median = {who: statistics.median(values) for who, values in of.items()}
+        took = {who: [each[0] for each in found] for who, found in of.items()}
+        median = {who: statistics.median(values) for who, values in took.items()}
         yield {
             "library": f"{name} ({version(LIBRARIES[name].package)})",
             "action": action,
             "samples_per_second": {who: round(samples / m) for who, m in median.items()},
-            "faster_by": round(median[name] / median["shardkit"], 2),
-            "seconds": of,
+            "shardkit_faster_by": {
+                who: round(m / median["shardkit"], 2) for who, m in median.items()
+            },
+            "seconds": took,
+            "start": {who: statistics.median(e[2] for e in found) for who, found in of.items()},
+            "processors": {who: statistics.median(e[3] for e in f) for who, f in of.items()},
             "samples": samples,
         }
+
+
+def row(result: dict[str, Any]) -> str:
+    """A row of the table in docs/benchmarks.md."""
+    rates, used = result["samples_per_second"], result["processors"]
+    name = result["library"].partition(" ")[0]
+    faster = result["shardkit_faster_by"][name]
+    found = [f"{rates['shardkit']:,}", f"{rates[name]:,}", f"{faster:.2f}"]
+    found += [f"{rates[who]:,}" if who in rates else "" for who in ("cores", "copy", "wds")]
+    found += [f"{used[who]:.2f}" for who in ("shardkit", name)]
+    return f"| {name}, {result['action']} | {' | '.join(found)} |"
 
 
 def version(package: str) -> str:
@@ -325,12 +383,13 @@ def main(arguments: list[str]) -> list[dict[str, Any]]:
     for name in options.names or LIBRARIES:
         for result in compare(name, options.data, options.work, options.rounds):
             print(json.dumps(result), flush=True)
+            print(row(result), file=sys.stderr, flush=True)
             results.append(result)
     return results
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:
-        timed(*sys.argv[2:])
+        print(json.dumps(timed(*sys.argv[2:])))
     else:
         main(sys.argv[1:])

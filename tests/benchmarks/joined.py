@@ -75,7 +75,7 @@ def ours(root: Path, table: Path | None) -> int:
         asked = {"metadata": table, "file_column": "image_id", "file_suffix": ".jpg"}
         asked["label_column"] = "label"
     plan = prepare(root, "wds", root.parent / "out", ConvertOptions(**asked))
-    assert plan.parts[0].source.classes is not None
+    assert plan.splits[0].source.classes is not None
     return plan.samples or 0
 
 

@@ -23,11 +23,13 @@ from tests.benchmarks import (
     joined,
     loading,
     photos,
+    planning,
     planted,
     quality,
     remote,
     remote_clients,
     remote_convert,
+    shards,
     tokens,
     versions,
 )  # fmt: skip
@@ -77,6 +79,17 @@ def test_tokenizing_is_measured(tmp_path: Path) -> None:
     report = tokens.main(["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"])
     assert report["tokens"] > 5_000  # of each: it ends with an error where they differ
     assert list(report["seconds"]) == ["shardkit", *tokens.PEERS]
+
+
+def test_planning_is_measured(tmp_path: Path) -> None:
+    for options in ({}, {"shuffle": 1, "split": "train=0.9,val=0.1"}):
+        report = planning.measured(12_345, **options)
+        assert report["entries"] == 12_345
+        assert 0 < report["anonymous"] <= report["with_files"]
+    assert planning.measured(10_001, delay=1e-6)["tasks"] > 1
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b.jpg").touch()
+    assert planning.walked(tmp_path)["files"] == 1
 
 
 def test_ids_are_compared(tmp_path: Path) -> None:
@@ -209,3 +222,9 @@ def test_tables_joined_to_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == found
     assert {numbers["files"] for numbers in found.values()} == {2500}
     assert all(numbers["seconds"] > 0 and numbers["mb"] > 1 for numbers in found.values())
+
+
+@pytest.mark.parametrize("what", ["ours", "foreign", "listing"])
+def test_planning_of_many_shards_is_measured(what: str) -> None:
+    (report,) = shards.main([what, "--shards", "30", "--samples", "40", "--latency", "0"])
+    assert report.get("samples", report.get("objects")) == (30 if what == "listing" else 1200)

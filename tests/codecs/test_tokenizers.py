@@ -149,8 +149,8 @@ def test_characters_of_all_planes_are_split_alike(folder: Path, name: str) -> No
 @pytest.mark.large
 @pytest.mark.parametrize("name", zoo.FAST)
 def test_every_character_is_split_alike(folder: Path, name: str) -> None:
-    """In the contexts that tell what it is; in all of them but for the large uniform blocks."""
-    for some, frames in ((characters(), FRAMES[:2]), (characters(step=389), FRAMES)):
+    """In the contexts that tell what it is; of the large uniform blocks some."""
+    for some, frames in ((characters(step=13), FRAMES[:2]), (characters(step=389), FRAMES)):
         for i in range(0, len(some), 2000):
             assert_same_ids(folder / name, in_contexts(some[i : i + 2000], frames))
 
@@ -182,7 +182,7 @@ def test_any_text_gets_the_ids_of_tokenizers(
 def test_many_random_strings_get_the_ids_of_tokenizers(folder: Path, name: str) -> None:
     dice = random.Random(name)
     every = characters(step=101)
-    for _ in range(100):
+    for _ in range(25):
         pools = (ALPHABET, "abc '", every, "".join(zoo.documents(5, dice.randrange(99))))
         texts = [
             "".join(dice.choices(dice.choice(pools), k=dice.randrange(60))) for _ in range(2000)

@@ -103,7 +103,7 @@ def test_audio_and_video_through_every_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-@settings(max_examples=examples(2), suppress_health_check=list(HealthCheck))
+@settings(max_examples=min(examples(2), 6), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_there_and_back_gives_equal_samples(
     tmp_path_factory: pytest.TempPathFactory, one: str, other: str, data: st.DataObject
@@ -135,7 +135,7 @@ def test_json_keeps_its_text(tmp_path: Path, one: str, other: str) -> None:
     assert stored == text
 
 
-@pytest.mark.parametrize("format", few(NAMES))
+@pytest.mark.parametrize("format", few(NAMES, "lmdb"))
 def test_a_value_of_64_megabytes_passes_through_every_format(tmp_path: Path, format: str) -> None:
     big = np.random.default_rng(0).bytes(64_000_001)
     with shardkit.create(tmp_path / "a", "wds", {"blob": shardkit.Bytes()}) as writer:

@@ -99,14 +99,14 @@ def test_a_file_that_keeps_its_size(
 
     kind = SourceError if make in (_shards, _foreign) else SampleError
     with pytest.raises(ShardkitError, match="changed while the conversion ran") as error:
-        convert(monitor=Swap(lambda: change(path)))
+        convert(progress=Swap(lambda: change(path)))
     assert type(error.value) is kind
     near = path.with_suffix(".jpg") if make is _sidecar else path
     assert error.value.where["path"] in (str(path), str(near), str(path.parent))
     assert not (tmp_path / "out").exists()
     if kind is SampleError:  # the others do not suffer
         shutil.rmtree(tmp_path / "out.partial")
-        done = convert(monitor=Swap(lambda: change(path)), on_error="skip")
+        done = convert(progress=Swap(lambda: change(path)), on_error="skip")
         assert done.errors == 1
     else:  # nobody writes any more
         assert convert(overwrite=True).errors == 0
@@ -121,7 +121,7 @@ def test_what_only_looks_changed_is_none(tmp_path: Path) -> None:
         path.chmod(0o600)
 
     result = shardkit.convert(
-        tmp_path / "in", "wds", tmp_path / "out", workers=0, monitor=Swap(touch)
+        tmp_path / "in", "wds", tmp_path / "out", workers=0, progress=Swap(touch)
     )
     assert result.samples == 6
 

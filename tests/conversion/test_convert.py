@@ -472,6 +472,21 @@ def test_unfinished_work_of_a_version_without_recipes_begins_again_with_overwrit
     assert len(keys(tmp_path / "out")) == 60
 
 
+@pytest.mark.parametrize("text", [b"", b"[1]", b"{"])
+def test_unfinished_work_of_which_the_description_is_damaged_is_kept_until_overwrite(
+    unfinished: Path, many: Path, tmp_path: Path, text: bytes
+) -> None:
+    unfinished.write_bytes(text)
+    tasks = sorted((tmp_path / "out.partial/tasks").rglob("*"))
+    assert tasks
+    for part in (None, "1/1"):
+        with pytest.raises(OutputError, match=r"(?s)the description is damaged.*job\.json"):
+            shardkit.convert(many, "wds", tmp_path / "out", workers=0, part=part)
+        assert sorted((tmp_path / "out.partial/tasks").rglob("*")) == tasks
+    shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, workers=0)
+    assert len(keys(tmp_path / "out")) == 60
+
+
 def test_two_runs_do_not_work_on_one_output(images: Path, tmp_path: Path) -> None:
     from shardkit.conversion.partial import FolderPartial
 

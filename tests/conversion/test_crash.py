@@ -14,7 +14,7 @@ import pytest
 
 import shardkit
 from shardkit import storage
-from shardkit.errors import ShardkitError, StorageError
+from shardkit.errors import SampleError, ShardkitError, StorageError
 from shardkit.formats import file_name
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 
@@ -78,6 +78,13 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+def change(image: Path) -> None:
+    """In place, so that a dataset of it is still of the same recipe."""
+    data = bytearray(image.read_bytes())
+    data[-10] ^= 1
+    image.write_bytes(data)
+
+
 def convert(source: Path, out: Path, to: str = "wds", **options: Any) -> None:
     options = {"workers": 0, "shard_size": 12_000, "on_error": "skip", **options}
     shardkit.convert(source, to, out, **options)
@@ -119,21 +126,18 @@ def died_at(
 def died_everywhere(
     begin: Callable[[], None], run: Callable[[], None], large: bool
 ) -> Iterator[None]:
-    """Die before, in the middle of and after each operation in the large run. Else where the disk
-    has changed: after the first and the last of each kind, and in the middle of the last. A kind is
-    what is done to which kind of path.
+    """Die wherever the disk is another: in the middle of and after each change of it in the large
+    run, else after the first and the last of each kind, and in the middle of the last. A kind is
+    what is done to which kind of path. Before a change there is what the one before it has left.
     """
     log = logged(Dying, begin, run)
     first = {kind: at for at, kind in reversed(list(enumerate(log)))}
     last = {kind: at for at, kind in enumerate(log)}
-    moments = []
+    moments = [(0, "before")] if large else []
     for at, kind in enumerate(log):
-        if large:
-            times = ["before", "middle", "after"]
-        elif kind[0] == "sync" or at not in (first[kind], last[kind]):
+        if kind[0] == "sync" or not (large or at in (first[kind], last[kind])):
             continue
-        else:
-            times = ["middle", "after"] if at == last[kind] else ["after"]
+        times = ["middle", "after"] if large or at == last[kind] else ["after"]
         if kind[0] not in ("write", "remove"):  # the others have no middle
             times = [when for when in times if when != "middle"]
         moments += [(at, when) for when in times]
@@ -162,11 +166,17 @@ def test_a_run_that_dies_anywhere_is_continued(source: Path, tmp_path: Path, lar
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(1, marks=pytest.mark.large), 2],
+    ids=["another", "of the same recipe"],
+)
 def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
-    source: Path, tmp_path: Path, large: bool
+    source: Path, tmp_path: Path, seed: int, large: bool
 ) -> None:
-    for name, seed in (("old", 1), ("new", 2)):
-        convert(source, tmp_path / name, shuffle=True, seed=seed)
+    convert(source, tmp_path / "old", shuffle=True, seed=seed)
+    change(source / "class0/000.jpg")
+    convert(source, tmp_path / "new", shuffle=True, seed=2)
     old, new = files_of(tmp_path / "old"), files_of(tmp_path / "new")
     out = tmp_path / "out"
 
@@ -185,6 +195,92 @@ def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
             assert files_of(tmp_path / "out.partial/dataset") == new
         replace()
         assert files_of(out) == new
+        assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_beginning_again_without_dropped_samples_may_die_anywhere(
+    source: Path, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that drops samples had begun to publish; the next may drop none."""
+    convert(source, tmp_path / "reference")
+    out, partial, saved = tmp_path / "out", tmp_path / "out.partial", tmp_path / "saved"
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.commit.Commit.publish", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(source, out)
+    assert (partial / "dataset/shard-000002.tar").exists()
+    partial.rename(saved)
+
+    def begin() -> None:
+        storage.remove(out)
+        storage.remove(partial)
+        shutil.copytree(saved, partial)
+
+    def run() -> None:
+        with pytest.raises(SampleError):
+            convert(source, out, on_error="fail")
+
+    for _ in died_everywhere(begin, run, large):
+        convert(source, out)
+        assert files_of(out) == files_of(tmp_path / "reference")
+        assert not partial.exists()
+
+
+@pytest.mark.large
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_parts_that_die_anywhere_are_continued(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "reference")
+    reference, out = files_of(tmp_path / "reference"), tmp_path / "out"
+
+    def parts() -> None:
+        for part in ("1/2", "2/2"):
+            convert(source, out, part=part)
+
+    for number, _ in enumerate(died_everywhere(lambda: storage.remove(out), parts, False)):
+        if out.exists():
+            assert files_of(out) == reference
+        if number % 2:
+            parts()
+        else:
+            convert(source, out)
+        assert files_of(out) == reference
+        assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.large
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_merging_that_dies_anywhere_is_continued(source: Path, tmp_path: Path) -> None:
+    """A merge that replaces another dataset."""
+    convert(source, tmp_path / "old", shuffle=True)
+    convert(source, tmp_path / "reference")
+    old, reference = files_of(tmp_path / "old"), files_of(tmp_path / "reference")
+    out, done = tmp_path / "out", tmp_path / "done"
+    shutil.copytree(tmp_path / "old", done)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardkit.conversion.partial.FolderPartial.try_alone", lambda partial: False)
+        for part in ("1/2", "2/2"):
+            convert(source, done, part=part, overwrite=True)
+
+    def begin() -> None:
+        storage.remove(out)
+        shutil.copytree(tmp_path / "old", out)
+        shutil.copytree(tmp_path / "done.partial", tmp_path / "out.partial")
+
+    def merge() -> None:
+        shardkit.merge(out)
+
+    for number, _ in enumerate(died_everywhere(begin, merge, False)):
+        if out.exists():
+            assert files_of(out) in (old, reference)
+        if number % 2:
+            merge()
+        else:
+            convert(source, out, part="2/2", overwrite=True)
+        assert files_of(out) == reference
         assert not (tmp_path / "out.partial").exists()
 
 

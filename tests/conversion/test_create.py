@@ -12,6 +12,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, OutputError, SampleError, UsageError
+from shardkit.formats.tfrecord.writer import TFRecordWriter
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
 from tests.codecs.sample_images import encoded, opened, photo
 
@@ -146,3 +147,23 @@ def test_a_mask_keeps_its_values_where_others_become_jpegs(tmp_path: Path) -> No
     with shardkit.open(tmp_path / "a.beton") as dataset:
         stored = np.asarray(opened(dataset[0]["seg.png"]))
     np.testing.assert_array_equal(stored, np.repeat(values[:, :, None], 3, axis=2))
+
+
+def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = TFRecordWriter.finish
+
+    def finish(writer: TFRecordWriter) -> None:
+        plain(writer)
+        path = writer.path.parent / "__shardkit__" / f"{writer.path.name}.offsets"
+        path.write_bytes(b"0")
+
+    monkeypatch.setattr(TFRecordWriter, "finish", finish)
+    for out in ("folder", "single.tfrecord"):
+        writer = shardkit.create(tmp_path / out, "tfrecord", SCHEMA)
+        writer.write({"image": make_image(), "label": 1})
+        with pytest.raises(FormatError, match="the writer of tfrecord calls a file as") as error:
+            writer.close()
+        assert error.value.found.endswith(".tfrecord.offsets")  # type: ignore[union-attr]
+        assert not (tmp_path / out).exists()

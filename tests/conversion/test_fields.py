@@ -237,7 +237,7 @@ def test_unknown_names_are_refused_with_those_that_there_are(tmp_path: Path) -> 
     for options in ({"drop": ["lable"]}, {"fields": ["text", "lable"]}):
         with pytest.raises(UsageError, match="no field 'lable'") as caught:
             stored(table, tmp_path / "out", **options)
-        assert caught.value.expected == "some of text, label"
+        assert caught.value.expected == "one of text, label; did you mean label?"
     with pytest.raises(UsageError, match="no field 'b'"):
         stored([{"a": 1}], tmp_path / "out", drop=["b"])
     images = write_images(tmp_path / "in", classes=1, each=1)

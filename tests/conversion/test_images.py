@@ -255,7 +255,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 20_000)
 
 
-@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds"))
 @pytest.mark.usefixtures("small_tasks")
 def test_the_same_bytes_for_any_number_of_workers(
     images: Path, tmp_path: Path, format: str, my_steps: str
@@ -368,19 +368,11 @@ LINUX = pytest.mark.skipif(
 @LINUX
 @TIMED
 @pytest.mark.large
-def test_kill_9_at_any_moment_is_continued(tmp_path: Path) -> None:
-    kill_at_random(tmp_path, rounds=2, seed=1)
-
-
-@pytest.mark.usefixtures("my_steps")
-@LINUX
-@TIMED
-@pytest.mark.large
 @pytest.mark.timeout(1800)
 def test_kill_9_many_times_is_continued(tmp_path: Path) -> None:
-    seen = kill_at_random(tmp_path, rounds=50, seed=2)
-    print(f"\n50 kills: {seen}")
-    assert seen["in work"] >= 5
+    seen = kill_at_random(tmp_path, rounds=12, seed=3)
+    print(f"\n12 kills: {seen}")
+    assert seen["in work"] >= 2
 
 
 # --- what decides whether a run continues ---------------------------------------------------------
@@ -622,7 +614,7 @@ BAD = {  # what is said of them
 }
 
 
-@pytest.mark.parametrize("format", ["wds", "parquet"])
+@pytest.mark.parametrize("format", few(["wds", "parquet"], "wds"))
 @pytest.mark.usefixtures("small_tasks")
 def test_every_kind_of_bad_image_is_dropped_and_listed(tmp_path: Path, format: str) -> None:
     files = {f"{n}.jpg": JPEG for n in range(3)}

@@ -143,7 +143,7 @@ def test_another_tokenizer_does_not_continue_what_was_killed(
     code, stderr = finish(start(source, out, other, 2))
     assert code == 2
     assert "unfinished conversion" in stderr
-    assert "digest was" in stderr
+    assert "the tokenizer's file tokenizer.json has changed" in " ".join(stderr.split())
     assert done(out) >= 2
     assert finish(start(source, out, tokenizer, 2)) == (0, "")
     assert files_of(out) == reference
@@ -157,7 +157,7 @@ def test_kill_9_many_times_is_continued(
     dice = random.Random(5)
     out = tmp_path / "out"
     killed = 0
-    for _ in range(60):
+    for _ in range(15):
         process = start(source, out, tokenizer, dice.randint(1, 4))
         kill_when(process, out, min(done(out) + dice.randint(0, 4), FILES + 1))
         if not out.exists():
@@ -166,6 +166,6 @@ def test_kill_9_many_times_is_continued(
         assert files_of(out) == reference
         shutil.rmtree(out)
         shutil.rmtree(f"{out}.partial", ignore_errors=True)
-    assert killed > 10
+    assert killed > 4
     assert finish(start(source, out, tokenizer, 2)) == (0, "")
     assert files_of(out) == reference

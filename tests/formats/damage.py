@@ -513,7 +513,11 @@ def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * mmap.PAGESIZE + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    # pylance's process has a bound of its own: it needs more addresses than this to begin with.
+    free = partial(resource.setrlimit, resource.RLIMIT_AS, before)
+    subprocess.Popen = partial(subprocess.Popen, preexec_fn=free)  # type: ignore[assignment, misc]
 
 
 def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:

@@ -74,7 +74,9 @@ def foreign(number: int) -> bytes:
         "name": Feature(BYTES, [f"n{number}".encode()]),
         "boxes": Feature(FLOATS, [np.arange(4 * (number % 3), dtype="<f4").tobytes()]),
     }
-    return dump_field(1, b"".join(entry(name, each) for name, each in parts.items()))
+    return dump_field(
+        1, b"".join(chunk for name, each in parts.items() for chunk in entry(name, each))
+    )
 
 
 class TestArrayRecord(FormatContract):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,31 @@ def test_each_type_has_its_column(tmp_path: Path, kind: FieldType, stored: pa.Da
     path = tmp_path / "shard-000000.arrow"
     write_shard(ARROW, path, Schema({"x": kind}), [])
     assert table_of(path).schema.field("x").type == stored
+
+
+NUMBERS = """
+import math, sys
+import shardkit
+from shardkit import Bool, Float, Int
+
+schema = {"whole": Int(optional=True), "real": Float(optional=True), "truth": Bool(optional=True)}
+rows = [{"whole": -(2**63), "real": -0.0, "truth": True}, {}, {"real": math.nan, "truth": False}]
+with shardkit.create(sys.argv[1], "arrow", schema) as writer:
+    for row in rows:
+        writer.write(row)
+print([{k: v for k, v in s.items() if k != "__key__"} for s in shardkit.open(sys.argv[1])])
+print("pandas" in sys.modules)
+"""
+
+
+def test_numbers_are_written_without_pandas(tmp_path: Path) -> None:
+    """Its import takes half a second of each process."""
+    done = subprocess.run(
+        [sys.executable, "-c", NUMBERS, tmp_path / "out"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    whole = "{'whole': -9223372036854775808, 'real': -0.0, 'truth': True}"
+    assert done.stdout == f"[{whole}, {{}}, {{'real': nan, 'truth': False}}]\nFalse\n"
 
 
 def test_pandas_reads_the_same_values(shard: Path) -> None:

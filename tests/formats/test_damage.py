@@ -44,7 +44,7 @@ def test_damaged_shards(name: str, tmp_path: Path, large: bool) -> None:
     if not large:
         damage.run(name, 1, {"mutate": 25, "flip": 25}, tmp_path)
         return
-    count = FULL or (100 if name in SLOW else 400)
+    count = FULL or (50 if name in SLOW else 200)
     seed = random.randrange(2**32) if FULL else 1
     damage.run(name, seed, {"mutate": count, "flip": 0 if FULL else count}, tmp_path)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.errors import FormatError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.lance import process
 from shardkit.sample import Sample
@@ -118,6 +120,16 @@ answer = {
 
 def test_the_same_again_is_the_same_bytes(made: Path, tmp_path: Path) -> None:
     assert files_of(create(tmp_path / "again")) == files_of(made)
+
+
+def test_many_texts_are_the_same_bytes_again(tmp_path: Path) -> None:
+    """Of so many, Lance itself would compress each file otherwise."""
+    texts = [" ".join(str(number * factor) for factor in range(9)) for number in range(5000)]
+    samples = [{"__key__": f"a long key {n}", "text": text} for n, text in enumerate(texts)]
+    for name in ("one", "two"):
+        shardkit.convert(samples, "lance", tmp_path / name, workers=0)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    assert [sample["text"] for sample in shardkit.open(tmp_path / "one")] == texts
 
 
 def test_without_our_manifest_it_is_what_lance_says(made: Path, tmp_path: Path) -> None:
@@ -286,9 +298,43 @@ def test_when_its_process_dies_the_next_call_starts_another(made: Path) -> None:
     reader = LANCE.open(shard, LANCE.layout(SCHEMA))
     assert process._process is not None
     process._process._process.kill()
-    with pytest.raises(DamagedError, match="ended its process"):
+    with pytest.raises(MemoryError, match="it was killed, as systems do where memory runs out"):
         process.ask(shard, "about", (str(shard), 1))
     assert reader[0]["__key__"] == LANCE.open(shard, reader.layout)[0]["__key__"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets Linux's RLIMIT_AS")
+def test_where_memory_does_not_suffice_for_its_process_nothing_is_damaged(
+    tmp_path: Path, large: bool
+) -> None:
+    import resource
+
+    # A value that only pylance reads, for which it needs some hundred MB.
+    letters = np.random.default_rng(0).integers(33, 120, 10_000_000, np.uint8)
+    sample = {"text": letters.tobytes().decode()}
+    shardkit.convert([sample], "lance", tmp_path / "out", workers=0)
+    for limit in range(450, 3000, 300) if large else (900, 6000):
+        bytes = limit * 1_000_000
+        done = subprocess.run(
+            [sys.executable, "-m", "shardkit", "verify", tmp_path / "out"],
+            capture_output=True, text=True, timeout=120, check=False,
+            preexec_fn=lambda bytes=bytes: resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes)),
+        )  # fmt: skip
+        said = f"{limit} MB: {done.stdout} {done.stderr}"
+        assert done.returncode == 0 or (done.returncode == 1 and "memory ran out" in said), said
+        assert not any(word in said for word in ("damage", "Traceback")), said
+        assert limit > 500 or "in the process of pylance" in said
+    assert done.returncode == 0, said
+
+
+def test_what_damage_makes_it_ask_for_is_no_want_of_memory() -> None:
+    said = "memory allocation of {} bytes failed\nstack backtrace:"
+    assert process._want_of_memory(said.format(97820378), 2 << 30)
+    assert process._want_of_memory("RuntimeError: can't start new thread", 2 << 30)
+    assert process._want_of_memory(said.format(1 << 30), 2 << 30) is None
+    assert process._want_of_memory(said.format(1 << 30), 8 << 30)
+    assert process._want_of_memory(said.format(1 << 56), 8 << 30) is None
+    assert process._want_of_memory("thread panicked: index out of bounds", 8 << 30) is None
 
 
 def test_what_is_refused(made: Path, tmp_path: Path) -> None:
@@ -316,8 +362,6 @@ lance.write_dataset(
 
 
 def test_without_pylance_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("shardkit.formats.lance")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lance", None)

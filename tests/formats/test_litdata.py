@@ -18,10 +18,10 @@ import pytest
 import shardkit
 from shardkit.codecs.array import dump_array
 from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitError, UsageError
-from shardkit.formats import get_format
+from shardkit.formats import get_format, offsets
 from shardkit.formats.base import ShardSpec
-from shardkit.formats.litdata import writer as litdata_writer
 from shardkit.formats.litdata.nested import load_json
+from shardkit.formats.litdata.writer import LitDataWriter
 from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import (
     EVERYTHING,
@@ -366,7 +366,7 @@ def test_more_than_4_gib_is_refused_before_it_is_written(
 ) -> None:
     with pytest.raises(UsageError, match="cannot be that large"):
         shardkit.create(tmp_path / "out", "litdata", {"n": Int()}, shard_size="5GB")
-    monkeypatch.setattr(litdata_writer, "LARGEST", 1000)
+    monkeypatch.setattr(offsets, "LARGEST", 1000)
     writer = LITDATA.create(tmp_path / "x.bin", ShardSpec(Schema({"blob": Bytes()})))
     with pytest.raises(SampleError, match="32 bits") as error:
         writer.write({"__key__": "a", "blob": bytes(1000)})
@@ -379,8 +379,8 @@ def test_more_than_4_gib_is_refused_before_it_is_written(
 def test_large_chunks_have_room_for_offsets_or_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr(litdata_writer, "_IN_MEMORY", 1000)
-    monkeypatch.setattr(litdata_writer, "_ROOM", room)
+    monkeypatch.setattr(offsets, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(LitDataWriter, "room", room)
     samples = [{"__key__": f"{n}", "blob": bytes([n] * n)} for n in range(200)]
     path = tmp_path / "x.bin"
     reader = write_shard(LITDATA, path, Schema({"blob": Bytes()}), samples)

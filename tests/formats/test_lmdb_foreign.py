@@ -431,3 +431,36 @@ def test_inspect_names_how_samples_are_stored(tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [str(tmp_path / "x")]).output
     assert "stored as" in shown
     assert "text recognition" in shown
+
+
+def test_a_field_in_none_of_the_samples_looked_at_first_is_named(tmp_path: Path) -> None:
+    values = {b"%03d" % n: msgpack.packb({"label": n}) for n in range(150)}
+    values[b"140"] = msgpack.packb({"label": 140, "more": 1})
+    dataset = shardkit.open(make(tmp_path / "x", values))
+    with pytest.raises(SampleError, match="a field 'more', in none of those") as error:
+        dataset[140]
+    assert error.value.where["key"] == "140"
+    assert "--on-error skip" in str(error.value)
+    result = shardkit.convert(dataset, "wds", tmp_path / "out", workers=0, on_error="skip")
+    assert (result.samples, result.errors) == (149, 1)
+
+
+def test_what_only_the_last_sample_tells_to_be_in_all(tmp_path: Path) -> None:
+    """MDS stores optional fields otherwise: its index says what its shards have."""
+    values = {b"%03d" % n: msgpack.packb({"image": make_image(n)}) for n in range(101)}
+    make(tmp_path / "x", values)
+    out = tmp_path / "out"
+    result = shardkit.convert(tmp_path / "x", "mds", out, workers=0)
+    assert "'image': images that some samples may lack are bytes, not decoded" in result.notes
+    (listed,) = json.loads((out / "index.json").read_bytes())["shards"]
+    with shardkit.open(out) as dataset:
+        assert dataset.schema == {"image": shardkit.Image(optional=True)}
+        assert [sample["image"] for sample in dataset] == [make_image(n) for n in range(101)]
+    data = (out / "shard.00000.mds").read_bytes()
+    stored = json.loads(data[4 * 103 : int.from_bytes(data[4:8], "little")])
+    columns = {
+        "column_names": ["__absent__", "__key__", "image"],
+        "column_encodings": ["json", "str", "bytes"],
+    }
+    assert columns.items() <= listed.items()
+    assert columns.items() <= stored.items()

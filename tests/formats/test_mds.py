@@ -68,8 +68,8 @@ def test_a_shard_of_any_size_reads_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, room: int
 ) -> None:
     """In memory; with room for its offsets, or more than it needs; copied behind them."""
-    monkeypatch.setattr("shardkit.formats.mds.writer._IN_MEMORY", held)
-    monkeypatch.setattr("shardkit.formats.mds.writer._ROOM", room)
+    monkeypatch.setattr("shardkit.formats.offsets._IN_MEMORY", held)
+    monkeypatch.setattr("shardkit.formats.mds.writer.MdsWriter.room", room)
     samples = [everything(number) for number in range(40)]
     path = tmp_path / "shard-000000.mds"
     assert_reads(write_shard(MDS, path, EVERYTHING, samples), samples)
@@ -195,7 +195,7 @@ def test_what_needs_more_than_32_bits_is_refused(
     with pytest.raises(UsageError, match="cannot be that large"):
         converted(tmp_path, shard_size="5GB")
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr("shardkit.formats.mds.writer.LARGEST", 800)
+    monkeypatch.setattr("shardkit.formats.offsets.LARGEST", 800)
     writer = MDS.create(tmp_path / "x.mds", ShardSpec(Schema({"blob": Bytes()})))
     with pytest.raises(SampleError, match="too large for MDS") as error:
         writer.write({"__key__": "big", "blob": bytes(1001)})

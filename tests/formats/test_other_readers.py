@@ -13,6 +13,7 @@ import pyarrow.dataset
 import pytest
 
 import shardkit
+from shardkit.testing import make_image
 from tests.conversion.text_corpora import few_words
 
 ROWS = {"train": 4, "val": 2}
@@ -120,3 +121,17 @@ def test_single_files_beside_each_other(made: Path, tmp_path: Path) -> None:
         "parquet", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache")
     )
     assert {split: len(found[split]) for split in found} == {"train": 4, "validation": 2}
+
+
+def test_datasets_takes_tars_with_files_for_other_loaders_beside_them(tmp_path: Path) -> None:
+    """By the pattern of docs/wds.md: of the folder it would take each file for a TAR."""
+    samples = [{"__key__": f"{n}", "image": make_image(n), "label": n} for n in range(6)]
+    out, beside = tmp_path / "everywhere", ("dali", "energon", "wids")
+    shardkit.convert(samples, "wds", out, workers=0, shard_samples=3, beside=beside)
+    text = Path(__file__).parents[2].joinpath("docs/wds.md").read_text("utf-8")
+    assert 'load_dataset("webdataset", data_files="everywhere/*.tar")' in text
+    files, cache = str(out / "*.tar"), str(tmp_path / "cache")
+    found = datasets.load_dataset("webdataset", data_files=files, cache_dir=cache)["train"]
+    assert [row["__key__"] for row in found] == [f"{n}" for n in range(6)]
+    assert [row["cls"] for row in found] == [*range(6)]
+    assert found[5]["jpg"].size == (8, 6)

@@ -168,7 +168,7 @@ def test_features_that_some_records_lack(tmp_path: Path) -> None:
     many = [example(feature("x", ints(n % 100))) for n in range(300)]
     late = [*many[:298], some, example(feature("z", ints(1)))]
     reader = put(tmp_path / "late.tfrecord", *late)
-    with pytest.raises(SampleError, match="a feature 'y', in none of the records") as error:
+    with pytest.raises(SampleError, match="a feature 'y', in none of those") as error:
         reader[298]
     assert error.value.where["position"] == 298
     assert error.value.where["offset"] > 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -113,6 +117,30 @@ def test_a_file_is_unpacked_once_for_all_who_have_it_open(
     assert read(second)
     second.close()
     assert held(temporary) == 0
+
+
+def test_shards_are_unpacked_one_after_the_other_also_where_the_first_is_not_compressed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "0.tar").write_bytes(gzip.decompress((source / "0.tar.gz").read_bytes()))
+    (source / "0.tar.gz").unlink()
+    for number in range(5, 12):
+        shutil.copy(source / "1.tar.gz", source / f"{number}.tar.gz")
+    real, at_work, alone = compressed._unpacked, threading.Lock(), []
+
+    def slowly(given: Any, what: str) -> Any:
+        alone.append(at_work.acquire(blocking=False))
+        time.sleep(0.01)  # so that others would be at it
+        try:
+            return real(given, what)
+        finally:
+            if alone[-1]:
+                at_work.release()
+
+    monkeypatch.setattr(compressed, "_unpacked", slowly)
+    with shardkit.open(source) as dataset:
+        assert dataset.shards == 12
+    assert alone == [True] * 11
 
 
 @pytest.mark.parametrize("tasks", [1, SAMPLES])

@@ -120,6 +120,7 @@ def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images: Path
     assert first == next(iter(shardkit.stream.Loader(open_any(images), **options)))["__key__"]
 
 
+@pytest.mark.large
 def test_a_damaged_image_is_an_error_that_says_where(images: Path) -> None:
     (images / "class1/001.jpg").write_bytes(make_image(101)[:-200])
     for measure in ("decode", "load"):

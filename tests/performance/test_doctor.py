@@ -231,6 +231,7 @@ def test_processes_and_memory_can_be_tried(photos: Path) -> None:
     assert "cache='memory'" in list(found)[2]
 
 
+@pytest.mark.large
 def test_a_dataloader_is_compared_with_threads(photos: Path, machine: Machine) -> None:
     dataset = shardkit.torch.StreamingDataset(photos, batch_size=8, transforms=CROP)
     found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)

@@ -502,6 +502,7 @@ def test_a_profile_marks_waiting_and_ends_by_itself(tmp_path):
     assert monitor.report().batches == 18
 
 
+@pytest.mark.large  # torch's profiler takes its time to start
 def test_a_profile_of_a_loop_that_ends_too_early_says_so(tmp_path):
     monitor = Monitor([torch.ones(4)] * 2)
     with (

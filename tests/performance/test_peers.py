@@ -27,7 +27,7 @@ from shardkit.performance.defaults import open_any
 from shardkit.performance.peers import PEERS, contenders, interpreters_in
 from shardkit.processors import processors
 from shardkit.testing import make_image
-from tests.conftest import write_images
+from tests.conftest import few, write_images
 
 SAMPLES = 3 * 4 + 1
 READ = {"measure": "read", "workers": 2}
@@ -119,7 +119,7 @@ def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: 
 
 # webdataset leaves its files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", ["imagefolder", "webdataset", "datasets"])
+@pytest.mark.parametrize("name", few(["imagefolder", "webdataset", "datasets"], "imagefolder"))
 def test_peers_get_the_bytes_of_the_images(
     images: Path, ready: dict[str, Contender], name: str
 ) -> None:
@@ -144,6 +144,7 @@ def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
     assert all((batch.diff() == 1).all() for batch in batches)
 
 
+@pytest.mark.large
 def test_what_a_library_prints_is_no_answer(tokens: Path, tmp_path: Path) -> None:
     ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)
     (mmap,) = (contender for contender in ready if contender.name == "mmap")

@@ -336,7 +336,7 @@ def test_batches_by_length_are_those_of_this_machine(
     "format",
     [
         "lmdb",
-        *(pytest.param(n, marks=pytest.mark.large) for n in ("wds", "arrow", "parquet", "hf")),
+        *(pytest.param(n, marks=pytest.mark.large) for n in ("wds", "hf")),
     ],
 )
 def test_verify_with_the_library_of_a_format(

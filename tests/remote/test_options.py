@@ -71,6 +71,19 @@ def test_a_conversion_passes_them_to_its_workers_and_writes_them_nowhere(
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]
 
 
+def test_samples_are_shown_and_written(s3: S3, bucket: str, local: Path, tmp_path: Path) -> None:
+    url = s3.url(bucket, "photos")
+    shown = run(s3, tmp_path, "head", url, "-n", "2", "--json")
+    assert [json.loads(line)["key"] for line in shown.stdout.splitlines()] == ["k0", "k1"]
+    for name in ("k7", "7"):
+        wrote = run(s3, tmp_path, "cat", url, name, "--field", "image", "-o", f"{name}.jpg")
+        assert wrote.returncode == 0, wrote.stderr
+        assert (tmp_path / f"{name}.jpg").read_bytes() == make_image(7)
+    missed = run(s3, tmp_path, "cat", url, "k99")
+    assert "similar keys: 'k9'" in missed.stderr
+    assert SECRET not in missed.stdout + missed.stderr
+
+
 def test_an_unfinished_conversion_has_none_either(s3: S3, bucket: str, tmp_path: Path) -> None:
     url = s3.url(bucket, "photos")
     (tmp_path / "stop.py").write_text("def stop(sample):\n    raise ValueError('no')\n")

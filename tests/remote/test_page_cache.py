@@ -546,6 +546,7 @@ def _status(pid: int) -> str:
         return "X"
 
 
+@pytest.mark.large
 @linux
 def test_four_processes_keep_the_limit_at_every_moment(tmp_path: Path) -> None:
     FolderCache(tmp_path)
@@ -569,7 +570,7 @@ def test_four_processes_keep_the_limit_at_every_moment(tmp_path: Path) -> None:
 
 @linux
 def test_kills_at_any_moment_leave_nothing(tmp_path: Path, large: bool) -> None:
-    draw, kills = random.Random(5), 50 if large else 5
+    draw, kills = random.Random(5), 15 if large else 5
     processes = [start_worker(tmp_path, seed, 10**9) for seed in range(4)]
     try:
         for process in processes:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -410,14 +411,15 @@ def test_requests_of_a_fork_outlive_ctrl_c(forked: ForkedClient) -> None:
 
 def test_a_process_for_requests_that_dies_while_it_answers() -> None:
     client, waiting = ForkedClient.__new__(ForkedClient), Future[Any]()
-    answer = io.BytesIO((255).to_bytes(8, "little") + b"x")  # one of 255 bytes
+    answer = io.BytesIO(array("Q", [1, 255]).tobytes() + b"x")  # one of 255 bytes
     vars(client).update(
-        _process=SimpleNamespace(stdout=answer, poll=lambda: 1),
+        _process=SimpleNamespace(stdout=answer, stderr=None, wait=lambda: 1),
         _pending={0: waiting},
-        _ended=lambda: StorageError("it has ended"),
+        _killed=False,
+        _ended=lambda code: StorageError(f"it has ended with {code}"),
     )
     client._receive()
-    with pytest.raises(StorageError, match="has ended"):
+    with pytest.raises(StorageError, match="has ended with 1"):
         waiting.result(timeout=0)
 
 

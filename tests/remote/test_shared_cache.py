@@ -54,7 +54,7 @@ def url(web: Nginx) -> str:
 @linux
 def test_four_loaders_share_a_cache_and_are_killed(url: str, tmp_path: Path, large: bool) -> None:
     """The last of them meets a full disk now and then."""
-    draw, cache, kills = random.Random(5), tmp_path / "cache", 50 if large else 4
+    draw, cache, kills = random.Random(5), tmp_path / "cache", 15 if large else 4
     loaders = [Process(url, cache, seed, seed == 3) for seed in range(4)]
     try:
         for loader in loaders:

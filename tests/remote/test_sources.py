@@ -243,6 +243,7 @@ def test_layouts_of_others_are_understood_at_urls(
     ]
 
 
+@pytest.mark.large
 def test_several_urls_and_patterns(
     google: Google, bucket: str, trees: Path, tmp_path: Path
 ) -> None:
@@ -466,8 +467,8 @@ def test_subsets_of_datasets_do_not_read_what_they_do_not_ask_for(
     assert plan.samples == 20
     assert proxy.count("GET").sent < 6_000_000  # of 20 MB
     here = prepare(tmp_path / "in", "wds", tmp_path / "out", ConvertOptions.of(**asked))
-    assert [part.slice.order.tolist() for part in here.parts] == [
-        part.slice.order.tolist() for part in plan.parts
+    assert [split.slice.order.tolist() for split in here.splits] == [
+        split.slice.order.tolist() for split in plan.splits
     ]
 
 

@@ -37,7 +37,7 @@ from shardkit.errors import (
 from shardkit.remote import store as stores
 from shardkit.remote.path import RemotePath
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
-from tests.conversion.test_crash import Died, died_at, logged
+from tests.conversion.test_crash import Died, change, died_at, logged
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 from tests.remote.servers import S3, Store
@@ -164,14 +164,13 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize(
-    "format",
+    ("format", "name"),  # each of both: a store sees no formats, only files that are put and copied
     [
-        name if name == "lmdb" else pytest.param(name, marks=pytest.mark.large)
-        for name in IMAGE_FORMATS
+        ("lmdb", "s3"),
+        *(pytest.param(name, "google", marks=pytest.mark.large) for name in IMAGE_FORMATS),
+        pytest.param("beton", "azure", marks=pytest.mark.large),
     ],
 )
-@pytest.mark.parametrize("name", ["s3", pytest.param("google", marks=pytest.mark.large),
-                                  pytest.param("azure", marks=pytest.mark.large)])  # fmt: skip
 def test_shards_that_are_joined(
     format: str, name: str, source: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -251,6 +250,37 @@ def test_create(tmp_path: Path, bucket: Bucket) -> None:
     assert bucket.objects() == below(tmp_path / "local")
 
 
+@pytest.mark.parametrize("name", ["out", "out.tar"])
+def test_a_dataset_that_comes_while_a_run_works_is_refused(
+    source: Path, tmp_path: Path, bucket: Bucket, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, shuffle in (("other", True), ("fresh", False)):
+        (tmp_path / folder).mkdir()
+        convert(source, tmp_path / folder / name, shard_size=None, shuffle=shuffle)
+    assemble = run.assemble
+
+    def assembled(*args: Any) -> None:
+        assemble(*args)
+        monkeypatch.setattr(run, "assemble", assemble)
+        bucket.upload(tmp_path / "other", "sets")
+
+    def made(**options: Any) -> None:
+        url = bucket.store.url(bucket.name, f"sets/{name}")
+        convert(source, url, shard_size=None, storage_options=bucket.options, **options)
+
+    monkeypatch.setattr(run, "assemble", assembled)
+    with pytest.raises(OutputError, match="came to the output while this run worked") as error:
+        made()
+    assert str(error.value.fix).endswith(f"/sets/{name}.partial")
+    found = bucket.objects()
+    work = {key for key in found if key.startswith(f"sets/{name}.partial/")}
+    assert any(key.endswith("result.zip") for key in work)
+    others = {key: data for key, data in found.items() if key not in work}
+    assert others == below(tmp_path / "other", "sets")
+    made(overwrite=True)
+    assert bucket.objects() == below(tmp_path / "fresh", "sets")
+
+
 def test_an_error_in_the_block_of_create_leaves_nothing(bucket: Bucket) -> None:
     def fail() -> None:
         schema = {"label": shardkit.Int()}
@@ -314,15 +344,15 @@ def _in_turn(
 def died_everywhere(
     begin: Callable[[], None], run: Callable[[], None], large: bool, few: Collection[str] = ()
 ) -> Iterator[None]:
-    """Die before and after each change in the large run, else after the first of each of a `few`,
-    such as "put run.json"."""
+    """Die after each change in the large run, and before the first; else after the first of each
+    of a `few`, such as "put run.json". Before a change there is what the one before it has left."""
     log = logged(Dying, begin, run)
     ends = [f"{name} {key}" for name, key in log]
     chosen = [
         next(at for at, end in enumerate(ends) if re.fullmatch(f"{what} .*{name}", end))
         for what, _, name in (kind.partition(" ") for kind in few)
     ]
-    moments = [(at, when) for at in range(len(log)) for when in ("before", "after")]
+    moments = [(0, "before"), *((at, "after") for at in range(len(log)))]
     few_moments = [(at, "after") for at in chosen]
     return died_at(moments if large else few_moments, Dying, log, begin, run)
 
@@ -366,13 +396,16 @@ def test_a_run_that_dies_anywhere_is_continued(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.large
 @QUICK
+@pytest.mark.parametrize("size", [8_000, 16_000], ids=["another", "of the same recipe"])
 def test_replacing_a_dataset_that_dies_anywhere_is_never_a_mixture(
-    source: Path, tmp_path: Path, bucket: Bucket, large: bool
+    source: Path, tmp_path: Path, bucket: Bucket, size: int, large: bool
 ) -> None:
-    for name, size in (("old", 8_000), ("new", 16_000)):
-        convert(source, tmp_path / name, shard_size=size)
+    convert(source, tmp_path / "old", shard_size=size)
+    change(source / "class0/000.jpg")
+    convert(source, tmp_path / "new", shard_size=16_000)
     old, new = below(tmp_path / "old"), below(tmp_path / "new")
-    assert old.keys() - new.keys()
+    assert old != new
+    assert size == 16_000 or old.keys() - new.keys()
 
     def begin() -> None:
         bucket.clear()
@@ -487,7 +520,7 @@ def test_work_that_is_done_is_not_done_again_on_another_machine_either(
     stop_in_work(bucket, source)
     done = {key for key in bucket.objects() if key.endswith("result.zip")}
     puts = Puts(monkeypatch)
-    monkeypatch.setattr(claims, "_machine", lambda: "another")
+    monkeypatch.setattr(claims, "machine", lambda: "another")
     monkeypatch.setattr(claims, "BEAT", 0.05)
     with pytest.warns(
         shardkit.ShardkitWarning, match="waiting up to 0 s to see whether it is at work"
@@ -624,15 +657,15 @@ def test_a_run_that_is_at_work_keeps_others_out(
 def test_an_output_that_another_run_completes_meanwhile(
     source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = existing._is_complete
+    real = existing.is_complete
 
-    def late(plan: Any) -> bool:
-        found = real(plan)
-        monkeypatch.setattr(existing, "_is_complete", real)
+    def late(*what: Any) -> bool:
+        found = real(*what)
+        monkeypatch.setattr(existing, "is_complete", real)
         bucket.convert(source)
         return found
 
-    monkeypatch.setattr(existing, "_is_complete", late)
+    monkeypatch.setattr(existing, "is_complete", late)
     with pytest.raises(OutputError, match="another run makes it") as error:
         bucket.convert(source)
     assert "repeat the command" in (error.value.fix or "")
@@ -648,7 +681,7 @@ def test_a_claim_is_taken_from_a_dead_run_only(
     for _ in range(3):
         first._renew()
         first.check()
-    monkeypatch.setattr(claims, "_machine", lambda: "another")
+    monkeypatch.setattr(claims, "machine", lambda: "another")
     monkeypatch.setattr(claims, "BEAT", 0.02)
     with pytest.warns(shardkit.ShardkitWarning, match="was claimed by a run on"):
         second = Claim.take(path)
@@ -772,9 +805,9 @@ def test_a_run_of_another_user_is_not_believed_dead(bucket: Bucket) -> None:
     about = claim._about
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(claims, "_started", lambda pid: None if pid == 1 else "0")
-        assert claims._is_over(claims._text({**about, "pid": 1}))
+        assert claims.is_over(claims._text({**about, "pid": 1}))
         patch.setattr(os, "geteuid", lambda: 12345)
-        assert not claims._is_over(claims._text({**about, "pid": 1}))
+        assert not claims.is_over(claims._text({**about, "pid": 1}))
     claim.remove()
 
 
@@ -995,8 +1028,8 @@ def test_scratch_of_killed_runs_is_removed(source: Path, bucket: Bucket, scratch
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 def test_kill_9_at_random_is_continued(tmp_path: Path, bucket: Bucket, scratch: Path) -> None:
-    """20 kills of a conversion of photos from S3 to S3."""
-    images = write_images(tmp_path / "in", classes=4, each=75, kilobytes=5)
+    """Four kills of a conversion of photos from S3 to S3."""
+    images = write_images(tmp_path / "in", classes=4, each=50, kilobytes=5)
     bucket.upload(images, "photos")
     convert(images, tmp_path / "whole", shard_size=50_000)
     reference = below(images, "photos") | below(tmp_path / "whole")
@@ -1019,9 +1052,9 @@ def test_kill_9_at_random_is_continued(tmp_path: Path, bucket: Bucket, scratch: 
     seed = random.randrange(10**9)
     dice, killed, unfinished = random.Random(seed), 0, 0
     print(f"seed {seed}, {whole:.1f} s")
-    while killed < 8:
+    while killed < 4:
         process = start()
-        time.sleep(dice.uniform(0.2, 1) * whole)
+        time.sleep(dice.uniform(0.4, 1) * whole)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             killed += 1

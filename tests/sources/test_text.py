@@ -111,6 +111,7 @@ def table(rows: Iterable[Iterable[Any]], suffix: str, ending: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.large
 @given(st.data())
 def test_every_form_comes_back_from_any_encoding_compression_and_cutting(
     data: st.DataObject,

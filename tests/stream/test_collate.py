@@ -181,7 +181,7 @@ def test_misspelt_names_are_refused() -> None:
     for collate in (pad_collate({"token": 1}), pad_collate(field="token")):
         with pytest.raises(UsageError, match="'token' is no field that is padded") as error:
             collate(samples_of([1, 2]))
-        assert error.value.expected == "one of 'tokens'"
+        assert error.value.expected == "one of tokens; did you mean tokens?"
     with pytest.raises(UsageError, match="'label' is no field that is padded"):
         pad_collate(field="label")([{"label": 1}])
 

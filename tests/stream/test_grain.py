@@ -51,7 +51,7 @@ def test_threads_of_grain_read_the_same(photos):
     assert found == list(range(37))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.large)])
 def test_a_data_loader_samples_in_this_process_and_in_a_worker(photos, workers):
     loader = grain.DataLoader(
         data_source=shardkit.open(photos["wds"]),

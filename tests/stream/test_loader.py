@@ -273,7 +273,7 @@ def test_bucketing_saves_padding_and_says_so(tmp_path):
 # --- state ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("threads", [pytest.param(0, marks=pytest.mark.large), 2])
 @pytest.mark.parametrize(
     "options",
     [

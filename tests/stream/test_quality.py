@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +17,7 @@ from shardkit.errors import ShardkitWarning
 from shardkit.schema import Int
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Order
-from shardkit.stream.quality import (
-    displacement,
-    run_lengths,
-    times_alike,
-    variety,
-    warn_of_sorted,
-)
+from shardkit.stream.quality import times_alike, warn_of_sorted
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
 from tests.conftest import examples
@@ -68,6 +64,41 @@ def labels_of(source, epoch=0, **options):
 
 
 # --- measures ------------------------------------------------------------------------------------
+
+
+def displacement(numbers: npt.NDArray[np.int64]) -> float:
+    """How far samples move from their stored position: 0 for none, about 1 for a full shuffle.
+
+    `numbers` are those of all samples of a dataset, at least two, in the order of the epoch.
+    """
+    size = len(numbers)
+    full = (size - 1 / size) / 3  # on average over all permutations
+    return float(np.abs(numbers - np.arange(size)).mean() / full)
+
+
+def run_lengths(labels: npt.NDArray[Any]) -> float:
+    """The length of runs of one class: about 1 for a full shuffle, more if sorted.
+
+    `labels` are those of the samples in the order of the epoch, at least two.
+    """
+    size = len(labels)
+    _, counts = np.unique(labels, return_counts=True)
+    full = size + 1 - (counts.astype(np.float64) ** 2).sum() / size  # runs, on average
+    return float(full / (1 + np.count_nonzero(labels[1:] != labels[:-1])))
+
+
+def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
+    """The average number of classes in a batch: 1 for as many as in a full shuffle, less if sorted.
+
+    `labels` are those of the samples in the order of the epoch, at least a batch.
+    """
+    size = len(labels)
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    batches = np.sort(classes[: size // batch_size * batch_size].reshape(-1, batch_size))
+    found = 1 + np.count_nonzero(np.diff(batches), axis=1).mean()
+    taken = np.arange(batch_size)[:, None]  # samples of other classes that a batch has so far
+    without = np.prod(np.maximum(size - counts - taken, 0) / (size - taken), axis=0)
+    return float(found / (1 - without).sum())
 
 
 def test_samples_as_stored_and_fully_shuffled_have_known_measures():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from shardkit.errors import UsageError
 from shardkit.stream.batching import Bucket, Dynamic, Pack
 from shardkit.stream.order import Mixture, Order
+from shardkit.stream.sampling import Balanced, Sampled
 from shardkit.stream.schedule import START, Fixed, Planned
 from shardkit.stream.world import World, default_threads, find_world
 
@@ -136,6 +139,35 @@ def planned(batching, lengths, window, seed, last):
     order = Order(np.array([len(lengths)]), shuffle=True, seed=seed, window=window)
     ready = batching.with_lengths(lengths)
     return lambda r, w: Planned(order, ready, lengths, r, w, last, seed, window)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "planned", "sampled", "mixture"])
+def test_threads_share_a_schedule(kind):
+    """Each at an epoch of its own: what one draws ahead is not what another gets."""
+
+    def make():
+        if kind == "planned":
+            return planned(Bucket(3, (10, 20)), [*range(40)], 8, 0, "pad")(0, 1)
+        orders = [Order(np.array([20, 20]), shuffle=True, seed=n, parts=2) for n in range(2)]
+        order = orders[0] if kind == "fixed" else Mixture(orders, [1, 2], 0)
+        if kind == "sampled":
+            classes = np.arange(40) % 3
+            order = Sampled(np.array([20, 20]), Balanced().sampler(classes, 40, 1), seed=0)
+        return Fixed(order, 2, 0, 1, "pad")
+
+    shared, alone = make(), make()
+    epochs = range(3)
+    expected = {epoch: real(steps_of(alone, epoch)) for epoch in epochs}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(epochs)) as threads:
+            found = list(
+                threads.map(lambda e: [real(steps_of(shared, e)) for _ in range(10)], epochs)
+            )
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [[expected[epoch]] * 10 for epoch in epochs]
 
 
 def contents(step):

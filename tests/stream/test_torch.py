@@ -215,6 +215,7 @@ def test_any_number_of_workers_gives_the_same_batches(photos, workers):
     assert keys(data) == keys(Loader(photos, shuffle=True, batch_size=5))
 
 
+@pytest.mark.large
 def test_a_change_of_workers_and_set_epoch_keep_the_count(photos):
     dataset = StreamingDataset(photos, shuffle=True, batch_size=5)
     loader = Loader(photos, shuffle=True, batch_size=5)

@@ -304,10 +304,7 @@ def _sentencepiece(
 
 
 def _ids(
-    vocab: Mapping[str, int],
-    added: Iterable[str],
-    named: Mapping[str, str],
-    eos_token: str | None,
+    vocab: Mapping[str, int], added: Iterable[str], named: Mapping[str, str], eos_token: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """`eos_id`, `bos_id` and `pad_id`, given, named by a file or guessed; and notes on them."""
     if eos_token is not None and eos_token not in vocab:

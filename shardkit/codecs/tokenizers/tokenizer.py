@@ -83,10 +83,11 @@ class Tokenizer:
         except BaseException as error:
             if not engines.is_failure(error):
                 raise
+            wrong = [number for number in numbers if not 0 <= number < self.vocab_size]
             raise DamagedError(
                 "there is no such token in the vocabulary",
-                expected=f"ids below {self.vocab_size}",
-                found=str(max(numbers)),
+                expected=f"ids from 0 to {self.vocab_size - 1}",
+                found=str(wrong[0] if wrong else max(numbers)),
             ) from error
 
     def identity(self) -> dict[str, Any]:

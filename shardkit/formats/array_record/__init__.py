@@ -7,20 +7,15 @@ writer.py    Examples by the library
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.array_record.reader import ArrayRecordReader
 from shardkit.formats.array_record.writer import CHUNK_BYTES, ArrayRecordWriter
-from shardkit.formats.base import Format
-from shardkit.formats.tfrecord import FORMAT as EXAMPLES
-from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from shardkit.formats.tfrecord import Examples
 
 
-class ArrayRecord(Format):
+class ArrayRecord(Examples):
     name = "array_record"
     abilities = (
         "write: tf.train.Example, all field types, one to a chunk, not compressed",
@@ -29,16 +24,9 @@ class ArrayRecord(Format):
     )
     reader = ArrayRecordReader
     writer = ArrayRecordWriter
-    layout_types = EXAMPLES.layout_types
-
-    def layout(self, schema: Schema) -> dict[str, Any]:
-        return EXAMPLES.layout(schema)
-
-    def notes(self, schema: Schema) -> list[str]:
-        return EXAMPLES.notes(schema)
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        bound = EXAMPLES.bound(payload, fields) + CHUNK_BYTES
+        bound = super().bound(payload, fields) + CHUNK_BYTES
         return bound + bound // 1000  # headers of blocks
 
 

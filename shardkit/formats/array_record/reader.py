@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import open_source
 from shardkit.errors import FormatError
@@ -15,10 +18,6 @@ from shardkit.formats.tfrecord.foreign import scan
 from shardkit.formats.tfrecord.reader import ExampleReader
 from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 RECORD = "record"  # the field of a foreign file whose records are no Examples
 

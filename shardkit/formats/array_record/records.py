@@ -10,10 +10,12 @@ Riegeli's hashes are not compared: in Python that takes a thousand times as long
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.byte_source import ByteSource
@@ -22,11 +24,8 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.extras import extra
 from shardkit.formats.tfrecord.example import unpacked
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    _Numbers = npt.NDArray[np.int64]
-    _Chunk = tuple[bytes, list[int]]  # records, and where each ends
+_Numbers = npt.NDArray[np.int64]
+_Chunk = tuple[bytes, list[int]]  # records, and where each ends
 
 BLOCK = 1 << 16
 BLOCK_HEADER = 24
@@ -135,12 +134,12 @@ def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
     end = _CHUNK.size + size
     length, start = varint(data, _CHUNK.size + 1, end)
     codec, middle = data[_CHUNK.size], start + length
-    records = _decompressed(codec, data[middle:end])
+    records = _decompressed(codec, data, middle, end)
     if len(records) != total:
         raise ValueError(f"its records have {len(records):,} bytes, not {total:,}")
     if kind >> 8 == 1:
         return records, [total]
-    sizes = unpacked(_decompressed(codec, data[start:middle]))
+    sizes = unpacked(_decompressed(codec, data, start, middle))
     ends = np.cumsum(sizes).tolist()
     if len(ends) != kind >> 8 or not ends or sizes.min() < 0 or ends[-1] != total:
         raise ValueError("its header and the sizes of its records contradict each other")
@@ -164,20 +163,32 @@ def _facts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int]]:
             yield tag >> 3, varint(data, start, end)[0]
 
 
-def _decompressed(codec: int, data: bytes) -> bytes:
-    if not codec:
-        return data
-    size, at = varint(data, 0, len(data))
-    storage.check_expansion(size, len(data))
-    if codec == _ZSTD:
+class _Zstandard(threading.local):
+    """Of each thread one: making it takes as long as the rest of reading 28 kB."""
+
+    def __init__(self) -> None:
         with extra("zstd", "reading Zstandard"):
             import zstandard
+        self.size_of, self.error = zstandard.frame_content_size, zstandard.ZstdError
+        self.decompress = zstandard.ZstdDecompressor().decompress
 
+
+_zstandard = cache(_Zstandard)
+
+
+def _decompressed(codec: int, every: bytes, start: int, stop: int) -> bytes:
+    if not codec:
+        return every[start:stop]
+    size, at = varint(every, start, stop)
+    storage.check_expansion(size, stop - start)
+    data = memoryview(every)[at:stop]
+    if codec == _ZSTD:
+        zstandard = _zstandard()
         try:
-            if zstandard.frame_content_size(data[at:]) not in (-1, size):
+            if zstandard.size_of(data) not in (-1, size):
                 raise ValueError("two sizes of its compressed bytes contradict each other")
-            found: bytes = zstandard.ZstdDecompressor().decompress(data[at:], max_output_size=size)
-        except zstandard.ZstdError as error:
+            found: bytes = zstandard.decompress(data, max_output_size=size)
+        except zstandard.error as error:
             raise ValueError(str(error)) from error
         return found
     if codec not in _CODECS:
@@ -185,7 +196,7 @@ def _decompressed(codec: int, data: bytes) -> bytes:
     with extra("arrow", f"reading {_CODECS[codec]}"):
         import pyarrow
     try:
-        found = pyarrow.decompress(data[at:], size, codec=_CODECS[codec], asbytes=True)
+        found = pyarrow.decompress(data, size, codec=_CODECS[codec], asbytes=True)
     except OSError as error:
         raise ValueError(str(error)) from error
     return found

@@ -26,7 +26,7 @@ _ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.ENOENT)
 class ArrayRecordWriter(ShardWriter):
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
-        with extra("array_record", "writing ArrayRecord files"):
+        with extra("array-record", "writing ArrayRecord files"):
             from array_record.python.array_record_module import ArrayRecordWriter as Writer
         self._size = 0  # of chunks and rows of the footer, at most
         with self._explained():
@@ -35,7 +35,7 @@ class ArrayRecordWriter(ShardWriter):
                 self._writer.close()  # which raises what opening met
 
     def write(self, sample: Sample) -> bool:
-        data, _ = example(sample, self.spec.schema)
+        data = b"".join(example(sample, self.spec.schema))
         size, most = self._size + len(data) + CHUNK_BYTES, self.spec.max_bytes
         if most and self._size and (size > most or _file_size(size) > max(most, 2 * BLOCK)):
             return False

@@ -11,20 +11,17 @@ hf.py        folders as Hugging Face datasets saves them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.arrow.reader import BatchReader, IpcReader
 from shardkit.formats.arrow.writer import BatchWriter, MakeOutput, ipc_file, join_batches
 from shardkit.formats.base import Format, ShardSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    import numpy.typing as npt
 
 # Offsets, validity bits, padding and the batch's header.
 _FIELD_OVERHEAD = 32

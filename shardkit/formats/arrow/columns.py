@@ -20,9 +20,7 @@ from shardkit.checked import checked, damaged, parse
 from shardkit.codecs.image import is_image
 from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, drop_option
-from shardkit.formats.arrow.values import (
-    column as values_of,
-)
+from shardkit.formats.arrow.values import column as values_of
 from shardkit.formats.arrow.values import (
     fits,
     is_list,
@@ -36,18 +34,16 @@ from shardkit.formats.base import KEY
 from shardkit.schema import (
     RESERVED,
     Array,
-    Audio,
     Bool,
     Bytes,
+    Encoded,
     FieldType,
     Float,
-    Image,
     Images,
     Int,
     Json,
     Schema,
     Text,
-    Video,
     holds_classes,
 )
 
@@ -56,16 +52,14 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _OURS = b"shardkit"
 _HUGGING_FACE = b"huggingface"
 _VERSION = 1
-_SIMPLE: dict[type[FieldType], pa.DataType] = {
+_SIMPLE: dict[type, pa.DataType] = {
     Int: pa.int64(),
     Float: pa.float64(),
     Bool: pa.bool_(),
     Text: pa.string(),
     Bytes: pa.binary(),
     Json: pa.string(),
-    Image: IMAGE,
-    Audio: IMAGE,
-    Video: IMAGE,
+    Encoded: IMAGE,
     Images: pa.list_(IMAGE),
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
@@ -92,7 +86,7 @@ def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = N
 def arrow_type(kind: FieldType) -> pa.DataType:
     """The type of the column that holds a field."""
     if not isinstance(kind, Array):
-        return _SIMPLE[type(kind)]
+        return kind.entry(_SIMPLE)
     if not is_nested(kind):
         return pa.binary()
     assert kind.shape is not None
@@ -115,7 +109,7 @@ def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, 
     found: dict[str, Any] = {KEY: _value(pa.string())}
     for name, kind in schema.items():
         names = classes.get(name)
-        if isinstance(kind, Image | Audio | Video):
+        if isinstance(kind, Encoded):
             found[name] = {"_type": type(kind).__name__}
         elif isinstance(kind, Images):
             found[name] = {"feature": {"_type": "Image"}, "_type": "Sequence"}
@@ -317,7 +311,7 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
 
 
 # Hugging Face's features of encoded files.
-_ENCODED: dict[str, type[FieldType]] = {"Image": Image, "Audio": Audio, "Video": Video}
+_ENCODED = {kind.__name__: kind for kind in Encoded.__subclasses__()}
 
 
 def _says_encoded(feature: Mapping[str, Any]) -> bool:

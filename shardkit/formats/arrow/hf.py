@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import xxhash
 
@@ -15,10 +15,8 @@ from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.arrow.writer import ipc_stream
+from shardkit.manifest import Manifest
 from shardkit.names import checked_name
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
 
 
 class _File(TypedDict):
@@ -71,10 +69,7 @@ class Hf(ColumnFormat):
             "_output_all_columns": False,
             "_split": None,
         }
-        return [
-            _write(folder / "dataset_info.json", info),
-            _write(folder / "state.json", state),
-        ]
+        return [_write(folder / "dataset_info.json", info), _write(folder / "state.json", state)]
 
     def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
         """Make a folder whose subfolders are splits one that loads as a DatasetDict."""

@@ -8,8 +8,9 @@ import re
 import threading
 from collections.abc import Collection, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,9 +21,6 @@ from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader, Cursor
 from shardkit.formats.arrow.values import is_list
 from shardkit.storage import FREE_EXPANSION, check_expansion
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Older ones write missing lists of a fixed size, but cannot read them.
 READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26

@@ -20,9 +20,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from shardkit import storage
@@ -47,9 +48,6 @@ from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Json, Text
 from shardkit.storage import check_expansion
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _IN_MEMORY = 32 << 20  # bytes of offsets and small values of an open shard
 _ALL_IN_MEMORY = 256 << 20  # the same of all open shards of the process

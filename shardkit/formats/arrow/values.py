@@ -13,32 +13,17 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from shardkit.codecs.array import load_array
 from shardkit.errors import FormatError, SampleError
 from shardkit.sample import JsonText
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Text,
-    Video,
-)
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Images, Int, Json, Scalar, Text
 from shardkit.storage import check_expansion
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 PAGE = 1024  # rows whose offsets and small values are read at once
 _SMALL = 64  # bytes per row up to which the values of a page are read at once
@@ -159,10 +144,10 @@ def fits(kind: FieldType, stored: pa.DataType) -> bool:
             return False
         alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor.shape
         return alike and bool(np.dtype(stored.to_pandas_dtype()) == np.dtype(kind.dtype))
-    return _FITS[type(kind)](stored)
+    return kind.entry(_FITS)(stored)
 
 
-_FITS: dict[type[FieldType], Callable[[pa.DataType], bool]] = {
+_FITS: dict[type, Callable[[pa.DataType], bool]] = {
     Array: _is_bytes,
     Bool: pa.types.is_boolean,
     Float: pa.types.is_floating,
@@ -489,11 +474,8 @@ def _elsewhere(path: str | None) -> None:
         )
 
 
-_FROM_BYTES: dict[type[FieldType], Callable[[Any], Any]] = {
+_FROM_BYTES: dict[type, Callable[[Any], Any]] = {
     Bytes: bytes,
-    Image: bytes,
-    Audio: bytes,
-    Video: bytes,
     Json: partial(JsonText, encoding="utf-8"),
     Text: partial(str, encoding="utf-8"),
 }
@@ -502,7 +484,7 @@ _FROM_BYTES: dict[type[FieldType], Callable[[Any], Any]] = {
 def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
     """Makes a value of its bytes: those of arrays are numbers, or a `.npy` file."""
     if not isinstance(kind, Array):
-        return _FROM_BYTES[type(kind)]
+        return kind.entry(_FROM_BYTES)
     if not is_list(stored):
         return lambda data: load_array(bytes(data))
     dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())
@@ -513,7 +495,7 @@ def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callab
 
 def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
     """The values that pyarrow makes of an array in memory."""
-    if isinstance(kind, Int | Float | Bool):
+    if isinstance(kind, Scalar):
         if array.null_count or isinstance(kind, Bool):
             array = array.cast(pa.float64()) if isinstance(kind, Float) else array
             number = array.to_pylist().__getitem__

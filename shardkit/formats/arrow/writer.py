@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from shardkit import storage
@@ -20,24 +21,7 @@ from shardkit.errors import SampleError
 from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-    Video,
-)
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
 
 # Rows of a batch: fewer if they are large, as in Hugging Face datasets, since readers read batches.
 _ROWS = 1000
@@ -133,8 +117,7 @@ class BatchWriter(ShardWriter):
         schema = spec.schema
         self._arrow_schema = arrow_schema(schema, spec.classes)
         self._columns = columns(schema, weigh_list)
-        kinds = (Image, Images, Audio, Video)
-        self._encoded = {n: k for n, k in schema.items() if isinstance(k, kinds)}
+        self._encoded = {n: k for n, k in schema.items() if isinstance(k, Encoded | Images)}
         self._fixed = sum(column.fixed for column in self._columns)
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
@@ -312,18 +295,18 @@ def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> li
 
 def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]], int]) -> Column:
     stored = arrow_type(kind)
-    if isinstance(kind, Image | Audio | Video):
+    if isinstance(kind, Encoded):
         return Column(name, None, len, 18, _images)
     if isinstance(kind, Images):
         return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)
     if isinstance(kind, Array) and is_nested(kind):
         return Column(name, np.ascontiguousarray, weigh_list, 18, lambda v: _lists(v, kind))
-    if isinstance(kind, Int | Float | Bool):
-        return Column(name, None, None, 10, lambda values: pa.array(values, stored))
-    return Column(name, _ENCODERS[type(kind)], len, 9, lambda values: _binary(values, stored))
+    if isinstance(kind, Scalar):
+        return Column(name, None, None, 10, lambda values: _numbers(values, stored))
+    return Column(name, kind.entry(_ENCODERS), len, 9, lambda values: _binary(values, stored))
 
 
-_ENCODERS: dict[type[FieldType], Callable[[Any], bytes] | None] = {
+_ENCODERS: dict[type, Callable[[Any], bytes] | None] = {
     Bytes: None,
     Text: str.encode,
     Json: lambda value: JsonText.of(value).encode(),
@@ -338,6 +321,15 @@ def _binary(values: Sequence[bytes | None], type: pa.DataType) -> pa.Array:
     offsets = _offsets(map(len, present), len(values))  # type: ignore[arg-type]
     buffers = [validity, offsets, pa.py_buffer(b"".join(present))]  # type: ignore[arg-type]
     return pa.Array.from_buffers(type, len(values), buffers, missing)
+
+
+def _numbers(values: Sequence[Any], type: pa.DataType) -> pa.Array:
+    """Not by `pa.array`, which imports pandas where there is one: 0.5 s of each process."""
+    validity, missing = _validity(values)
+    dtype = np.dtype(type.to_pandas_dtype())
+    present = np.array([0 if v is None else v for v in values] if missing else values, dtype)
+    data = np.packbits(present, bitorder="little") if pa.types.is_boolean(type) else present
+    return pa.Array.from_buffers(type, len(values), [validity, pa.py_buffer(data)], missing)
 
 
 def _images(values: Sequence[bytes | None]) -> pa.Array:

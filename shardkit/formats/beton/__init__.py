@@ -9,9 +9,10 @@ join.py     one file of several
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.base import Format
 from shardkit.formats.beton import images
@@ -20,9 +21,6 @@ from shardkit.formats.beton.layout import PAGE, fields_of, is_native
 from shardkit.formats.beton.reader import BetonReader
 from shardkit.formats.beton.writer import BetonWriter
 from shardkit.schema import Array, Bool, FieldType, Float, Image, Int, Schema, Text
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Per field and sample: part of a row, twice (values are moved to make room for the table), an
 # allocation, the header of a `.npy`.

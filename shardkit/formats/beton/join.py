@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.errors import DamagedError
@@ -17,9 +18,6 @@ from shardkit.formats.beton.layout import Row, front_size
 from shardkit.formats.beton.reader import BetonReader, Section
 from shardkit.formats.beton.writer import zeros
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class _Part(NamedTuple):

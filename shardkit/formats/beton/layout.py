@@ -28,29 +28,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-    Video,
-)
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 VERSION = 2
 PAGE = 1 << 23  # bytes: FFCV's default; a file with a larger value has larger pages
@@ -178,24 +162,25 @@ def _field_of(name: str, kind: FieldType) -> Field:
         assert kind.shape is not None
         shape = tuple(n for n in kind.shape if n is not None)
         return Field(name, TypeId.NDARRAY, np.dtype(kind.dtype), shape)
-    if isinstance(kind, Images):
+    if not isinstance(kind, (*_TYPE_IDS,)):
         raise FormatError(
             f"a .beton cannot hold the list of images in the field {name!r}: FFCV has no such type",
             fix="write arrow, parquet, hf or lmdb, or give each image a field of its own",
         )
-    return Field(name, _TYPE_IDS[type(kind)])
+    return Field(name, kind.entry(_TYPE_IDS))
 
 
-_TYPE_IDS: dict[type[FieldType], TypeId] = {
-    Float: TypeId.FLOAT,
-    Int: TypeId.INT,
+_KINDS = {
+    TypeId.FLOAT: Float,
+    TypeId.INT: Int,
+    TypeId.IMAGE: Image,
+    TypeId.BYTES: Bytes,
+    TypeId.JSON: Json,
+}
+_TYPE_IDS: dict[type, TypeId] = {
+    **{kind: type_id for type_id, kind in _KINDS.items()},
     Bool: TypeId.INT,
-    Image: TypeId.IMAGE,
-    Bytes: TypeId.BYTES,
-    Audio: TypeId.BYTES,
-    Video: TypeId.BYTES,
     Array: TypeId.BYTES,
-    Json: TypeId.JSON,
     Text: TypeId.JSON,
 }
 # The dtypes that FFCV loads. It refuses big-endian and structured types, and hangs on float16.
@@ -221,15 +206,6 @@ def kind_of(field: Field) -> FieldType:
     if field.dtype is not None:
         return Array(field.dtype.str, field.shape)
     return _KINDS[field.type_id]()
-
-
-_KINDS: dict[TypeId, type[FieldType]] = {
-    TypeId.FLOAT: Float,
-    TypeId.INT: Int,
-    TypeId.IMAGE: Image,
-    TypeId.BYTES: Bytes,
-    TypeId.JSON: Json,
-}
 
 
 # --- header and descriptors ----------------------------------------------------------------------

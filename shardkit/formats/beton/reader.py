@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.checked import checked, damaged, of_version
@@ -40,9 +41,6 @@ from shardkit.schema import (
     Text,
     Video,
 )
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _NUMBER_BYTES = 8
 
@@ -461,7 +459,7 @@ def _text(data: bytes, json_text: bool) -> str:
     return found
 
 
-_DECODERS: dict[tuple[TypeId, type[FieldType]], _Decode | None] = {
+_DECODERS: dict[tuple[TypeId, type], _Decode | None] = {
     (TypeId.INT, Int): None,
     (TypeId.INT, Bool): lambda number, json_text: bool(number),
     (TypeId.INT, Bytes): lambda number, json_text: struct.pack("<q", number),

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
@@ -25,9 +26,6 @@ from shardkit.formats.beton import images, layout
 from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 ROOM = 1 << 15  # bytes left free for the table
 _BLOCK = 1 << 20  # bytes copied at a time

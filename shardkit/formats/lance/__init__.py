@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import FormatError
 from shardkit.formats.base import Format
 from shardkit.formats.lance.commit import commit
 from shardkit.formats.lance.reader import DATA, VERSIONS, LanceReader
 from shardkit.formats.lance.writer import LanceWriter
+from shardkit.manifest import Manifest
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from shardkit.manifest import Manifest
 
 if find_spec("lance") is None:  # it is imported by the process of `server.py` alone
     raise ModuleNotFoundError("No module named 'lance'", name="pylance")

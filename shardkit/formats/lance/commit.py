@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardkit import storage
+from shardkit.codecs.protobuf import fields
 from shardkit.formats.arrow.columns import arrow_schema
 from shardkit.formats.lance.process import ask
 from shardkit.formats.lance.writer import lance_schema
-from shardkit.formats.lmdb.foreign_values import protobuf
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
+from shardkit.manifest import Manifest
 
 # Fields of a manifest that differ from run to run: when it was written, and by which transaction.
 _CHANGING = {7, 12, 23}
@@ -36,6 +33,8 @@ def _repeatable(data: bytes) -> bytes:
     """A manifest without the fields that change, and without a copy of its transaction."""
     start = int.from_bytes(data[-16:-8], "little")
     length = int.from_bytes(data[start : start + 4], "little")
-    every = protobuf(data[start + 4 : start + 4 + length])
-    kept = b"".join(stored for number, _, stored in every if number not in _CHANGING)
+    at, kept = start + 4, b""
+    for tag, _, end in fields(data, at, at + length):
+        kept += data[at:end] if tag >> 3 not in _CHANGING else b""
+        at = end
     return len(kept).to_bytes(4, "little") + kept + bytes(8) + data[-8:]

@@ -7,7 +7,12 @@ for ever or crashes. And damaged files can make it panic, or end the process tha
 from __future__ import annotations
 
 import os
+import re
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError  # TimeoutError since Python 3.11
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +22,14 @@ from shardkit.errors import DamagedError
 from shardkit.pickled_process import PickledProcess
 
 _PATIENCE = 60  # seconds for an answer
+# Bytes that the process may take, as damaged files make pylance take any: four times the largest
+# value; less for small files, where 4 GiB of nonsense would take their time, too.
+MEMORY, SMALL, _TIMES = 8 << 30, 2 << 30, 100
+_SIGKILL = 9
+_MEMORY = re.compile(
+    r"(?i)memory allocation of (\d+) bytes failed|cannot allocate memory|can't start new thread"
+    r"|failed to map segment from shared object|\bMemoryError\b"
+)
 
 
 class Page(NamedTuple):
@@ -47,7 +60,7 @@ class About(NamedTuple):
 
 
 class _EndedError(Exception):
-    """The process has ended."""
+    """The process has ended, with a code."""
 
 
 _process: PickledProcess | None = None
@@ -56,21 +69,56 @@ _of_parent: list[Any] = []  # never collected: their pipes are the parent's
 
 
 def ask(path: Path, method: str, *arguments: Any) -> Any:
-    """Call a method of `server.Server`; the process is started if there is none."""
+    """What a method of `server.Server` answers, or raises."""
+    return call(path, method, *arguments)()
+
+
+def call(path: Path, method: str, *arguments: Any) -> Callable[[], Any]:
+    """Begin a call, of which the result waits for the end; the process is started if need be."""
     global _process  # noqa: PLW0603 - one for all readers
     with _starting:
         if _process is None:
             module = "shardkit.formats.lance.server"
             _process = PickledProcess(module, None, _EndedError, quiet=True)
         process = _process
+    answer = process.call(method, *arguments)
+    reads = method in ("about", "rows")
+    return partial(_answer, process, answer, path, reads)
+
+
+def _answer(process: PickledProcess, answer: Future[Any], path: Path, reads: bool) -> Any:
+    global _process  # noqa: PLW0603 - as above
     try:
-        return process.ask(method, *arguments, timeout=_PATIENCE)
-    except (_EndedError, TimeoutError) as error:
+        return answer.result(_PATIENCE)
+    except (_EndedError, FutureTimeoutError) as error:
         with _starting:
             _process = None if _process is process else _process
-        process.kill()
-        what = "ended its process" if isinstance(error, _EndedError) else "does not answer"
-        raise DamagedError(f"pylance {what} over this file", path=path) from error
+        words = _want_of_memory(process.kill(), bound(path) if reads else MEMORY)
+        if error.args == (-_SIGKILL,):
+            words = "it was killed, as systems do where memory runs out"
+        if words is not None:
+            raise MemoryError(f"in the process of pylance, at {path}: {words}") from error
+        if isinstance(error, _EndedError):
+            raise DamagedError("pylance ended its process over this file", path=path) from error
+        raise DamagedError(
+            f"pylance does not answer over this file within {_PATIENCE} s",
+            path=path,
+            fix="try again where more memory is free; if it does not answer there either, the file "
+            "is damaged: copy it again from where it is whole, or make it again",
+        ) from error
+
+
+def bound(path: Path) -> int:
+    """Bytes of memory that a data file, or the dataset of a manifest, may make the process take."""
+    files = path.parent.parent.rglob("*") if path.suffix == ".manifest" else [path]
+    size = sum(file.stat().st_size for file in files)
+    return min(SMALL + _TIMES * size, MEMORY)
+
+
+def _want_of_memory(said: str, bound: int) -> str | None:
+    """What the process said of it, if memory ran out for what may be a value, not for damage."""
+    found = _MEMORY.search(said)
+    return None if found is None or int(found[1] or 0) > bound // 4 else found[0]
 
 
 def _forget() -> None:

@@ -44,7 +44,7 @@ class LanceReader(BatchReader):
                 path=path,
                 fix="copy the dataset to this machine first",
             )
-        folder = path.parent.parent
+        folder = self._folder = path.parent.parent
         if layout is None and path.parent.name == DATA and (folder / VERSIONS).is_dir():
             raise FormatError(
                 "this is a part of a Lance dataset, which alone says what of it counts",
@@ -52,18 +52,16 @@ class LanceReader(BatchReader):
                 fix=f"give {folder}",
             )
         self._in_file: dict[str, list[_Stored]] = {}
+        self._foreign = layout is None and path.parent.name == VERSIONS
         super().__init__(path, layout)
-        if layout is None and path.parent.name == VERSIONS:
+        if self._foreign:
             older = sum(1 for _ in path.parent.glob("*.manifest")) - 1
             deleted = self._about.deleted
             passed = {"older version of the dataset": older, "deleted row": deleted}
             self.layout["ignored"] = {what: count for what, count in passed.items() if count}
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        parts = [self.path]
-        if self.path.parent.name == VERSIONS:
-            parts += self.path.parent.parent.rglob("*")
-        for part in parts:
+        for part in self._folder.rglob("*") if self._foreign else ():
             if not (part.is_file() or part.is_dir()):  # pylance would wait for a pipe
                 open_source(part)  # which says what it is
         about = self.path.stat()

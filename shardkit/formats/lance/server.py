@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - what is not imported is said before the imports
 """The process that has pylance: `process.ask` is answered here.
 
 python -m shardkit.formats.lance.server
@@ -17,12 +18,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+
+class _NoPandas:
+    """pyarrow imports pandas if it is there, which takes half of the start, and is not needed."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, _NoPandas)
 import lance
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile, FragmentMetadata
 
-from shardkit.formats.lance.process import About, Page
+from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, bound
 from shardkit.names import is_safe
 from shardkit.pickled_process import read_message, serve
 
@@ -32,7 +44,16 @@ _LATEST = 2**63  # from here on, files of versions are numbered downwards
 _LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows, to find out how large values are
 _BLOB = (b"lance-encoding:blob", b"true")
 _EXTERNAL = 3  # the kind of a blob that is somewhere else
-_MEMORY = 8 << 30  # bytes, as damaged files make pylance take any: four times the largest value
+
+
+def _allow(memory: int) -> None:
+    """Let this process take so many bytes, or as many as it could before; at first, any."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, a lower limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft == resource.RLIM_INFINITY or soft < memory:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
 
 
 class _File:
@@ -112,6 +133,7 @@ class _Server:
         with self._lock:
             found = self._opened.get(which)
             if found is None:
+                _allow(bound(Path(path)))
                 found = _Dataset(path) if path.endswith(".manifest") else _File(path)
                 self._opened[which] = found
                 if len(self._opened) > _OPEN:
@@ -120,10 +142,13 @@ class _Server:
             return found
 
     def create(self, path: str, schema: pa.Schema) -> None:
+        _allow(MEMORY)
         self._writers[path] = LanceFileWriter(path, schema, version=_VERSION)
 
     def write(self, path: str, batch: pa.RecordBatch) -> None:
-        self._writers[path].write_batch(batch)
+        writer = self._writers.pop(path)  # for good, if this fails
+        writer.write_batch(batch)
+        self._writers[path] = writer
 
     def finish(self, path: str) -> None:
         self._writers.pop(path).close()
@@ -237,9 +262,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     # Else images that come again would stand in dictionaries, which only pylance reads.
     os.environ["LANCE_ENCODING_DICT_DIVISOR"] = str(10**9)
-    with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, a lower limit
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    _allow(SMALL)
     read_message(sys.stdin.buffer)
     serve(sys.stdin.buffer, sys.stdout.buffer, _Plain(_Server()), 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,12 +13,14 @@ from shardkit.errors import StorageError
 from shardkit.formats.arrow.columns import IMAGE
 from shardkit.formats.arrow.writer import BatchFile, BatchWriter, MakeOutput, ipc_file
 from shardkit.formats.base import ShardSpec
-from shardkit.formats.lance.process import ask
+from shardkit.formats.lance.process import call
 
 # Bytes that a value takes beside itself, a column in a batch, and a file.
 _VALUE, _COLUMN, _FILE = 20, 1024, 2048
 # So that values stand in the file as they are. Of two entries the order differs from run to run.
 _PLAIN = {"lance-encoding:compression": "none"}
+# For text Lance would choose FSST, with symbols of random samples: other bytes in every run.
+_TEXT = {"lance-encoding:compression": "zstd"}
 
 
 def lance_schema(schema: pa.Schema) -> pa.Schema:
@@ -26,7 +29,8 @@ def lance_schema(schema: pa.Schema) -> pa.Schema:
     for field in schema:
         stored = _stored(field.type)
         plain = pa.types.is_large_binary(stored) or pa.types.is_fixed_size_list(stored)
-        fields.append(pa.field(field.name, stored, metadata=_PLAIN if plain else None))
+        how = _PLAIN if plain else _TEXT if pa.types.is_string(stored) else None
+        fields.append(pa.field(field.name, stored, metadata=how))
     return pa.schema(fields, {b"shardkit": schema.metadata[b"shardkit"]})
 
 
@@ -53,23 +57,33 @@ class _File(BatchFile):
         storage.make_folder(path.parent)
         storage.remove(path)  # of an earlier run; or a link, which must not be written through
         self._path, self._schema = path.absolute(), lance_schema(schema)
-        self._ask("create", self._schema)
+        self._answer: Callable[[], object] | None = None  # of the latest call
+        self._call("create", self._schema)
 
-    def _ask(self, method: str, *arguments: object) -> None:
+    def _call(self, method: str, *arguments: object) -> None:
+        """Begin a call once the one before is answered: pylance works while samples are read."""
+        self._wait()
+        with storage.explained("write", self._path):
+            self._answer = call(self._path, method, str(self._path), *arguments)
+
+    def _wait(self) -> None:
+        answer, self._answer = self._answer, None
         with storage.explained("write", self._path):
             try:
-                ask(self._path, method, str(self._path), *arguments)
+                if answer is not None:
+                    answer()
             except ValueError as error:  # control characters in the path, for one
                 raise StorageError(f"pylance cannot write: {error}", path=self._path) from error
 
     def write(self, batch: pa.RecordBatch) -> int:
         columns = zip(batch.columns, self._schema.types, strict=True)
         arrays = [_plain(array).cast(stored) for array, stored in columns]
-        self._ask("write", pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._call("write", pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         return int(batch.nbytes + _VALUE * batch.num_rows * len(arrays))
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._ask("finish" if kind is None else "abandon")
+        self._call("finish" if kind is None else "abandon")
+        self._wait()
 
 
 class LanceWriter(BatchWriter):

@@ -10,18 +10,16 @@ writer.py    a chunk in one pass
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardkit.formats.base import Format
 from shardkit.formats.litdata.index import leaves_of, load, write_index
 from shardkit.formats.litdata.reader import open_chunk
 from shardkit.formats.litdata.values import FILE
-from shardkit.formats.litdata.writer import LARGEST, LitDataWriter
-from shardkit.schema import Array, Image
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
-    from shardkit.schema import Schema
+from shardkit.formats.litdata.writer import LitDataWriter
+from shardkit.formats.offsets import LARGEST
+from shardkit.manifest import Manifest
+from shardkit.schema import Array, Image, Schema
 
 
 class LitData(Format):
@@ -47,7 +45,7 @@ class LitData(Format):
                     f"{name!r}: arrays of types that LitData lacks are bytes of .npy files"
                 )
             if stored == FILE and isinstance(kind, Image):
-                found.append(f"{name!r}: images that some samples lack are bytes, not decoded")
+                found.append(f"{name!r}: images that some samples may lack are bytes, not decoded")
         if any(kind.optional for kind in schema.values()):
             found.append("LitData sees absent values as 0, nan, null or empty ones")
         return found

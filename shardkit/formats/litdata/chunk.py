@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,12 +18,7 @@ _ROWS, _TAIL = b"LDARW01\0", struct.Struct("<I8s")
 _PAIR = struct.Struct("<2I")
 
 
-class Item(NamedTuple):
-    """Where the bytes of a sample are."""
-
-    source: ByteSource
-    start: int
-    stop: int
+Item = tuple[ByteSource, int, int]  # where the bytes of a sample begin and end
 
 
 class Items:
@@ -46,7 +40,7 @@ class Items:
         return start, stop
 
     def item(self, position: int) -> Item:
-        return Item(self.source, *self.bounds(position))
+        return self.source, *self.bounds(position)
 
 
 class Compressed(Items):
@@ -55,7 +49,7 @@ class Compressed(Items):
     def item(self, position: int) -> Item:
         start, stop = self.bounds(position)
         data = _inflated(self.source.read(start, stop - start))
-        return Item(Memory(data, self.source.path), 0, len(data))
+        return Memory(data, self.source.path), 0, len(data)
 
 
 class Framed(Items):
@@ -83,7 +77,7 @@ class Framed(Items):
             self._latest = (number, data)
         base, _ = self.bounds(number * self._each)
         start, stop = self.bounds(position)
-        return Item(Memory(data, self.source.path), start - base, stop - base)
+        return Memory(data, self.source.path), start - base, stop - base
 
 
 def rows_of(source: ByteSource) -> ByteSource | None:

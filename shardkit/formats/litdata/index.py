@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import xxhash
 
@@ -16,11 +16,9 @@ from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged,
 from shardkit.errors import FormatError
 from shardkit.formats.base import KEY
 from shardkit.formats.litdata.values import serializer_for
+from shardkit.manifest import Manifest
 from shardkit.names import checked_name
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
 
 NAME = "index.json"
 ABOUT = "shardkit"  # our entry: schema and classes, for readers of ours without a manifest

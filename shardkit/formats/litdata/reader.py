@@ -7,9 +7,10 @@ import struct
 from collections.abc import Collection
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import Memory, open_source
 from shardkit.errors import DamagedError, FormatError, drop_option
@@ -20,9 +21,6 @@ from shardkit.formats.litdata.index import NAME, leaves_of, load
 from shardkit.formats.litdata.values import decoder, guessed
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _WHOLE = 1 << 16  # bytes of a sample that is read whole, whatever is asked for
 
@@ -91,16 +89,16 @@ class LitDataReader(ShardReader):
     def _guessed(self, layout: dict[str, Any]) -> dict[str, Any]:
         """A layout with types by serializers and the first sample, and why values are not read."""
         fields, unusable, ignored = {}, {}, {}
-        first: dict[int, bytes] = {}
+        first: list[bytes] = []
         try:
-            first = self._values(0) if self._count else {}
+            first = self._values(0) if self._count else []
             for number, (name, stored) in enumerate(layout["leaves"]):
                 if name in RESERVED:
                     if (name, stored) != (KEY, "str"):
                         ignored[f"field {name!r}"] = self._count
                     continue
                 try:
-                    fields[name] = guessed(stored, first.get(number))
+                    fields[name] = guessed(stored, first[number] if first else None)
                 except FormatError as error:
                     error.fix = f"convert without it: {drop_option(name)}; or {error.fix}"
                     unusable[name] = error.located(path=self.path, field=name)
@@ -123,21 +121,22 @@ class LitDataReader(ShardReader):
             raise ValueError(f"{self.path} is closed")
         return self._items.item(position)
 
-    def _values(self, position: int) -> dict[int, bytes]:
+    def _values(self, position: int) -> list[bytes]:
         """All values of a sample, and last what stands behind them."""
         source, start, stop = self._item(position)
         data = source.read(start, stop - start)
         if self._sizes is None:
-            return {0: data, 1: b""}
+            return [data, b""]
         found, at = [], self._sizes.size
         for size in self._sizes.unpack_from(data):
             found.append(data[at : at + size])
             at += size
         if at > len(data):
             raise ValueError(f"the sizes of its values are {at:,} bytes, in {len(data):,}")
-        return dict(enumerate([*found, data[at:]]))
+        found.append(data[at:])
+        return found
 
-    def _some(self, position: int, numbers: Collection[int]) -> dict[int, bytes]:
+    def _some(self, position: int, numbers: Collection[int]) -> list[bytes] | dict[int, bytes]:
         """These values of a sample; of a large one, no others are read."""
         source, start, stop = self._item(position)
         if stop - start <= _WHOLE or self._sizes is None:
@@ -153,7 +152,7 @@ class LitDataReader(ShardReader):
     ) -> Sample:
         decoders, key = self._decoders, self._key
         if fields is None:
-            values = self._values(position)
+            values: list[bytes] | dict[int, bytes] = self._values(position)
         else:
             decoders = [each for each in decoders if each[1] in fields]
             about = [len(self._names)] if key is None else [key, len(self._names)]

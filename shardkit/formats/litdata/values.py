@@ -9,9 +9,10 @@ import math
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.guess import guessed_schema
@@ -20,9 +21,6 @@ from shardkit.errors import FormatError
 from shardkit.formats.litdata.nested import load_json
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 FILE = "file"  # bytes: those of `bytes` come as views, which loaders of processes cannot pickle
 Decode = Callable[[bytes], Any]  # raises ValueError or struct.error

@@ -8,17 +8,13 @@ foreign.py   which entries of others' are samples; foreign_values.py what is in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.base import Format
 from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE
 from shardkit.formats.lmdb.reader import LmdbReader
 from shardkit.formats.lmdb.writer import LmdbWriter, join
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _FIELD_BYTES = 32  # a name and a header
 _SAMPLE_BYTES = 96  # a key, its numbers in leaf and branch pages

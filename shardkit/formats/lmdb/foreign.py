@@ -12,23 +12,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.checked import MOST_BYTES
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.formats.base import KEY, unforeseen
 from shardkit.formats.lmdb import foreign_values
 from shardkit.formats.lmdb.foreign_values import DATUM, IMAGE, Kind, kind_of, schema_of
 from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
 from shardkit.sample import Sample, key_of, unique_key
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _LOOKED_AT = 100  # values, spread evenly, that are looked at to find the fields of all
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
@@ -76,11 +75,13 @@ class Entries:
 
     def sample(self, position: int, tree: Tree, schema: Schema) -> Sample:
         """A sample, checked against what the others hold; JSON as its text."""
-        sample: Sample = {"__key__": self.keys[position]}
+        sample: Sample = {KEY: self.keys[position]}
         places = self.places[position].tolist()
         for (part, kind), (offset, size) in zip(self.kinds.items(), places, strict=True):
             if offset:
                 sample |= _fields(part, kind, tree.read(offset, size), offset)
+        if others := sample.keys() - schema.keys() - {KEY}:
+            raise unforeseen(min(others))
         for name in schema.keys() - sample.keys():
             if not schema[name].optional:
                 raise SampleError(

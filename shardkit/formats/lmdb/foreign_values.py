@@ -12,20 +12,18 @@ import pickletools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import is_image
-from shardkit.codecs.protobuf import signed, varint
+from shardkit.codecs.protobuf import fields, signed, varint
 from shardkit.errors import FormatError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text, is_unicode
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Counts of tensors and buffers, and the schema of an Arrow stream with one field, `list`.
 _PYARROW = re.compile(rb"(..\0\0){2,6}(\xff{4})?..\0\0.\0\0\0.{0,240}\0list\0", re.DOTALL)
@@ -196,7 +194,7 @@ def _datum(value: bytes) -> Sample:
     data = b""
     floats: list[bytes] = []
     other: list[bytes] = []
-    for number, content, stored in protobuf(value):
+    for number, content, stored in _protobuf(value):
         if number in (1, 2, 3, 5, 7) and isinstance(content, int):
             if number == 5 and number in numbers:
                 raise ValueError("several labels")
@@ -228,35 +226,23 @@ def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-_FIXED = {1: 8, 5: 4}  # bytes of values of these types
 _FLOAT, _FLOATS = 0x35, 4096  # the tag of a single float in float_data; how many are read at once
 
 
-def protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
     """The fields of a message: number, value, and the bytes that both are stored in."""
     at = 0
     while at < len(data):
-        start = at
-        content: int | bytes
-        if data[at] == _FLOAT and at + 5 <= len(data):
+        start, content = at, b""
+        if data[at] == _FLOAT:
             content = _floats(data[at : at + 5 * _FLOATS])
             at += len(content) // 4 * 5
+        if content:
             yield 6, content, data[start:at]
             continue
-        tag, at = varint(data, at, len(data))
-        if tag & 7 == 0:
-            content, at = varint(data, at, len(data))
-        elif tag & 7 == 2 or tag & 7 in _FIXED:
-            size = _FIXED.get(tag & 7, 0)
-            if not size:
-                size, at = varint(data, at, len(data))
-            if at + size > len(data):
-                raise ValueError("a message that is cut")
-            content = data[at : at + size]
-            at += size
-        else:
-            raise ValueError("not a Datum")
-        yield tag >> 3, content, data[start:at]
+        tag, begin, at = next(fields(data, at, len(data)))
+        number = varint(data, begin, at)[0] if not tag & 7 else None
+        yield tag >> 3, data[begin:at] if number is None else number, data[start:at]
 
 
 def _floats(data: bytes) -> bytes:

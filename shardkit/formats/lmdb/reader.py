@@ -7,10 +7,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import IN_MEMORY
 from shardkit.checked import Count, checked, damaged, of_version
@@ -20,25 +21,7 @@ from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.lmdb import foreign
 from shardkit.formats.lmdb.layout import Tree
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-    Video,
-    int64,
-)
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema, Text, int64
 
 ABOUT = b"__shardkit__"  # the entry that describes the others; it sorts after all digits
 VERSION = 1
@@ -84,7 +67,7 @@ class LmdbReader(ShardReader):
         super().__init__(path, layout)
         self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
         kinds = {
-            name: (*_DECODERS[type(kind)], kind.optional) for name, kind in self.schema.items()
+            name: (*kind.entry(_DECODERS), kind.optional) for name, kind in self.schema.items()
         }
         self._columns = [_Column(KEY, str, None, False)]
         self._columns += [_Column(name, *of_kind) for name, of_kind in kinds.items()]
@@ -288,15 +271,12 @@ def _all_bytes(values: list[Any]) -> list[bytes]:
     return values
 
 
-_DECODERS: dict[type[FieldType], tuple[type, Callable[[Any], Any] | None]] = {
+_DECODERS: dict[type, tuple[type, Callable[[Any], Any] | None]] = {
     Int: (int, int64),
     Float: (float, None),
     Bool: (bool, None),
     Text: (str, None),
     Bytes: (bytes, None),
-    Image: (bytes, None),
-    Audio: (bytes, None),
-    Video: (bytes, None),
     Images: (list, _all_bytes),
     Json: (str, json.loads),
     Array: (bytes, load_array),

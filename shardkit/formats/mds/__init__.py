@@ -8,23 +8,19 @@ index.py     index.json: written of ours, and compared with the shards of others
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, ShardkitError
 from shardkit.formats.base import Format
 from shardkit.formats.mds import index
-from shardkit.formats.mds.layout import ABSENT, LARGEST, encoding_of
+from shardkit.formats.mds.layout import ABSENT, encoding_of
 from shardkit.formats.mds.reader import MdsReader
 from shardkit.formats.mds.writer import MdsWriter
-from shardkit.schema import Array, Image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from shardkit.errors import ShardkitError
-    from shardkit.manifest import Manifest
-    from shardkit.schema import Schema
+from shardkit.formats.offsets import LARGEST
+from shardkit.manifest import Manifest
+from shardkit.schema import Array, Image, Schema
 
 
 class Mds(Format):
@@ -37,6 +33,7 @@ class Mds(Format):
     reader = MdsReader
     writer = MdsWriter
     largest = LARGEST
+    optional_matters = True
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         if ABSENT in schema:
@@ -53,7 +50,7 @@ class Mds(Format):
             if isinstance(kind, Array) and encoding_of(kind) == "bytes":
                 found.append(f"{name!r}: arrays of types that MDS lacks are bytes of .npy files")
             if isinstance(kind, Image) and kind.optional:
-                found.append(f"{name!r}: images that some samples lack are bytes, not decoded")
+                found.append(f"{name!r}: images that some samples may lack are bytes, not decoded")
         if any(kind.optional for kind in schema.values()):
             found.append(f"the column {ABSENT!r} names the fields that a sample lacks")
         return found

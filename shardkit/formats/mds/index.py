@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import xxhash
 
@@ -17,10 +17,8 @@ from shardkit.checked import MOST_BYTES, Count, from_json, of_version
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.foreign import MDS, not_read
 from shardkit.formats.mds.writer import columns_of
+from shardkit.manifest import Manifest
 from shardkit.names import checked_name
-
-if TYPE_CHECKING:
-    from shardkit.manifest import Manifest
 
 NAME = "index.json"
 _BLOCK = 1 << 20

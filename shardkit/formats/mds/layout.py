@@ -10,31 +10,17 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.packed_images import image_list, pillow_image
+from shardkit.formats.offsets import LARGEST
 from shardkit.sample import JsonText
-from shardkit.schema import (
-    Array,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Images,
-    Int,
-    Json,
-    Text,
-    int64,
-)
+from shardkit.schema import Array, Bytes, FieldType, Float, Image, Images, Int, Json, Text, int64
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-LARGEST = 2**32 - 1  # bytes of a shard: offsets in it are uint32
 ABSENT = "__absent__"  # our column with the names of the optional fields that a sample lacks
 
 _SCALARS = {
@@ -68,14 +54,20 @@ def encoding_of(kind: FieldType) -> str:
         return f"ndarray:{np.dtype(kind.dtype).name}{shape}"
     if isinstance(kind, Image) and not kind.optional:  # StreamingDataset decodes these
         return "jpeg"
-    known = {Int: "int", Float: "float64", Bool: "uint8", Text: "str", Json: "json"}
-    return {**known, Images: "list[jpeg]"}.get(type(kind), "bytes")  # other arrays as .npy
+    return _ENCODINGS.get(type(kind).__name__, "bytes")  # other arrays as .npy
+
+
+_ENCODINGS = {
+    "Int": "int", "Float": "float64", "Bool": "uint8", "Text": "str", "Json": "json",
+    "Images": "list[jpeg]",
+}  # fmt: skip
 
 
 def own_codec(kind: FieldType) -> Codec:
     """The encoding in which we store a type."""
-    found = codec(encoding_of(kind))
-    if isinstance(kind, Bool):
+    encoding = encoding_of(kind)
+    found = codec(encoding)
+    if encoding == _ENCODINGS["Bool"]:
         found = _scalar_codec(kind, "<?")
     elif found is None or (isinstance(kind, Array) and isinstance(found.kind, Bytes)):
         found = Codec(kind, load_array, dump_array)

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.checked import Count, damaged, from_json
@@ -19,9 +20,6 @@ from shardkit.formats.compressed import Words, opened
 from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _WHOLE = 1 << 15  # bytes of a sample that is read at once, whichever fields are asked for
 _WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")

@@ -9,18 +9,16 @@ writer.py    the three files in one pass; one shard of several
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.base import Format
 from shardkit.formats.megatron.layout import field_of, index_size, stored_dtype
 from shardkit.formats.megatron.reader import MegatronReader
 from shardkit.formats.megatron.writer import MegatronWriter, join
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class Megatron(Format):

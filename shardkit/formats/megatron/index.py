@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError, FormatError
@@ -23,9 +24,6 @@ from shardkit.formats.megatron.layout import (
     index_path,
     keys_path,
 )
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 _BOUNDS = struct.Struct("<qq")  # two numbers side by side
 _LENGTH, _POINTER = struct.Struct("<i"), struct.Struct("<q")
@@ -184,10 +182,7 @@ class Keys:
         """`path` is that of the .bin."""
         self.path, self.samples = keys_path(path), samples
         if not self.path.exists():
-            raise DamagedError(
-                "the file with the keys of the samples is missing",
-                path=self.path,
-            )
+            raise DamagedError("the file with the keys of the samples is missing", path=self.path)
         source = open_source(self.path)
         self.size = source.size - (samples + 2) * NUMBER.itemsize  # of the keys, in bytes
         numbers = samples + 2 if self.size >= 0 else 0

@@ -9,15 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import FormatError
 from shardkit.schema import Array, Image, Images, Schema, Text
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1

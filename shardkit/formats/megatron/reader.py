@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import open_source
 from shardkit.errors import DamagedError, ShardkitError
@@ -15,9 +16,6 @@ from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import check_range, field_of, keys_path, stored_dtype
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Array, Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 class MegatronReader(ShardReader):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
@@ -31,10 +32,7 @@ from shardkit.formats.megatron.layout import (
 )
 from shardkit.sample import Sample
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    _Chunks = Iterator[npt.NDArray[Any]]
+_Chunks = Iterator[npt.NDArray[Any]]
 
 
 class MegatronWriter(ShardWriter):

@@ -11,9 +11,10 @@ foreign.py   the fields of files that others wrote
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import FormatError
 from shardkit.formats.base import Format
@@ -23,20 +24,10 @@ from shardkit.formats.tfrecord.values import EXACT, SHAPE, features_table, list_
 from shardkit.formats.tfrecord.writer import TFRecordWriter, join
 from shardkit.schema import Array, Schema
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
+class Examples(Format):
+    """Formats whose records are Examples."""
 
-class TFRecord(Format):
-    name = "tfrecord"
-    abilities = (
-        "write: tf.train.Example, all field types, CRC-32C, an index beside each shard",
-        "read at random: its own by their index, others after one pass over their headers",
-        "read foreign files: features of all lists, gzip after unpacking; no SequenceExample",
-    )
-    reader = TFRecordReader
-    writer = TFRecordWriter
-    join = staticmethod(join)
     layout_types = MappingProxyType({"features": dict[str, dict[str, Any]], "raw": dict[str, str]})
 
     def layout(self, schema: Schema) -> dict[str, Any]:
@@ -52,15 +43,27 @@ class TFRecord(Format):
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         return payload + 96 * (fields + 1)
 
-    def shard_stem(self, number: int, shards: int) -> str:
-        return f"data-{number:05d}-of-{shards:05d}"
-
     def notes(self, schema: Schema) -> list[str]:
         raw = raw_table(schema)
         npy = [n for n, k in schema.items() if isinstance(k, Array) and list_of(k) == BYTES]
         npy = [name for name in npy if name not in raw]
         words = "arrays that TensorFlow has no decoder for are stored as .npy: "
         return [words + ", ".join(npy)] if npy else []
+
+
+class TFRecord(Examples):
+    name = "tfrecord"
+    abilities = (
+        "write: tf.train.Example, all field types, CRC-32C, an index beside each shard",
+        "read at random: its own by their index, others after one pass over their headers",
+        "read foreign files: features of all lists, gzip after unpacking; no SequenceExample",
+    )
+    reader = TFRecordReader
+    writer = TFRecordWriter
+    join = staticmethod(join)
+
+    def shard_stem(self, number: int, shards: int) -> str:
+        return f"data-{number:05d}-of-{shards:05d}"
 
 
 FORMAT = TFRecord()

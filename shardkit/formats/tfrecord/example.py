@@ -7,14 +7,12 @@ is {1: values}. Unknown fields and any order are read, and numbers packed or one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from shardkit.codecs.protobuf import dump_field, dump_varint, fields, varint
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.codecs.protobuf import alone, dump_field, dump_varint, fields, varint
 
 BYTES, FLOATS, INTS = 1, 2, 3
 LISTS = ("no list", "a bytes_list", "a float_list", "an int64_list")
@@ -54,6 +52,13 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
         if top == _SECOND:
             raise ValueError("it is a SequenceExample")
         for tag, at, end in fields(data, start, stop) if top == _FIRST else ():
+            if tag == _FIRST and end > at + 1 and data[at] == _FIRST and data[at + 1] < 0x80:
+                # Nearly always a short name, and behind it a feature.
+                middle = at + 2 + data[at + 1]
+                which, first = alone(data, middle, end)
+                if which == _SECOND:
+                    found[data[at + 2 : middle].decode()] = first, end
+                    continue
             spans = {part: (a, b) for part, a, b in fields(data, at, end)}
             if tag == _FIRST:
                 first, last = spans.get(_FIRST, (at, at))
@@ -63,6 +68,11 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
 
 def feature(data: bytes, span: tuple[int, int]) -> Feature:
     """The feature that is there."""
+    tag, start = alone(data, *span)
+    if tag >> 3 in (BYTES, FLOATS, INTS):
+        inner, at = alone(data, start, span[1])
+        if inner == _FIRST:
+            return Feature(tag >> 3, (data[at : span[1]],))
     which = 0
     parts: list[bytes] = []
     for tag, start, stop in fields(data, *span):
@@ -111,10 +121,10 @@ def packed(values: npt.NDArray[Any]) -> bytes:
     return bytes(octets[there])
 
 
-def entry(name: str, found: Feature) -> bytes:
-    """A feature and its name, as an Example has them; values are copied once."""
+def entry(name: str, found: Feature) -> list[bytes]:
+    """A feature and its name, as an Example has them, in chunks: values are not copied."""
     items = [each for part in found.parts for each in (b"\x0a" + dump_varint(len(part)), part)]
     size = sum(map(len, items))
     head = b"%c%b" % (found.list << 3 | 2, dump_varint(size))
     head = b"%b\x12%b%b" % (dump_field(1, name.encode()), dump_varint(len(head) + size), head)
-    return b"".join((b"\x0a", dump_varint(len(head) + size), head, *items))
+    return [b"\x0a%b%b" % (dump_varint(len(head) + size), head), *items]

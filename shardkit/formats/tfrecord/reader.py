@@ -7,13 +7,14 @@ from abc import abstractmethod
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import ByteSource, Memory, Table, open_source
 from shardkit.codecs.array import load_table
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, unforeseen
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.tfrecord import records
 from shardkit.formats.tfrecord.example import Feature, feature, features
@@ -21,11 +22,7 @@ from shardkit.formats.tfrecord.foreign import is_absent, scan
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, is_header, payload, scanned
 from shardkit.formats.tfrecord.values import decoded
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Bool, Float, Images, Int
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
+from shardkit.schema import Array, Images, Scalar
 
 _COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
 _SUFFIX = re.compile(r"\.(tfrecord|array_?record)")
@@ -36,10 +33,12 @@ class ExampleReader(ShardReader):
 
     def __init__(self, path: Path, layout: dict[str, Any], source: ByteSource) -> None:
         super().__init__(path, layout, source)
-        self._in_head = {n for n, k in self.schema.items() if isinstance(k, Int | Bool | Float)}
+        self._in_head = {n for n, k in self.schema.items() if isinstance(k, Scalar)}
         self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
         self._known = set(layout["known"]) if "known" in layout else None
         self._texts = frozenset(layout.get("texts", ()))
+        lists = {n for n, k in self.schema.items() if isinstance(k, (Array, Images))}
+        self._lists = self._texts | lists
         self._prefix = key_of(_SUFFIX.sub("", path.name))
 
     @abstractmethod
@@ -57,7 +56,8 @@ class ExampleReader(ShardReader):
         data, whole = self.record(position, numbers)
         spans = features(data, whole=whole)
         if self._known is not None and (others := spans.keys() - self._known):
-            raise ValueError(f"a feature {min(others)!r}, in none of the records looked at first")
+            error = unforeseen(min(others), "feature")
+            raise error.located(offset=self.offset(position, ""))
 
         def get(name: str, ending: str = "") -> Feature | None:
             span = spans.get(name + ending)
@@ -70,11 +70,11 @@ class ExampleReader(ShardReader):
         for name, kind in (self._relaxed if json_text else self.schema).items():
             if fields is not None and name not in fields:
                 continue
-            found, texts = get(name), name in self._texts
-            if found is None or is_absent(found, texts or isinstance(kind, Array | Images)):
+            found = get(name)
+            if found is None or is_absent(found, name in self._lists):
                 if not kind.optional:
                     raise ValueError(f"the record has no value of {name!r}")
-            elif texts:
+            elif name in self._texts:
                 value = [part.decode() for part in found.parts]
                 sample[name] = JsonText.of(value) if json_text else value
             else:

@@ -6,6 +6,7 @@ Layout: tensorflow/core/lib/io/record_writer.h. Beside a shard of ours lies an i
 from __future__ import annotations
 
 import struct
+from functools import reduce
 from pathlib import Path
 
 import google_crc32c
@@ -24,9 +25,9 @@ ROW = struct.Struct("<3Q")
 _BLOCK = 1 << 12  # bytes that are read at once to find headers
 
 
-def checksum(data: bytes) -> bytes:
-    """The masked CRC-32C."""
-    crc: int = google_crc32c.value(data)
+def checksum(*chunks: bytes) -> bytes:
+    """The masked CRC-32C of all together."""
+    crc: int = reduce(google_crc32c.extend, chunks, 0)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.protobuf import dump_varint, signed, varint
 from shardkit.formats.tfrecord.example import BYTES, FLOATS, INTS, LISTS, Feature, packed
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, FieldType, Float, Images, Int, Json, Schema, Text
+from shardkit.schema import Array, Bool, FieldType, Float, Images, Int, Json, Scalar, Schema, Text
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Get = Callable[[str], Feature | None]
+Get = Callable[[str], Feature | None]
 
 # Behind a field's name: the feature with all bits of a float that a float_list rounds, and the one
 # with the shape of an array in bytes.
@@ -31,7 +29,7 @@ _RAW = ("<f2", "<f4", "<f8", "|u1", "|i1", "|b1", "<u2", "<i2", "<i4", "<i8", "<
 
 def list_of(kind: FieldType) -> int:
     """The list that values of a field are."""
-    if isinstance(kind, Int | Bool | Float):
+    if isinstance(kind, Scalar):
         return FLOATS if isinstance(kind, Float) else INTS
     if not isinstance(kind, Array) or kind.shape is None or 0 in kind.shape:
         return BYTES

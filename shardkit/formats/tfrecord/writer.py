@@ -16,7 +16,7 @@ from shardkit.formats.tfrecord.example import BYTES, Feature, entry
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, header, index_path
 from shardkit.formats.tfrecord.values import encoded
 from shardkit.sample import Sample
-from shardkit.schema import Bool, Float, Int, Schema
+from shardkit.schema import Scalar, Schema
 
 
 class TFRecordWriter(ShardWriter):
@@ -28,13 +28,13 @@ class TFRecordWriter(ShardWriter):
         self._file = storage.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
-        data, others = example(sample, self.spec.schema)
-        size = HEAD + len(data) + TAIL
+        first, *others = chunks = example(sample, self.spec.schema)
+        length = sum(map(len, chunks))
+        size = HEAD + length + TAIL
         if self.spec.max_bytes and self._rows and self._file.size + size > self.spec.max_bytes:
             return False
-        head = HEAD + len(data) - others if others else size
-        self._rows += ROW.pack(self._file.size, size, head)
-        self._file.write(header(len(data)), data, checksum(data))
+        self._rows += ROW.pack(self._file.size, size, HEAD + len(first) if others else size)
+        self._file.write(header(length), *chunks, checksum(*chunks))
         return True
 
     def finish(self) -> None:
@@ -43,24 +43,24 @@ class TFRecordWriter(ShardWriter):
         _write_index(self.path, bytes(self._rows))
 
 
-def example(sample: Sample, schema: Schema) -> tuple[bytes, int]:
-    """The Example of a sample, and how many of its bytes are behind key and numbers."""
+def example(sample: Sample, schema: Schema) -> list[bytes]:
+    """The Example of a sample, in chunks, of which the first has the key and the numbers."""
     key = sample[KEY]
-    first = [entry(KEY, Feature(BYTES, [key_bytes(key)]))]
+    first = entry(KEY, Feature(BYTES, [key_bytes(key)]))
     others: list[bytes] = []
     for name, kind in schema.items():
         if name not in sample:
             continue
         value = sample[name]
         check(kind, value, key, name)
-        entries = first if isinstance(kind, Int | Bool | Float) else others
+        chunks = first if isinstance(kind, Scalar) else others
         try:
-            entries += [entry(*each) for each in encoded(name, kind, value)]
+            for each in encoded(name, kind, value):
+                chunks += entry(*each)
         except (TypeError, ValueError, RecursionError) as error:
             raise not_stored(error, value, key, name) from error
-    behind = sum(len(each) for each in others)
-    size = behind + sum(len(each) for each in first)
-    return b"".join((b"\x0a", dump_varint(size), *first, *others)), behind
+    size = sum(map(len, first)) + sum(map(len, others))
+    return [b"".join((b"\x0a", dump_varint(size), *first)), *others]
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:

@@ -15,20 +15,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.formats.base import Format
 from shardkit.formats.wds import beside, layout, names
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.formats.wds.writer import ODD, WdsWriter, join
+from shardkit.manifest import Manifest
 from shardkit.schema import Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.manifest import Manifest
 
 
 class Wds(Format):

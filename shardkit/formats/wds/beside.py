@@ -13,18 +13,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.errors import FormatError, SampleError
 from shardkit.formats.wds.layout import BLOCK, NAME
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.manifest import Manifest
+from shardkit.manifest import Manifest
 
 # Name -> whether an output that is one file can have it: Energon describes a folder.
 LOADERS = {"dali": True, "energon": False, "wids": True}

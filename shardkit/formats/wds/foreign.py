@@ -100,7 +100,7 @@ def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
 def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
     """The type of the extension; plain bytes where the first value of the field is not of it."""
     kind = names.decoded_type(field)
-    decode = DECODERS[kind]
+    decode = kind().entry(DECODERS)
     if decode is not None:
         try:
             decode(source.read(first.offset, first.size))

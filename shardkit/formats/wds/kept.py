@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import warnings
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from shardkit.byte_source import ByteSource, RemoteFile
-from shardkit.errors import ShardkitError, ShardkitWarning
+from shardkit.errors import ShardkitError, warn
 from shardkit.formats.streamed import Streamed
 from shardkit.formats.wds.foreign import scan
 from shardkit.formats.wds.layout import index_struct
@@ -47,7 +46,7 @@ def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]
         if kept is not None:
             kept.save(found)
     for words in found.pop("warnings"):
-        warnings.warn(words, ShardkitWarning, stacklevel=2)
+        warn(words)
     return found
 
 

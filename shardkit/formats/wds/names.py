@@ -15,18 +15,7 @@ import re
 
 from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.errors import FormatError
-from shardkit.schema import (
-    Array,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Images,
-    Int,
-    Json,
-    Schema,
-    Text,
-)
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Images, Int, Json, Schema, Text
 
 _SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")

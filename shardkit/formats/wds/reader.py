@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.byte_source import Memory, Table, open_source
 from shardkit.codecs.array import load_array, load_table
@@ -20,10 +21,7 @@ from shardkit.formats.wds import values
 from shardkit.formats.wds.kept import scanned
 from shardkit.formats.wds.layout import column, find_index, index_dtype, index_struct
 from shardkit.sample import Sample
-from shardkit.schema import Array, FieldType, Image, Json, Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from shardkit.schema import Array, Image, Json, Schema
 
 _BETWEEN = 8192  # bytes that one read for all of a sample may take too many
 
@@ -113,7 +111,7 @@ class WdsReader(ShardReader):
 
     def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
         spans = self._index.take(positions)[column(field)]
-        there, decode = spans["offset"] != 0, values.DECODERS[type(self.schema[field])]
+        there, decode = spans["offset"] != 0, self.schema[field].entry(values.DECODERS)
         found = spans[there]
         pairs = zip(found["offset"].tolist(), found["size"].tolist(), strict=True)
         try:
@@ -151,10 +149,10 @@ class WdsReader(ShardReader):
         return np.concatenate(found)
 
 
-def _columns(schema: Schema, decoders: Mapping[type[FieldType], Any]) -> list[_Column]:
+def _columns(schema: Schema, decoders: Mapping[type, Any]) -> list[_Column]:
     columns = []
     at = 2  # after the key's offset and size
     for name, kind in schema.items():
-        columns.append((name, at, decoders[type(kind)]))
+        columns.append((name, at, kind.entry(decoders)))
         at += 4 if isinstance(kind, Image) else 2
     return columns

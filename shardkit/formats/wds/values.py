@@ -9,20 +9,7 @@ from typing import Any
 
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.sample import JsonText
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Int,
-    Json,
-    Text,
-    Video,
-    int64,
-)
+from shardkit.schema import Array, Bool, Bytes, Float, Int, Json, Text, int64
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
@@ -54,11 +41,8 @@ def _float_bytes(value: float) -> bytes:
 
 
 # None for what is stored as it is.
-DECODERS: dict[type[FieldType], Decoder | None] = {
+DECODERS: dict[type, Decoder | None] = {
     Bytes: None,
-    Image: None,
-    Audio: None,
-    Video: None,
     Int: int64,
     Float: _float,
     Bool: _bool,
@@ -66,7 +50,7 @@ DECODERS: dict[type[FieldType], Decoder | None] = {
     Json: json.loads,
     Array: load_array,
 }
-ENCODERS: dict[type[FieldType], Encoder] = {
+ENCODERS: dict[type, Encoder] = {
     Bytes: bytes,
     Int: b"%d".__mod__,
     Float: _float_bytes,

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.array import dump_array
@@ -29,9 +30,6 @@ from shardkit.formats.wds.layout import (
 from shardkit.formats.wds.values import ENCODERS, Encoder
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # What keys must not have for the tool wds2idx of DALI: it writes ASCII names between blanks.
 ODD = re.compile(r"[\s\x80-\U0010ffff]")
@@ -154,7 +152,7 @@ def _fields(schema: Schema) -> list[_Field]:
             absent = (0, 0, 0, 0) if isinstance(kind, Image) else (0, 0)
             fields.append(_Field(name, None, by_format, absent))
         else:
-            fields.append(_Field(name, ENCODERS[type(kind)], {"": first}, (0, 0)))
+            fields.append(_Field(name, kind.entry(ENCODERS), {"": first}, (0, 0)))
     return fields
 
 

@@ -10,9 +10,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.compression import compression_of
@@ -20,10 +21,6 @@ from shardkit.codecs.pixels import to_png
 from shardkit.errors import SourceError, UsageError
 from shardkit.schema import Image, Int
 from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 # --- idx -----------------------------------------------------------------------------------------
 

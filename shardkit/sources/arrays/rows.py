@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from time import time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
@@ -32,13 +33,8 @@ from shardkit.schema import (
     check_label,
     int64,
 )
-from shardkit.sources.base import Source
+from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, refuse_changed
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
 
 Make = Callable[["npt.NDArray[Any]"], Any]  # a value of a row, which is a view of read-only bytes
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Int, Schema, Text
-from shardkit.sources.base import Document, Stream
+from shardkit.sources.base import Document, Indices, Stream
 from shardkit.sources.file_table import FileSource
 from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.labels import LABEL
@@ -20,11 +21,6 @@ from shardkit.sources.metadata import add_columns
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.records import LINE_FIELD, TextFile
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from shardkit.sources.base import Indices
 
 
 class TextFiles(FileSource[Files]):
@@ -41,7 +37,7 @@ class TextFiles(FileSource[Files]):
     def add_labels(self, classes: tuple[str, ...] | None) -> None:
         """Add the labels of folders, which have these names, and the columns of metadata."""
         fields: dict[str, FieldType] = {**self.schema}
-        files = self._files
+        files = self.files
         if files.labels and classes is not None:
             fields[LABEL] = Int()
             self.class_names = {LABEL: classes}
@@ -52,11 +48,11 @@ class TextFiles(FileSource[Files]):
         self.schema = Schema(fields)
 
     def __getitem__(self, index: int) -> Sample:
-        files, key = self._files, self.key(index)
+        files, key = self.files, self.key(index)
         sample: Sample = {"__key__": key}
         try:
             if LINE_FIELD in self.schema:
-                file = open_file(self._root, files, index, self._errors)
+                file = open_file(self.root, files, index, self._errors)
                 sample[LINE_FIELD] = file.text(files.planned(index))
         except SampleError as error:
             raise error.located(key=key) from error.__cause__
@@ -68,15 +64,15 @@ class TextFiles(FileSource[Files]):
         return sample
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        return self._files.lengths()
+        return self.files.lengths()
 
     def select(self, indices: Indices) -> TextFiles:
-        part = TextFiles(self._root, self._files.select(indices), self._errors)
+        part = TextFiles(self.root, self.files.select(indices), self._errors)
         part.schema, part.class_names = self.schema, dict(self.class_names)
         return part
 
     def fingerprint(self) -> dict[str, str]:
-        return self._files.fingerprint([LINE_FIELD], self.classes)
+        return self.files.fingerprint([LINE_FIELD], self.classes)
 
 
 class Ranges(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any
 from shardkit.errors import SampleError, drop_option
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import RESERVED, Bool, FieldType, Float, Int, Json, Schema, Text
-from shardkit.sources.columns import number, typed_column, whole_number
+from shardkit.schema import RESERVED, FieldType, Float, Int, Json, Schema, Text
+from shardkit.sources.columns import kind_of, number, typed_column, whole_number
 from shardkit.sources.labels import LABEL, Labels
 from shardkit.sources.text.records import LINE_FIELD
 
@@ -178,15 +178,9 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _json_type(values: list[Any]) -> FieldType:
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {str}:
-        return Text()
-    if kinds == {bool}:
-        return Bool()
-    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if value is not None):
-        return Int()
-    if kinds in ({float}, {int, float}):
-        return Float()
-    return Json()
+    if kinds in (set(), {int, float}):
+        return Float() if kinds else Json()
+    return kind_of(kinds, values)
 
 
 def _wider(a: FieldType, b: FieldType) -> FieldType:

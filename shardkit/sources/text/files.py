@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from shardkit.sources.file_table import FileTable
 from shardkit.sources.text.names import Name, parse_name
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 @dataclass

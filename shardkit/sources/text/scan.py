@@ -16,7 +16,7 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.card import OUTSIDE, splits_of
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
@@ -452,6 +452,7 @@ def _fields(
         raise SourceError(
             f"the first documents have no field {options.field or LINE_FIELD!r}",
             path=path,
+            expected=near(options.field or LINE_FIELD, types),
             found=", ".join(f"{name} ({type(kind).__name__})" for name, kind in types.items()),
             fix="say which field is the text: --text-field NAME",
         )

@@ -1,0 +1,57 @@
+"""`shardkit export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from shardkit.cli import print_json, storage_option
+from shardkit.cli.help import Command, Example
+from shardkit.cli.tables import counted, print_table, size, tally
+
+
+@click.command(
+    "export",
+    cls=Command,
+    examples=[
+        Example("shardkit export shards --to folder -o images", "Folders of images, metadata.csv"),
+        Example("shardkit export shards --to files -o files", "A file for each value"),
+    ],
+)
+@click.argument("dataset", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["folder", "jsonl", "files"]),
+    help="folder: images, audio or video by class, and metadata.csv; jsonl: JSON Lines, for text"
+    " and tables; files: KEY.FIELD for each value, as in a TAR.",
+)
+@click.option(
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to make."
+)
+@storage_option
+@click.option("--quiet", is_flag=True, help="Print only errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+def command(
+    dataset: Path, to: str, out: Path, storage_options: dict[str, str], quiet: bool, as_json: bool
+) -> None:
+    """Write the samples of DATASET as plain files, which `shardkit convert OUT` reads again.
+
+    Keys that cannot be names of files on every system are changed in these names, which is counted;
+    the tables have them as they are. After an interruption the same command begins again.
+    """
+    from shardkit.cli.progress import StepsMonitor
+    from shardkit.conversion.export import export
+
+    with StepsMonitor(quiet or not sys.stderr.isatty()) as monitor:
+        result = export(dataset, to, out, progress=monitor, storage_options=storage_options)
+    if as_json:
+        print_json(result.to_dict())
+    elif not quiet:
+        files = f"{counted(result.files, 'file')}, {size(result.bytes)}"
+        rows = [("exported", f"{counted(result.samples, 'sample')}; {files}")]
+        if result.renamed:
+            rows.append(("renamed", f"files of keys {tally(result.renamed)}"))
+        print_table(result.out, rows)

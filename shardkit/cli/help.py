@@ -1,0 +1,128 @@
+"""The help of a command: its options in groups, and examples at the end."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from shardkit.keywords import docs_of
+
+
+class Example(NamedTuple):
+    """A command line; a test runs it beside `photos`, `texts`, `shards` and `more`, datasets."""
+
+    line: str
+    about: str
+    not_run: str = ""  # why no test runs it
+
+
+class Command(click.Command):
+    """A command with its options in the groups that `option_group` makes, and with examples.
+
+    Those behind a group, such as `--help`, are in it too.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[Example] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        title = "Options"
+        for param in self.get_params(ctx):
+            title = getattr(param, "group", title)
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=26)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write_text(f"{example.about}:")
+                formatter.write(f"    {example.line}\n")  # whole, to be copied
+
+
+def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that adds several `click.option`s to a command, as one group of its help.
+
+    >>> @click.command("x", cls=Command, examples=[Example("shardkit x --size 3", "Three")])
+    ... @option_group("Images", click.option("--size", help="Pixels."))
+    ... def x() -> None: ...
+    """
+
+    def add(command: Any) -> Any:
+        for decorate in reversed(decorators):
+            command = decorate(command)
+            command.__click_params__[-1].group = title
+        return command
+
+    return add
+
+
+def options_of(title: str, kind: type[Any], **words: str | Sequence[str]) -> Callable[[Any], Any]:
+    """A group of options that are fields of a dataclass: it has their types, defaults and help.
+
+    `words` has those to add, in their order: a metavar, the choices, or nothing for a flag.
+    """
+    every, docs = {f.name: f for f in dataclasses.fields(kind)}, docs_of(kind)
+    return option_group(title, *(_option(every[n], w, docs[n]) for n, w in words.items()))
+
+
+# Fields of several values, whose options have one name for each.
+_SEVERAL = ("ray_option", "batch_size", "transform", "measure")
+_FLAGS = {
+    "format": "--image-format",
+    "field": "--text-field",
+    **{f"{name}s": f"--{name.replace('_', '-')}" for name in _SEVERAL},
+}
+_TYPES = {"int": int, "float": float}
+
+
+def _option(field: dataclasses.Field[Any], word: str | Sequence[str], about: str) -> Any:
+    flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+    kind = str(field.type).removesuffix(" | None")
+    about = about if about[0] == '"' else about[0].upper() + about[1:]  # a value stays as it is
+    about, says, none = re.sub(r'"(\S+?)"', r"\1", about).partition(" None: ")
+    of = click.Path() if word == "FILE" else _TYPES.get(kind, str)
+    given: dict[str, Any] = {"type": of, "metavar": word}
+    if not isinstance(word, str):
+        given = {"type": click.Choice(word)}
+    elif kind == "bool":
+        given = {"is_flag": True, "metavar": None}
+        flag += f"/--no-{flag[2:]}" * str(field.type).endswith("None")
+    elif "=" in word or "," in word:
+        about += " Repeatable."
+        callback = _pairs if "=" in word else _numbers if "[int]" in kind else _names
+        given = {"metavar": word, "multiple": True, "callback": callback}
+    if isinstance(field.default, tuple) and field.default:
+        given["default"] = [",".join(map(str, field.default))]
+    elif field.default not in (None, (), dataclasses.MISSING) or says:
+        given["default"] = field.default
+    about += f"  [default: {none.removesuffix('.')}]" * bool(says)
+    return click.option(flag, field.name, help=about, **given)
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if not all(name and value for name, _, value in pairs):
+        raise click.BadParameter(f"expected {param.metavar}")
+    return {name: value for name, _, value in pairs}
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[int]:
+    try:
+        return [int(word) for word in _names(ctx, param, values)]
+    except ValueError:
+        raise click.BadParameter("expected numbers, such as 1,2,4") from None
+
+
+def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str]:
+    """Names separated by commas; a name with a comma is quoted, as in CSV."""
+    return [name for row in csv.reader(values) for name in row or [""]]

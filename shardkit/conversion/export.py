@@ -1,0 +1,428 @@
+"""`shardkit.export`: a dataset as plain files, which other tools read and `convert` reads again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.codecs import image, media
+from shardkit.codecs.media import SUFFIXES_OF
+from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.target import Target
+from shardkit.dataset import Dataset
+from shardkit.errors import FormatError, OutputError, SampleError, UsageError, near
+from shardkit.formats.wds.names import extensions
+from shardkit.formats.wds.values import ENCODERS
+from shardkit.keywords import takes
+from shardkit.manifest import FOLDER
+from shardkit.names import file_stem
+from shardkit.options import Selection
+from shardkit.processors import in_threads
+from shardkit.progress import Monitor, Progress, watched
+from shardkit.remote.path import RemotePath
+from shardkit.sample import key_hash
+from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Images, Int, Schema, Text, Video
+from shardkit.sources import exported, open_sources
+from shardkit.sources.base import Source
+from shardkit.sources.exported import ABOUT, KEY, TEXTS, VERSION, About, csv_row, inline, json_row
+from shardkit.sources.given import paths_of
+
+KINDS = ("folder", "jsonl", "files")
+_TABLES = {"folder": "metadata.csv", "jsonl": "data.jsonl", "files": f"{FOLDER}/files.jsonl"}
+_FILE_NAME = "file_name"
+_MEDIA = (Image, Audio, Video)
+_THREADS, _AHEAD = 4, 4
+_RENAMED = {
+    "encoded": "with characters or names that not every system takes",
+    "cut": "too long",
+    "alike": "of the same file name as another where case does not count",
+}
+
+
+@dataclass
+class ExportResult:
+    """What was written.
+
+    out: the folder.
+    to: what it was exported to.
+    samples, files: how many.
+    bytes: of all files but tables.
+    renamed: counts of keys that are not the names of their files, by reason.
+    """
+
+    out: str
+    to: str
+    samples: int = 0
+    files: int = 0
+    bytes: int = 0
+    renamed: dict[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as values that JSON can hold."""
+        return asdict(self)
+
+
+@takes()
+def export(
+    dataset: str | os.PathLike[str] | Dataset,
+    to: str,
+    out: str | os.PathLike[str],
+    *,
+    progress: bool | Callable[[Progress], object] | Monitor = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ExportResult:
+    """Write the samples of a dataset, a path or an open one, as plain files to a new folder `out`.
+
+    `to="folder"`: images, audio or video in a folder for each class, beside `metadata.csv`, whose
+    columns are the other fields; as ImageFolder and AudioFolder of Hugging Face datasets read them.
+    `"jsonl"`: `data.jsonl`, with a line for each sample. `"files"`: a file `KEY.FIELD` for each
+    value, as in a TAR. What a table cannot hold exactly is a file beside it, whose path it has.
+
+    `convert(out, ...)` gives equal samples again, with the same keys: those that no file may be
+    called by on some system are changed in file names alone, and counted. `out` appears when it is
+    whole; after an interruption the same call begins again. Nothing is overwritten.
+    `progress` is as in `shardkit.convert`, `storage_options` are as in `shardkit.open`.
+
+    Raises UsageError for a dataset without media for a folder, OutputError for an output that is
+    there, and all that reading raises.
+    """
+    if to not in KINDS:
+        raise UsageError("there is no such kind of export", found=to, expected=near(to, KINDS))
+    given: Any = dataset
+    with storage.using(storage_options, dataset, out):
+        sources = open_sources(given)
+        target = Target(storage.output(out), "")
+    for source in sources.values():
+        if not isinstance(source, Source):
+            raise UsageError(
+                "files of text are no dataset",
+                path=None if isinstance(dataset, Dataset) else dataset,
+                fix="convert them first: shardkit convert SOURCE --to FORMAT",
+            )
+        for problem in source.problems:
+            raise problem
+    apart = dataset.paths if isinstance(dataset, Dataset) else paths_of(dataset)
+    partial = _begin(target, to, apart)
+    try:
+        result = ExportResult(os.fspath(target.path), to)
+        renamed: Counter[str] = Counter()
+        storage.make_folder(partial.dataset / FOLDER)
+        with watched(progress) as monitor:
+            if monitor is not None:
+                total = sum(len(one) for one in sources.values() if isinstance(one, Source))
+                monitor.start("exporting", total, "samples")
+            for name, source in sources.items():
+                assert isinstance(source, Source)
+                _Export(source, to, partial.dataset / name, result, renamed).run(monitor)
+        if list(sources) != [""]:
+            about = _about(splits=list(sources))
+            storage.write_file(partial.dataset / ABOUT, about)
+        result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
+        storage.sync_all(partial.dataset)
+        partial.publish(overwrite=False)
+    except Exception:
+        partial.discard()  # nothing of it would be of use
+        raise
+    finally:
+        partial.release()
+    return result
+
+
+def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
+    """The working folder, empty: what an interrupted export has left is removed."""
+    if isinstance(target.path, RemotePath):
+        raise UsageError(
+            "an export is written to this machine", path=target.path, fix="copy it there afterwards"
+        )
+    out = target.path
+    with storage.explained("look at", out):
+        if os.path.lexists(out) and not (out.is_dir() and next(out.iterdir(), None) is None):
+            fix = "give another folder with -o, or remove this one first"
+            raise OutputError("the output exists", path=out, fix=fix)
+    target.check(sources)
+    partial = partial_of(target)
+    job = partial.job() if partial.exists() else None
+    if job is not None and "export" not in job:
+        raise OutputError(
+            "there is an unfinished conversion to this output",
+            path=partial.path,
+            fix="finish it by its own command, or give another folder with -o",
+        )
+    partial.begin({"export": to}, resume=False)
+    return partial
+
+
+def _about(**known: Any) -> bytes:
+    about = About(
+        table="", splits=[], schema={}, columns={}, class_names={}, named=[], files=False,
+        tokenizer={},
+    )  # fmt: skip
+    return json.dumps({"version": VERSION, **about, **known}, indent=1).encode() + b"\n"
+
+
+class _Export:
+    """Writes the samples of one source to a folder."""
+
+    def __init__(
+        self, source: Source, to: str, folder: Path, result: ExportResult, renamed: Counter[str]
+    ) -> None:
+        self._source, self._to, self._folder = source, to, folder
+        self._result, self._renamed = result, renamed
+        self._schema = schema = source.schema
+        self._main = _main(schema) if to == "folder" else None
+        names = source.class_names
+        self._named = {
+            n: names[n]
+            for n in names
+            if to != "files" and isinstance(schema[n], Int) and _tell_apart(names[n])
+        }
+        label = source.label if to == "folder" else ""
+        self._label = label if isinstance(schema.get(label), Int) and label in names else None
+        self._endings = _endings(schema, to, self._main)
+        self._suffixes = {e.rpartition(".")[2] for each in self._endings.values() for e in each}
+        self._suffixes |= {"csv", "jsonl"}  # of the tables
+        self._classes = [
+            file_stem(name.replace("/", "%2F") + "/x", self._suffixes)[:-2]
+            for name in names.get(self._label or "", ())
+        ]
+        self._columns = {name: self._column(name) for name in schema}
+        self._make_folder = lru_cache(4096)(storage.make_folder)
+
+    def _column(self, name: str) -> str:
+        """Of files that Hugging Face's loaders are to read, such as they expect it."""
+        if name == self._main:
+            return _FILE_NAME
+        alike = self._main is not None and type(self._schema[name]) is type(
+            self._schema[self._main]
+        )
+        column = f"{name}_{_FILE_NAME}" if alike else name
+        while column in (KEY, TEXTS, _FILE_NAME, *(self._schema if column != name else ())):
+            column += "_"
+        return column
+
+    def run(self, monitor: Monitor | None) -> None:
+        storage.make_folder(self._folder / FOLDER)
+        self._alike = self._find_alike() if self._has_files() else {}
+        optional = [False, *(kind.optional for kind in self._ordered().values())]
+        with storage.BufferedFile(self._folder / _TABLES[self._to]) as table:
+            if self._to == "folder":
+                head = [KEY, *(self._columns[name] for name in self._ordered())]
+                table.write(csv_row(head, [False] * len(head)))
+            written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
+            for row, reason, sizes in written:
+                is_csv = self._to == "folder"
+                line = csv_row(row.values(), optional) if is_csv else json_row(row)
+                if len(line) > exported.MAX_ROW:
+                    raise SampleError(
+                        "a sample is too long for a row of a table",
+                        key=row[KEY],
+                        expected=f"at most {exported.MAX_ROW:,} bytes",
+                        fix="export it --to files",
+                    )
+                table.write(line)
+                self._result.samples += 1
+                self._result.files += len(sizes)
+                self._result.bytes += sum(sizes)
+                self._renamed[reason] += 1
+                if monitor is not None:
+                    monitor.advance(1)
+        entry, files = self._source.tokenizer()
+        for name, data in files.items():
+            storage.write_file(self._folder / FOLDER / name, data)
+        about = _about(
+            table=_TABLES[self._to],
+            schema=self._schema.to_json(),
+            columns=self._columns,
+            class_names={n: [*names] for n, names in self._source.class_names.items()},
+            named=[*self._named],
+            files=self._to == "files",
+            tokenizer=entry,
+        )
+        storage.write_file(self._folder / ABOUT, about)
+
+    def _ordered(self) -> dict[str, FieldType]:
+        """The fields as columns: the main one first."""
+        return {**({self._main: self._schema[self._main]} if self._main else {}), **self._schema}
+
+    def _has_files(self) -> bool:
+        kinds = self._schema.values()
+        return self._to == "files" or any(isinstance(k, Bytes | Images | Array) for k in kinds)
+
+    # --- names of files
+
+    def _stem(self, number: int, key: str, label: Any) -> str:
+        stem = file_stem(key, self._suffixes)
+        if type(label) is int and 0 <= label < len(self._classes):
+            own = self._classes[label] + "/"
+            stem = own + stem.removeprefix(own)
+        return stem + self._alike.get(number, "")
+
+    def _stems(self) -> Iterator[tuple[str, str]]:
+        """Stems and keys of all samples."""
+        part = self._source.select(np.arange(len(self._source))).skimmed()
+        part.narrow(Selection((self._label,) if self._label else (), partial=True))
+        for number, document in enumerate(part.documents()):
+            if isinstance(document.sample, SampleError):
+                raise document.sample.located(path=document.name)
+            key = document.sample[KEY]
+            yield self._stem(number, key, document.sample.get(self._label or "")), key
+
+    def _find_alike(self) -> dict[int, str]:
+        """What is added to stems that others have too, where case and the form of accents do not
+        count: by the number of the sample."""
+        self._alike = {}
+        stems = (_folded(stem) for stem, _ in self._stems())
+        hashes = np.fromiter(stems, np.uint64, len(self._source))
+        _, first = np.unique(hashes, return_index=True)
+        again = np.ones(len(hashes), np.bool_)
+        again[first] = False
+        if not again.any():
+            return {}
+        ordered, taken, found = np.sort(hashes), set[int](), dict[int, str]()
+        for number, (stem, key) in enumerate(self._stems()):
+            if not again[number]:
+                continue
+            for more in itertools.count():
+                added = f"~{key_hash(key):016x}" + (f"~{number}~{more}" if more else "")
+                folded = _folded(stem + added)
+                at = int(ordered.searchsorted(np.uint64(folded)))
+                if folded not in taken and (at == len(ordered) or int(ordered[at]) != folded):
+                    break
+            taken.add(folded)
+            found[number] = added
+        return found
+
+    def _why_renamed(self, number: int, key: str) -> str:
+        if number in self._alike:
+            return "alike"
+        stem = file_stem(key, self._suffixes)
+        if stem == key:
+            return ""
+        return "cut" if len(stem.encode()) < len(key.encode()) else "encoded"
+
+    # --- samples
+
+    def _write(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
+        """Write the files of a sample: its row, why its key is not their name, and their sizes."""
+        sample = self._source[number]
+        key = sample[KEY]
+        if self._main is not None and self._main not in sample:
+            raise SampleError(
+                "a sample has no file that a row could name",
+                key=key,
+                field=self._main,
+                fix="export it --to jsonl or files",
+            )
+        stem = self._stem(number, key, sample.get(self._label or ""))
+        row: dict[str, Any] = {KEY: key}
+        sizes: list[int] = []
+        for name, kind in self._ordered().items():
+            value = sample.get(name)
+            if name in sample:
+                value = self._value(stem, name, kind, sample[name], sizes)
+            row[self._columns[name]] = value
+        return row, self._why_renamed(number, key) if sizes else "", sizes
+
+    def _value(self, stem: str, name: str, kind: FieldType, value: Any, sizes: list[int]) -> Any:
+        """A value as the table has it; its files are written."""
+        if name in self._named and 0 <= value < len(self._named[name]):
+            return self._named[name][value]
+        if self._to != "files" and (found := inline(kind, value)) is not None:
+            return found
+        if isinstance(kind, Images):
+            return [
+                self._file(stem, name, Image(), each, f"{n}.", sizes)
+                for n, each in enumerate(value)
+            ]
+        return self._file(stem, name, kind, value, "", sizes)
+
+    def _file(
+        self, stem: str, name: str, kind: FieldType, value: Any, number: str, sizes: list[int]
+    ) -> str:
+        data = kind.entry(ENCODERS)(value)
+        endings = self._endings[name]
+        if type(kind) in SUFFIXES_OF:
+            format = media.format_of(data) or image.format_of(data)
+            suffixes = SUFFIXES_OF[type(kind)]
+            suffix = next((s for s, f in suffixes.items() if f == format), "bin")
+            ending = next((e for e in endings if e.rpartition(".")[2] == suffix), endings[-1])
+        else:
+            ending = endings[0]
+        if number:
+            ending = ending[: ending.rindex(".") + 1] + number + ending.rpartition(".")[2]
+        path = self._folder / f"{stem}.{ending}"
+        self._make_folder(path.parent)
+        if os.path.lexists(path):
+            raise OutputError(
+                "two files of the export have the same name on this file system", path=path
+            )
+        storage.write_loose(path, data)
+        sizes.append(len(data))
+        return f"{stem}.{ending}"
+
+
+def _folded(stem: str) -> int:
+    """The same number for names that are one name on some systems."""
+    return key_hash(unicodedata.normalize("NFC", stem.casefold()))
+
+
+def _tell_apart(names: Sequence[str]) -> bool:
+    """Whether names of classes tell them apart, also from -1 and from no value."""
+    return len(set(names)) == len(names) and not {"", "-1"} & {*names}
+
+
+def _main(schema: Schema) -> str:
+    """The field whose files are what a folder is of."""
+    found = [name for name, kind in schema.items() if isinstance(kind, _MEDIA)]
+    if not found:
+        raise UsageError(
+            "the dataset has no images, audio or video",
+            found=", ".join(f"{name}: {kind}" for name, kind in schema.items()),
+            fix="export it --to jsonl or files",
+        )
+    usual = ("image", "audio", "video")
+    return min(found, key=lambda name: (schema[name].optional, name not in usual))
+
+
+def _endings(schema: Schema, to: str, main: str | None) -> dict[str, list[str]]:
+    """What files of a field may end with, behind a dot: in a TAR, or FIELD.SUFFIX.
+
+    Encoded files have several, of which the last is that of unknown ones.
+    """
+    lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
+    found: dict[str, list[str]] = {}
+    if to == "files":
+        try:
+            found = extensions(Schema({n: kind for n, kind in schema.items() if n not in lists}))
+        except FormatError:  # a TAR would not have these names
+            pass
+        plain = [e.replace(".", "_") for each in found.values() for e in each]
+        found = found if all(file_stem(e) == e for e in plain) else {}
+    taken: set[str] = set()
+    for number, (name, kind) in enumerate(schema.items()):
+        own = file_stem(name.replace("/", "%2F"))
+        own += f"~{number}" if own.casefold() in taken else ""
+        taken.add(own.casefold())
+        if name not in found:
+            prefix = "" if name == main else own + "."
+            found[name] = [prefix + suffix for suffix in _suffixes(kind)]
+        elif len(found[name]) > 1:
+            found[name].append(f"{own}.bin")
+    return found
+
+
+def _suffixes(kind: FieldType) -> list[str]:
+    if isinstance(kind, Image | Images | Audio | Video):
+        return [*SUFFIXES_OF[Image if isinstance(kind, Images) else type(kind)], "bin"]
+    return [kind.entry({Array: "npy", Bytes: "bin", Text: "txt", FieldType: "json"})]

@@ -1,0 +1,180 @@
+"""`shardkit.merge`: one dataset of several, or of the parts of a conversion."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkit import manifest as manifests
+from shardkit import storage
+from shardkit.conversion.cuts import TASKS
+from shardkit.conversion.existing import another_dataset, is_complete
+from shardkit.conversion.outline import Outline
+from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.parts import who_is_missing
+from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
+from shardkit.conversion.target import Target
+from shardkit.errors import OutputError, ShardkitError, UsageError
+from shardkit.formats import get_format
+from shardkit.keywords import takes
+from shardkit.opening import open_splits
+from shardkit.progress import OfConversion, Progress, watched
+from shardkit.version import __version__
+
+if TYPE_CHECKING:
+    from shardkit.conversion.run import ConvertResult, Monitor
+
+
+@takes()
+def merge(
+    *datasets: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[Progress], object] | Monitor = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ConvertResult:
+    """Make one dataset, `out`, of several; or of the parts of a conversion.
+
+    With `out`: as `convert([*datasets], to=the format that all of them have, out=out)`, which
+    decodes nothing. Raises UsageError where they have no format in common, and all that `convert`
+    raises.
+
+    `merge(dataset)` alone publishes the dataset of a conversion in parts (`convert(...,
+    part="2/8")`). It takes neither source nor options: the parts have stored what is needed. The
+    part that ends last has done this already, unless it could not tell that it was the last; then
+    this tells what there is. Raises OutputError where tasks are missing, and names the parts that
+    they were left to. `progress` and `storage_options` are as in `shardkit.convert`.
+    """
+    if out is not None:
+        from shardkit.conversion.convert import convert
+
+        with storage.using(storage_options, *datasets, out):
+            to = _common_format(datasets)
+        given, options = list(datasets), storage_options
+        return convert(given, to, out, progress=progress, storage_options=options)
+    if len(datasets) != 1:
+        raise UsageError(
+            "several datasets are merged into an output",
+            found=f"{len(datasets)} datasets and no output",
+            fix="give it with -o OUT (out=); of a conversion in parts give its output alone",
+        )
+    with watched(progress, OfConversion) as monitor:
+        return _publish(datasets[0], monitor, storage_options)
+
+
+def _common_format(datasets: Sequence[str | os.PathLike[str]]) -> str:
+    """The format of all datasets; raises UsageError where there is none."""
+    found = {
+        os.fspath(path): dataset.format
+        for path in datasets
+        for dataset in open_splits(storage.source(path), partly=True).values()
+    }
+    formats = set(found.values())
+    if len(formats) != 1:
+        raise UsageError(
+            "the datasets have no format in common" if found else "no dataset is given",
+            found=", ".join(f"{path} is {format}" for path, format in found.items()) or None,
+            fix="choose the format of the output: shardkit convert A B --to FORMAT -o OUT",
+        )
+    return formats.pop()
+
+
+def _publish(
+    out: str | os.PathLike[str], monitor: Monitor | None, storage_options: Mapping[str, Any] | None
+) -> ConvertResult:
+    began = time.monotonic()
+    with storage.using(storage_options, out):
+        path = storage.output(out)
+    job = partial_of(Target(path, "")).job()
+    if job is None or "recipe" not in job:  # as of a repair, which nobody can continue
+        result = _finished(Target(path, ""))
+    else:
+        target = _target_of(job, path)
+        target.check([])
+        result = _merge(job, target, monitor)
+    return replace(result, seconds=round(time.monotonic() - began, 3))
+
+
+def _finished(target: Target) -> ConvertResult:
+    """The dataset that is there, where nothing tells of an unfinished run."""
+    if not manifests.has_manifest(target.path):
+        raise OutputError(
+            "there is no conversion in parts to this output",
+            path=target.path,
+            fix="run its parts first: shardkit convert ... --part I/N",
+        )
+    partial = partial_of(target)
+    if partial.exists():  # the run that made it was killed while cleaning up
+        partial.begin({}, resume=False)
+        partial.discard()
+    return result_of(None, target, already_complete=True)
+
+
+def _target_of(job: dict[str, Any], path: Path) -> Target:
+    """The target of an unfinished run. Raises OutputError for one that cannot be finished here."""
+    recipe, versions = job.get("recipe"), job.get("versions")
+    if not isinstance(recipe, dict) or not isinstance(versions, dict):
+        raise _not_in_parts(path)
+    found = (versions.get("shardkit"), versions.get("tasks"))
+    if found != (__version__, TASKS):
+        raise OutputError(
+            "the unfinished conversion to this output was begun by another version of shardkit",
+            path=path,
+            expected=f"shardkit {__version__}",
+            found=f"shardkit {found[0]}",
+            fix="merge it with that version",
+        )
+    return Target.of(path, get_format(str(recipe.get("format"))).name)
+
+
+def _not_in_parts(path: Path) -> OutputError:
+    return OutputError(
+        "the unfinished conversion to this output was not begun in parts",
+        path=path,
+        fix="run its own command again, which finishes it",
+    )
+
+
+def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> ConvertResult:
+    partial = partial_of(target)
+    partial.begin(job, resume=True)
+    try:
+        if is_complete(job, target):
+            partial.discard()
+            return result_of(None, target, already_complete=True)
+        if (found := partial.outline()) is None:
+            raise _not_in_parts(target.path)
+        outline = Outline.unpacked(found[1], found[0])
+        if not target.is_empty() and not outline.overwrite:
+            fix = "repeat any part with --overwrite, which then replaces it"
+            raise another_dataset(job, target, fix)
+        _check(outline, target, partial)
+        publish(outline, target, partial, range(len(outline.tasks)), monitor, outline.overwrite)
+    finally:
+        partial.release()
+    return result_of(outline, target)
+
+
+def _check(outline: Outline, target: Target, partial: Partial) -> None:
+    """Raise an error where a task is missing, or where more samples are bad than are allowed."""
+    tasks = range(len(outline.tasks))
+    done = finished_in(partial, tasks, outline.recipe.on_error)
+    if missing := {*tasks} - done:
+        words, parts = who_is_missing(partial.begun(), missing)
+        which = f"--part {parts[0]}" if parts else "--part I/N"
+        more = " and so on" if len(parts) > 1 else ""
+        raise OutputError(
+            "not all parts of this conversion are done",
+            path=target.path,
+            expected=f"{len(tasks):,} finished",
+            found=words,
+            fix=f"run the same command with {which}{more}: the part that ends last publishes",
+        )
+    try:
+        check_errors(outline.problems + errors_of(partial, done), outline.max_errors)
+    except ShardkitError as error:
+        error.fix = "repeat any part with a larger --max-errors: it publishes then"
+        raise

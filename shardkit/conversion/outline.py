@@ -1,0 +1,195 @@
+"""What publishing needs of a plan: parts store it, and `merge` needs neither source nor options.
+
+`plan/outline.zip` in OUT.partial, or below its <job> in a store, never changes once it is there:
+
+outline.json         the `Outline`
+tasks.i64            a row of whole numbers for each task: split, start, stop, bytes, joined
+0/errors.jsonl       of split 0, what planning found: lines that the lists of the dataset begin with
+0/filtered.jsonl
+0/chosen.u64         the list of keys that chose its samples
+0/tokenizer/...      the files of its tokenizer
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardkit.checked import Count, checked, damaged, parse, plain
+from shardkit.conversion.shards import Content
+from shardkit.conversion.work import error_line, json_line, unzipped, zipped
+from shardkit.errors import DamagedError, UsageError
+from shardkit.formats import get_format
+from shardkit.formats.base import Format, ShardSpec
+from shardkit.manifest import CHOSEN, ERRORS, FILTERED
+from shardkit.names import checked_name
+from shardkit.recipe import Recipe
+from shardkit.schema import Schema
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from shardkit.conversion.plan import Plan, Split
+
+_OUTLINE = "outline.json"
+_TASKS = "tasks.i64"
+_TOKENIZER = "tokenizer/"
+_COLUMNS = 5
+
+
+@dataclass(frozen=True)
+class SplitOutline:
+    """What publishing needs of one dataset of the output."""
+
+    name: str
+    schema: dict[str, Any]
+    max_bytes: Count | None
+    classes: dict[str, tuple[str, ...]]
+    beside: tuple[str, ...]
+    label: str
+    guessed: tuple[str, ...]
+    pixels: tuple[str, ...]
+    problems: Count  # samples that planning found bad
+    ignored: dict[str, Count]
+    filtered: dict[str, Count]
+    tokenizer: dict[str, Any]
+
+    def content(self, format: Format) -> Content:
+        """Of its shards."""
+        spec = ShardSpec(Schema.from_json(self.schema), self.max_bytes, self.classes, self.beside)
+        return Content(format, spec, self.label, self.guessed, self.pixels)
+
+
+@dataclass(frozen=True)
+class About:
+    """outline.json."""
+
+    job: dict[str, Any]  # as in job.json
+    splits: tuple[SplitOutline, ...]
+    source_bytes: Count
+    notes: tuple[str, ...]
+    max_errors: Count  # that publishing allows
+    overwrite: bool  # whether publishing may replace another dataset
+
+
+@dataclass(frozen=True)
+class Outline(About):
+    """What publishing needs of a plan."""
+
+    recipe: Recipe
+    contents: tuple[Content, ...]  # of the shards of each split
+    tasks: npt.NDArray[np.int64]  # as in tasks.i64
+    files: Mapping[str, bytes]  # the others of the archive, by name
+
+    @classmethod
+    def of(cls, plan: Plan, max_errors: int = 0, overwrite: bool = False) -> Outline:
+        """The outline of a plan, and options that publishing asks for."""
+        numbers = {id(split): number for number, split in enumerate(plan.splits)}
+        rows = [(numbers[id(t.split)], t.start, t.stop, t.size, t.joined) for t in plan.tasks]
+        return cls(
+            job=plan.job,
+            splits=tuple(map(_outlined, plan.splits)),
+            source_bytes=plan.source_bytes,
+            notes=tuple(plan.notes()),
+            max_errors=max_errors,
+            overwrite=overwrite,
+            recipe=plan.recipe,
+            contents=tuple(split.content for split in plan.splits),
+            tasks=np.array(rows, np.int64).reshape(-1, _COLUMNS),
+            files={
+                f"{number}/{name}": data
+                for number, split in enumerate(plan.splits)
+                for name, data in _files(split).items()
+                if data
+            },
+        )
+
+    @property
+    def problems(self) -> int:
+        """Samples that planning found bad."""
+        return sum(split.problems for split in self.splits)
+
+    def tasks_of(self, split: int) -> list[tuple[int, bool]]:
+        """Numbers of the tasks of a split, and whether their shards are to be joined."""
+        numbers = np.flatnonzero(self.tasks[:, 0] == split)
+        return [(number, bool(self.tasks[number, 4])) for number in numbers.tolist()]
+
+    def file(self, split: int, name: str) -> bytes:
+        return self.files.get(f"{split}/{name}", b"")
+
+    def tokenizer_files(self, split: int) -> dict[str, bytes]:
+        start = f"{split}/{_TOKENIZER}"
+        return {
+            n.removeprefix(start): data for n, data in self.files.items() if n.startswith(start)
+        }
+
+    def packed(self) -> bytes:
+        """As one archive: the same bytes for the same outline."""
+        about = {f.name: plain(getattr(self, f.name)) for f in fields(About)}
+        text = json.dumps(about, allow_nan=False).encode()
+        return zipped({_OUTLINE: text, _TASKS: self.tasks.astype("<i8").tobytes(), **self.files})
+
+    @classmethod
+    def unpacked(cls, packed: bytes, path: Path) -> Outline:
+        """The outline in the archive at `path`; raises DamagedError."""
+        try:
+            files = unzipped(packed)
+            about = checked(About, parse(files.pop(_OUTLINE, b"")))
+            tasks = np.frombuffer(files.pop(_TASKS, b""), "<i8").reshape(-1, _COLUMNS)
+            recipe = Recipe.from_json(checked(dict[str, Any], about.job.get("recipe")), path)
+            format = get_format(recipe.format)
+            contents = tuple(split.content(format) for split in about.splits)
+        except (ValueError, UsageError) as error:
+            fix = "run the whole conversion again without --part: it goes on with what is done"
+            raise damaged("the stored plan", error, path=path, fix=fix) from error
+        found = cls(
+            **vars(about), recipe=recipe, contents=contents, tasks=tasks.astype(np.int64),
+            files=files,
+        )  # fmt: skip
+        found._check(path)
+        return found
+
+    def _check(self, path: Path) -> None:
+        """Raise DamagedError for what no plan can have made."""
+        tasks = self.tasks
+        if tasks.size and (tasks.min() < 0 or tasks[:, 0].max() >= len(self.splits)):
+            raise DamagedError("the stored plan is damaged: a task is of no split", path=path)
+        for number, split in enumerate(self.splits):
+            for name in (*filter(None, [split.name]), *self.tokenizer_files(number)):
+                checked_name(name, path, "splits", flat=True)
+
+
+def _outlined(split: Split) -> SplitOutline:
+    content = split.content
+    return SplitOutline(
+        name=split.name,
+        schema=content.schema.to_json(),
+        max_bytes=content.spec.max_bytes,
+        classes={name: tuple(names) for name, names in content.spec.classes.items()},
+        beside=tuple(content.spec.beside),
+        label=content.label,
+        guessed=tuple(sorted(content.guessed)),
+        pixels=tuple(content.pixels),
+        problems=len(split.problems),
+        ignored=dict(split.ignored),
+        filtered=dict(Counter(line["reason"] for line in split.filtered)),
+        tokenizer=split.tokenizer()[0],
+    )
+
+
+def _files(split: Split) -> dict[str, bytes]:
+    """What planning found for the lists of a dataset, and the files of its tokenizer."""
+    lists = split.source.key_lists
+    chosen = [lists[name].astype("<u8").tobytes() for name in (split.name, "") if name in lists]
+    return {
+        ERRORS: b"".join(error_line(None, error) for error in split.problems),
+        FILTERED: b"".join(map(json_line, split.filtered)),
+        CHOSEN: b"".join(chosen[:1]),
+        **{f"{_TOKENIZER}{name}": data for name, data in split.tokenizer()[1].items()},
+    }

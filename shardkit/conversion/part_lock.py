@@ -1,0 +1,196 @@
+"""Who is at work in OUT.partial of this machine: a whole run alone, or parts of one together.
+
+lock                 held by a whole run alone, and shared by parts
+parts/2-of-4         held by that part, and there since it began
+parts/2-of-4.ended   it has done its tasks
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shardkit import storage
+from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, busy, is_at, try_lock, unlock
+from shardkit.errors import OutputError, warn
+from shardkit.part_of import PartOf
+
+PARTS = "parts"
+OTHER_JOB = "this one has other options, or another source"
+PATIENCE = 30.0  # seconds after which who is in the way is no part that begins or ends
+_QUIET = 1.0  # seconds of these in which nothing is said of it
+_TIE = 1.0  # seconds in which parts that end together find out which was the last
+_PAUSE = 0.1  # between two looks: the file system may be far away
+_MERGE = (
+    "make sure that no whole run writes to the same output, and that no part runs twice at a time;"
+    " when all parts have ended, run `shardkit merge` on it"
+)
+
+
+class PartLock:
+    """The lock of one run, or of one part, from `take` or `share` to `release`."""
+
+    def __init__(self, path: Path) -> None:
+        self._part: PartOf | None = None
+        self._path = path
+        self._parts = path / PARTS
+        self._lock: int | None = None
+        self._own: int | None = None
+
+    def take(self) -> None:
+        """Make the folder, and keep all others out; raises OutputError where they are at work."""
+        while self._lock is None:
+            storage.make_folder(self._path)
+            found = try_lock(self._path, LOCK)
+            if found == HELD:
+                raise self._refused("a whole run cannot work beside it")
+            self._lock = found
+
+    def share(
+        self, part: PartOf, prepare: Callable[[bool], object], fits: Callable[[], bool]
+    ) -> None:
+        """Work beside other parts of the same job. Raises OutputError where that cannot be.
+
+        `prepare` is called where nobody is at work, with False where that is not known, and `fits`
+        tells whether the work in the folder is of this job.
+        """
+        self._part, told = part, False
+        until = time.monotonic() + PATIENCE
+        while (error := self._try_to_share(part, prepare, fits)) is not None:
+            left = until - time.monotonic()
+            if left < 0:
+                raise error
+            if not told and left < PATIENCE - _QUIET:
+                told = True
+                warn(f"{error.what}: waiting up to {left:.0f} s for it to end ({self._path})")
+            time.sleep(_PAUSE)
+            if not self._path.exists():
+                raise OutputError(
+                    "another run has just ended its work on this output",
+                    path=self._path,
+                    fix="run the same command again to see what it has made",
+                )
+
+    def _try_to_share(
+        self, part: PartOf, prepare: Callable[[bool], object], fits: Callable[[], bool]
+    ) -> OutputError | None:
+        """What is in the way, perhaps for a moment only."""
+        storage.make_folder(self._path)
+        alone = try_lock(self._path, LOCK, advice=_MERGE)
+        if alone not in (None, HELD):
+            try:
+                prepare(alone != UNLOCKED)
+            finally:
+                unlock(alone)
+        locked = alone != UNLOCKED
+        shared = try_lock(self._path, LOCK, shared=True, advice="") if locked else UNLOCKED
+        if shared in (None, HELD):
+            return busy(self._path)
+        self._lock = shared
+        if not fits():
+            error = self._refused(OTHER_JOB)
+        else:
+            storage.make_folder(self._parts)
+            own = try_lock(self._parts, part.name, advice="")
+            if own not in (None, HELD):
+                self._own = own if locked else UNLOCKED
+                storage.remove(self._ended(part))
+                storage.sync(self._parts)
+                return None
+            error = at_work_already(part, self._path)
+        self.release()
+        return error
+
+    def refuse_busy(self) -> None:
+        """Raise OutputError where others are at work; it keeps nobody out."""
+        found = try_lock(self._path, LOCK, shared=True, advice="", make=False)
+        unlock(found)
+        if found == HELD or self._at_work():
+            raise self._refused(OTHER_JOB)
+
+    def alone(self) -> bool:
+        """A part that has done its tasks keeps all others out, if no other part is at work.
+
+        All give up their share before they try, so that the last one finds nobody; who is in the
+        way for a moment is waited for. Without locks it is nobody.
+        """
+        if self._is_ours():
+            self.end()
+        if not self.owned:
+            return False
+        unlock(self._lock)
+        self._lock = None
+        until = time.monotonic() + _TIE
+        while (found := try_lock(self._path, LOCK, advice="")) == HELD:
+            if time.monotonic() > until or self._at_work(ended=False):
+                return False
+            time.sleep(_PAUSE)
+        self._lock = found
+        if found in (None, UNLOCKED) or not self._is_ours():
+            self.release()  # another run has been here meanwhile
+            return False
+        self._part = None
+        return True
+
+    def _is_ours(self) -> bool:
+        """Whether the lock of this part is where it was, so that nobody has removed our work."""
+        assert self._part is not None
+        assert self._own is not None
+        return self._own == UNLOCKED or is_at(self._own, self._parts / self._part.name)
+
+    @property
+    def owned(self) -> bool:
+        """Whether no other process can be at work on the same part."""
+        return UNLOCKED not in (self._lock, self._own)
+
+    def begun(self) -> list[tuple[PartOf, bool]]:
+        """The parts that have ever begun, and whether they have ended."""
+        found = [PartOf.named(path.name) for path in self._parts.glob("*")]
+        return [(part, self._ended(part).exists()) for part in sorted(filter(None, found))]
+
+    def _at_work(self, *, ended: bool = True) -> list[PartOf]:
+        """The other parts whose processes are alive; those that have `ended` may be left out."""
+        found = [part for part, has_ended in self.begun() if ended or not has_ended]
+        return [part for part in found if part != self._part and self._is_held(part)]
+
+    def _is_held(self, part: PartOf) -> bool:
+        found = try_lock(self._parts, part.name, shared=True, advice="", make=False)
+        unlock(found)
+        return found == HELD
+
+    def _refused(self, why: str) -> OutputError:
+        found = self._at_work()
+        return at_work(found, self._path, why) if found else busy(self._path)
+
+    def end(self) -> None:
+        """The part has done its tasks."""
+        if self._part is not None:
+            storage.write_file(self._ended(self._part), b"")
+            storage.sync(self._parts)
+
+    def _ended(self, part: PartOf) -> Path:
+        return self._parts / f"{part.name}.ended"
+
+    def release(self) -> None:
+        lock, own, self._lock, self._own = self._lock, self._own, None, None
+        unlock(own)
+        unlock(lock)
+
+
+def at_work(parts: list[PartOf], path: Path, why: str) -> OutputError:
+    """Parts keep a run, or another part, out."""
+    return OutputError(
+        f"part {parts[0]} of this output is at work, and {why}",
+        path=path,
+        found=f"at work: {', '.join(map(str, parts))}",
+        fix="wait for all parts, or convert to another output, with -o",
+    )
+
+
+def at_work_already(part: PartOf, path: Path) -> OutputError:
+    return OutputError(
+        f"part {part} is at work already",
+        path=path,
+        fix="wait for it, or give each process another number I of --part I/N",
+    )

@@ -1,0 +1,91 @@
+"""What parts of a conversion agree on, and who of them is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardkit.checked import plain
+from shardkit.conversion.outline import Outline
+from shardkit.errors import OutputError
+from shardkit.part_of import PartOf
+
+if TYPE_CHECKING:
+    from shardkit.conversion.partial import Partial
+
+_FOUND = ("problems", "ignored", "filtered", "tokenizer")  # of a split, while planning
+_SHOWN = 12  # parts that an error names
+
+
+def agreed(outline: Outline, partial: Partial) -> Outline:
+    """The outline that is stored, by this part if by none before.
+
+    What parts that may drop no samples have done counts for parts that may: these go on with it.
+    Raises OutputError where this part would do other tasks, or do them otherwise.
+    """
+    if (found := partial.outline()) is None:
+        partial.keep_outline(outline.packed())
+        found = partial.outline()  # another part may have been faster
+    assert found is not None
+    path, packed = found
+    stored = Outline.unpacked(packed, path)
+    if words := _differences(stored, outline):
+        raise OutputError(
+            "this part would do other work than the parts that began",
+            path=path,
+            found=words,
+            fix="give all parts the same source and options",
+        )
+    if stored.recipe.on_error != outline.recipe.on_error:
+        partial.keep_outline(outline.packed(), replace=True)
+        return outline
+    return stored
+
+
+def _differences(stored: Outline, own: Outline) -> str:
+    """What two parts of the same job do not have in common, in words."""
+    before, now = stored.recipe.on_error, own.recipe.on_error
+    if (before, now) == ("skip", "fail"):
+        return f"on_error was {before}, is {now}"
+    if not np.array_equal(stored.tasks, own.tasks):
+        return f"the work was cut into {len(stored.tasks):,} tasks, is cut into {len(own.tasks):,}"
+    same = _work_of(stored) == _work_of(own)
+    return "" if same else "splits have other names, fields or classes"
+
+
+def _work_of(outline: Outline) -> str:
+    """What is asked of tasks: not what was passed over, as that may come and go."""
+    found = (vars(split).items() for split in outline.splits)
+    work = [{name: plain(value) for name, value in each if name not in _FOUND} for each in found]
+    return json.dumps(work, sort_keys=True)
+
+
+def who_is_missing(
+    begun: Sequence[tuple[PartOf, bool]], missing: Collection[int]
+) -> tuple[str, list[PartOf]]:
+    """In words, and all of them: the parts that `missing` tasks were left to."""
+    ended = dict(begun)
+    counts = Counter(part.total for part in ended)
+    words = "1 task is missing" if len(missing) == 1 else f"{len(missing):,} tasks are missing"
+    if not counts:
+        return words, []
+    total = counts.most_common(1)[0][0]
+    numbers = sorted({number % total + 1 for number in missing})
+    parts = [PartOf(number, total) for number in numbers]
+    kinds = {
+        "never began": [part for part in parts if part not in ended],
+        "began and did not end": [part for part in parts if ended.get(part) is False],
+        "ended, before work was undone": [part for part in parts if ended.get(part)],
+    }
+    which = [f"{_listed(found)} {kind}" for kind, found in kinds.items() if found]
+    return f"{words}: {'; '.join(which)}", parts
+
+
+def _listed(parts: Sequence[PartOf]) -> str:
+    names = [str(part) for part in parts[:_SHOWN]]
+    more = [f"{len(parts) - _SHOWN:,} more"] if len(parts) > _SHOWN else []
+    return ", ".join([*names, *more])

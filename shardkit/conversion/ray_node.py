@@ -1,0 +1,220 @@
+"""What a Ray node does with a task: it checks the terms, does it, and says how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import platform
+import queue
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from shardkit import storage
+from shardkit.conversion import pool
+from shardkit.conversion.claim import machine
+from shardkit.conversion.scratch import Scratch
+from shardkit.conversion.work import Progress, Work, pack, run_task
+from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, WorkerError
+from shardkit.formats import FORMATS
+from shardkit.patterns import expanded
+from shardkit.remote.path import parsed
+from shardkit.sources import files
+from shardkit.version import __version__
+
+_REPORT = 1.0  # seconds between two reports of a task
+_SEEN = 5.0  # seconds that a shared folder may take to show a new file
+_WITNESSES = 100  # sources that are looked for
+# By the extra of a format, the libraries that decide the bytes of its shards.
+_WRITERS = {
+    "arrow": ["pyarrow"],
+    "lance": ["pylance", "pyarrow"],
+    "array_record": ["array_record"],
+}
+
+
+class _Here:
+    """This process."""
+
+    agreed = ""  # the token of the run whose terms it has checked
+    last: Work | None = None  # as in `pool.serve`
+
+
+def terms_for(token: str, probe: str | None, source: object) -> dict[str, Any]:
+    """What must be on a node as it is here."""
+    own = {"token": token, "machine": machine(), "folder": os.getcwd()}
+    return {**own, "probe": probe, "witnesses": _witnesses(source)}
+
+
+def versions_of(work: Work | None = None) -> dict[str, str]:
+    """Of what decides a task's bytes on this machine; a tokenizer compares its own."""
+    found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
+    if work is None:
+        return found
+    if work.pixels or work.reading.source.encodes_images:
+        from shardkit.preprocess.single_image import codec_versions
+
+        found |= codec_versions()
+    declared = FORMATS.get(work.recipe.format)
+    for name in _WRITERS.get(declared.extra if declared else "", ()):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found | replace(work.reading.steps, text=None).versions()
+
+
+def _witnesses(source: object) -> list[tuple[str, int]]:
+    """A file of each source on this machine, and its size: a node that has them sees the source."""
+    given = source if isinstance(source, list | tuple) else [source]
+    local = [Path(p) for p in given if isinstance(p, str | os.PathLike) and parsed(p) is None]
+    found = []
+    for path in expanded(local)[:_WITNESSES]:
+        files = (Path(parent, name) for parent, _, names in os.walk(path) for name in names)
+        file = path if path.is_file() else next(files, path)
+        with contextlib.suppress(OSError):
+            found.append((os.path.abspath(file), _size(file)))
+    return found
+
+
+def _size(path: str | Path) -> int:
+    about = os.stat(path)
+    return 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+
+
+def appears(path: Path, seconds: float) -> bool:
+    """Whether a file is there, or comes to be: clients of NFS remember what was missing."""
+    until = time.monotonic() + seconds
+    while not path.is_file():
+        if time.monotonic() > until:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # which has them look again
+        time.sleep(0.2)
+    return True
+
+
+def serve(
+    terms: dict[str, Any], versions: dict[str, str], task: bytes
+) -> Iterator[tuple[str, Any]]:
+    """Do a task in a thread, and yield how far it is, and at last what became of it."""
+    said: queue.SimpleQueue[Progress] = queue.SimpleQueue()
+    ends: list[tuple[str, Any]] = []
+    thread = threading.Thread(
+        target=lambda: ends.append(_do(terms, versions, task, said)), daemon=True
+    )
+    thread.start()
+    alive = True
+    while alive:
+        thread.join(_REPORT)
+        alive = thread.is_alive()
+        if every := [said.get() for _ in range(said.qsize())]:
+            yield "progress", _sum(every)
+    if not ends:  # what is no Exception, such as the user's sys.exit(), ends a worker
+        os._exit(1)
+    yield ends[0]
+
+
+def _sum(every: list[Progress]) -> Progress:
+    return Progress(*(sum(getattr(one, f.name) for one in every) for f in fields(Progress)))
+
+
+def _do(
+    terms: dict[str, Any], versions: dict[str, str], task: bytes, said: queue.SimpleQueue[Progress]
+) -> tuple[str, Any]:
+    work = None
+    before = os.getcwd()
+    try:
+        with contextlib.suppress(OSError):
+            os.chdir(terms["folder"])  # for paths that were given relative to it
+        if _Here.agreed != terms["token"]:
+            _check_versions(versions, versions_of())
+            _check(terms)
+            _Here.agreed = terms["token"]
+        work = _loaded(task)
+        _check_versions(versions, versions_of(work))
+        result = _done(work, said)
+    except ShardkitError as error:
+        return "failed", _named(error)
+    except Exception as error:
+        return "failed", _named(pool.unexpected(error, work))
+    finally:
+        _Here.last = work or _Here.last
+        os.chdir(before)
+    return "done", result
+
+
+def _done(work: Work, said: queue.SimpleQueue[Progress]) -> bytes | None:
+    """Do a task; where its shards were uploaded, what else it made."""
+    if work.upload is None:
+        run_task(work, said.put)
+        return None
+    with closing(Scratch()) as scratch:
+        work = replace(work, folder=scratch.path / "tasks" / work.folder.name)
+        run_task(work, said.put)
+        return pack(work.folder)
+
+
+def _check(terms: dict[str, Any]) -> None:
+    """Raise an error where this node does not see what it needs; once per process and run."""
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)
+    files.compare_inodes = bool(terms["machine"]) and machine() == terms["machine"]
+    if terms["probe"] is not None and not appears(Path(terms["probe"]), _SEEN):
+        raise OutputError(
+            "a node does not see the output",
+            path=Path(terms["probe"]).parent.parent,
+            fix="give an output in a folder that all nodes share, or a URL: s3://bucket/name",
+        )
+    for path, size in terms["witnesses"]:
+        try:
+            found = f"{_size(path):,} bytes"
+        except OSError as error:
+            found = storage.reason(error)
+        if found != f"{size:,} bytes":
+            raise SourceError(
+                "a node does not see the source as it is where the run was planned",
+                path=path,
+                expected=f"{size:,} bytes",
+                found=found,
+                fix="give a source in a folder that all nodes share, or a URL: s3://bucket/name",
+            )
+
+
+def _loaded(task: bytes) -> Work:
+    try:
+        work: Work = pickle.loads(task)
+    except Exception as error:
+        raise WorkerError(
+            "a node cannot load the source or the transform",
+            found=f"{type(error).__name__}: {error}",
+            fix="install its module on all nodes, or take it along: `ray job submit --working-dir`,"
+            " or a runtime_env",
+        ) from error
+    return work
+
+
+def _check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
+    """Raise WorkerError where a library here may make other bytes."""
+    wrong = [name for name, number in found.items() if expected.get(name) != number]
+    if wrong:
+        raise WorkerError(
+            "a node has other versions of what decides the bytes",
+            expected=", ".join(f"{name} {expected.get(name, 'missing')}" for name in wrong),
+            found=", ".join(f"{name} {found[name]}" for name in wrong),
+            fix="install the same versions on all nodes",
+        )
+
+
+def _named(error: ShardkitError) -> ShardkitError:
+    """The error with the node's name; that of a sample is the same wherever it is met."""
+    if not isinstance(error, SampleError):
+        node = socket.gethostname()
+        error.found = f"on node {node}" + (f": {error.found}" if error.found else "")
+    return error

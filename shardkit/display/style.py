@@ -1,0 +1,27 @@
+"""The style of cards, without colours of its own: it fits any page and notebook."""
+
+SHEET = """
+.sk th,.sk td{text-align:left}
+.sk-sheet{display:grid;gap:.9rem;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,10.5rem),1fr))}
+.sk-sheet.sk-wide{grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr))}
+.sk-sample{margin:0;min-width:0;border:1px solid rgba(128,128,128,.35);border-radius:.5rem;
+overflow:hidden;overflow-wrap:anywhere}
+.sk-sample img{display:block;width:100%;height:auto;aspect-ratio:4/3;object-fit:contain;
+background:rgba(128,128,128,.12)}
+.sk-sample .sk-tiny{image-rendering:pixelated;max-height:8rem}
+.sk-sample>small,.sk-sample>p{display:block;margin:0;padding:.3rem .65rem}
+.sk-sample small{font-size:.75rem}
+.sk-wave{display:block;width:100%;height:5rem;background:rgba(128,128,128,.12)}
+.sk-wave path{stroke:currentColor;stroke-width:.8;fill:none}
+.sk-sample figcaption{padding:.35rem .65rem .6rem;font-size:.8125rem;line-height:1.45;
+text-align:left}
+.sk-sample code{font:.75rem ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;background:none}
+.sk-sample figcaption strong{display:block;margin-top:.15rem}
+.sk-sample dl{margin:.3rem 0 0}
+.sk-sample dl div{margin-top:.2rem}
+.sk-sample dt,.sk-sample dd{display:inline;margin:0}
+.sk-sample dt{font-size:.75rem;font-weight:600}
+.sk-text{white-space:pre-wrap}
+.sk-bad{font-weight:600;font-size:.8125rem}
+"""

@@ -1,0 +1,90 @@
+"""Writes shards of samples behind the offsets of all of them, as MDS and LitData have them.
+
+How many offsets there are is known at the end only. A small shard is in memory until then. A larger
+one has room for them, which is filled up; one with more samples is copied once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from shardkit import storage
+from shardkit.errors import SampleError
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter
+from shardkit.sample import Sample
+
+LARGEST = 2**32 - 1  # bytes of a shard: offsets in it are uint32
+_IN_MEMORY = 4 << 20  # bytes of samples
+
+
+class OffsetsWriter(ShardWriter):
+    """Number of samples, offset of each and of the end, all uint32; a header; the samples."""
+
+    called: str  # the format, in messages
+    room: int  # bytes before the samples of a larger shard
+    fill: bytes  # what fills it up
+    header = b""
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        self._ends = array("Q", [0])  # of the samples
+        self._chunks: list[bytes] = []  # while all are in memory
+        self._file: storage.BufferedFile | None = None
+
+    @abstractmethod
+    def stored(self, sample: Sample) -> list[bytes]:
+        """The bytes of a sample."""
+
+    def write(self, sample: Sample) -> bool:
+        chunks = self.stored(sample)
+        end = self._ends[-1] + sum(map(len, chunks))
+        size, empty = self._start(len(self._ends)) + end, len(self._ends) == 1
+        if empty and size > LARGEST:
+            raise SampleError(
+                f"the sample is too large for {self.called}, whose offsets have 32 bits",
+                key=sample[KEY],
+                expected="less than 4 GiB",
+                found=f"{end:,} bytes",
+            )
+        if not empty and size > min(self.spec.max_bytes or LARGEST, LARGEST):
+            return False
+        self._ends.append(end)
+        if self._file is not None:
+            self._file.write(*chunks)
+            return True
+        self._chunks += chunks
+        if end > _IN_MEMORY:
+            self._file = storage.BufferedFile(self.path)
+            self._file.write(bytes(self.room), *self._chunks)
+            self._chunks = []
+        return True
+
+    def _start(self, samples: int) -> int:
+        """Bytes before so many samples."""
+        exact = 4 * (samples + 2) + len(self.header)
+        return exact if self._file is None else max(exact, self.room)
+
+    def finish(self) -> None:
+        start = self._start(len(self._ends) - 1)
+        offsets = np.array(self._ends, np.uint64) + start
+        before = np.array([len(offsets) - 1, *offsets], "<u4").tobytes() + self.header
+        before = before.ljust(start, self.fill)
+        if self._file is None:
+            with storage.create(self.path) as file:
+                storage.write(file, [before, *self._chunks])
+            return
+        with self._file:
+            self._file.flush()
+            if start == self.room:
+                storage.rewrite(self._file.file, 0, before)
+                return
+        samples = self.path.with_suffix(".samples")
+        storage.rename(self.path, samples)
+        with storage.create(self.path) as file:
+            storage.write(file, [before])
+            storage.append(file, samples, self._ends[-1], self.room)
+        storage.remove(samples)

@@ -1,0 +1,71 @@
+"""Functions that take options by name: their signature, their help, and mistyped names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter
+from typing import Any, TypeVar
+
+from shardkit.errors import UsageError, near
+
+_BY_NAME = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorate a function whose `**options` are the fields of dataclasses, or those of functions.
+
+    `help`, notebooks and `inspect` show them all, with defaults and what docstrings say of them. A
+    name that is none of them raises UsageError, which says what may have been meant.
+    """
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function)
+        every = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        first = {p.name for p in every}
+        every += [p for source in sources for p in _by_name(source) if p.name not in first]
+        known = [p.name for p in every if p.kind in _BY_NAME and p.name != "self"]
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in known:
+                    raise UsageError(f"there is no option {name!r}", expected=near(name, known))
+            return function(*args, **options)
+
+        call.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+        texts = [inspect.getdoc(function) or "", *map(_doc, sources)]
+        call.__doc__ = "\n\n".join(texts)
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def docs_of(kind: type[Any]) -> dict[str, str]:
+    """What the docstring of a dataclass says of its fields, each in lines after `name: `."""
+    found = re.finditer(r"^(\w+): (.+(?:\n {4}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    return {match[1]: " ".join(match[2].split()) for match in found}
+
+
+def _by_name(source: Callable[..., Any]) -> list[Parameter]:
+    """The fields of a dataclass, or what a function takes by name alone."""
+    if not (isinstance(source, type) and is_dataclass(source)):
+        every = inspect.signature(source).parameters.values()
+        return [p for p in every if p.kind is Parameter.KEYWORD_ONLY]
+    found = []
+    for field in fields(source):
+        made = None if field.default_factory is MISSING else field.default_factory()
+        default = made if field.default is MISSING else field.default
+        kind = Parameter.KEYWORD_ONLY
+        found.append(Parameter(field.name, kind, default=default, annotation=field.type))
+    return found
+
+
+def _doc(source: Callable[..., Any]) -> str:
+    """What a docstring says of the options: of a dataclass, all behind its first line."""
+    text = inspect.getdoc(source) or ""
+    return text.partition("\n\n")[2] if isinstance(source, type) else text

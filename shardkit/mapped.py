@@ -1,0 +1,187 @@
+"""Arrays of any length: in memory while they are short, and else in temporary files.
+
+Pages of such a file are the system's to drop, so that a plan of 10^8 files takes about as much
+memory as one of 10^6. The files have no names: they are gone with the arrays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from shardkit import storage
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MOST = 16 << 20  # bytes of an array that are in memory
+_BUFFER = 1 << 20  # bytes that are written together
+PIECE = 1 << 19  # values that are computed at a time
+
+
+class Growing:
+    """An array that is appended to."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self._data = bytearray()
+        self._file: IO[bytes] | None = None
+        self._written = 0
+
+    def __len__(self) -> int:
+        size: int = self.dtype.itemsize
+        return (self._written + len(self._data)) // size
+
+    def extend(self, values: npt.ArrayLike) -> None:
+        self._data += np.ascontiguousarray(values, self.dtype).data
+        if len(self._data) > (MOST if self._file is None else _BUFFER):
+            self._write()
+
+    def array(self) -> npt.NDArray[Any]:
+        """All values, once there are no more to come."""
+        if self._file is None:
+            return np.frombuffer(self._data, self.dtype)
+        self._write()
+        with self._file:
+            return np.memmap(self._file, self.dtype, "r+").view(np.ndarray)
+
+    def _write(self) -> None:
+        with storage.explained("write a temporary file", Path("TMPDIR")):
+            folder = tempfile.gettempdir()
+        with storage.explained("keep what was listed in a temporary file", Path(folder)):
+            self._file = self._file or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            self._written += self._file.write(self._data)
+            self._file.flush()
+            self._data.clear()
+
+
+def pieces(count: int) -> Iterator[slice]:
+    """Slices of so many values, which are computed one after the other."""
+    for start in range(0, count, PIECE):
+        yield slice(start, min(start + PIECE, count))
+
+
+def listed(values: Sizes) -> Iterator[int]:
+    """Each value, of which some at a time are Python's objects."""
+    for piece in pieces(len(values)):
+        yield from np.asarray(values[piece]).tolist()
+
+
+def computed(count: int, dtype: Any, make: Callable[[slice], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """So many values, of which `make` has those of each slice."""
+    if count * np.dtype(dtype).itemsize <= MOST:
+        return make(slice(0, count))
+    found = Growing(dtype)
+    for piece in pieces(count):
+        found.extend(make(piece))
+    return found.array()
+
+
+def selected(count: int, make: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.NDArray[np.int64]:
+    """The numbers for which a mask is set, of which `make` has each slice."""
+    found = Growing(np.int64)
+    for piece in pieces(count):
+        found.extend(piece.start + np.flatnonzero(make(piece)))
+    return found.array()
+
+
+def joined(parts: Sequence[Sizes]) -> Sizes:
+    """The values of all arrays, one after the other."""
+    runs = [part for part in parts if isinstance(part, Runs)]
+    if len(runs) == len(parts):
+        counts = np.concatenate([part.counts for part in runs])
+        return Runs(np.concatenate([part.values for part in runs]), counts.cumsum())
+    found = Growing(np.int64)
+    for part in parts:
+        for piece in pieces(len(part)):
+            found.extend(part[piece])
+    return found.array()
+
+
+def mapped(values: Sizes, make: Callable[[npt.NDArray[Any]], npt.NDArray[np.int64]]) -> Sizes:
+    """What `make` gives for the values, of which each is by itself."""
+    if isinstance(values, Runs):
+        return Runs(make(values.values), values.ends)
+    return computed(len(values), np.int64, lambda piece: make(values[piece]))
+
+
+def running_sum(values: Sizes) -> npt.NDArray[np.int64] | RunningSum:
+    """0, and the sums of the first 1, 2, ... of all values."""
+    if isinstance(values, Runs):
+        return RunningSum(values)
+    found, total = Growing(np.int64), np.zeros(1, np.int64)
+    found.extend(total)
+    for piece in pieces(len(values)):
+        sums = total + np.cumsum(values[piece])
+        found.extend(sums)
+        total = sums[-1:]
+    return found.array()
+
+
+class Runs:
+    """An array of which many values in a row are the same: sizes by shard. It has what is needed.
+
+    `ends` are the numbers of the values up to the end of each run.
+    """
+
+    def __init__(self, values: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        self.values, self.ends, self.dtype = values, ends, np.dtype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step == 1 and stop > start:
+                first, last = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
+                ends = np.minimum(self.ends[first : last + 1], stop) - start
+                return Runs(self.values[first : last + 1], ends)
+            key = np.arange(start, stop, step)
+        return self.values[np.searchsorted(self.ends, key, side="right")]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
+        return np.repeat(self.values, self.counts)
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        return np.diff(self.ends, prepend=0)
+
+    def sum(self) -> int:
+        return int((self.values * self.counts).sum())
+
+    def mean(self) -> float:
+        return self.sum() / len(self)
+
+
+class RunningSum:
+    """`running_sum` of runs."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._sums = (runs.values * runs.counts).cumsum()  # at the ends of runs
+
+    def __getitem__(self, key: Any) -> Any:
+        count = np.asarray(key)
+        count = np.where(count < 0, count + len(self._runs) + 1, count)
+        run = np.searchsorted(self._runs.ends, count)
+        return self._sums[run] - (self._runs.ends[run] - count) * self._runs.values[run]
+
+    def searchsorted(self, aims: Any, side: str = "left", sorter: None = None) -> Any:
+        """As of numpy's arrays, which asks for it."""
+        runs, aims = self._runs, np.asarray(aims)
+        run = np.searchsorted(self._sums, aims, side="right" if side == "right" else "left")
+        inside = np.minimum(run, len(self._sums) - 1)
+        value = np.maximum(runs.values[inside], 1)
+        left = aims - (self._sums - runs.values * runs.counts)[inside]  # of the run, from its start
+        steps = left // value + 1 if side == "right" else -(-left // value)
+        found = (runs.ends - runs.counts)[inside] + np.maximum(steps, 0)
+        return np.where(run < len(self._sums), found, len(runs) + 1)
+
+
+# What sources have for each of their samples.
+Sizes: TypeAlias = "npt.NDArray[np.int64] | Runs"

@@ -1,0 +1,58 @@
+"""`shardkit inspect --html`: what a dataset has, on one page to look at and pass on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shardkit import storage
+from shardkit.dataset import Dataset
+from shardkit.errors import OutputError
+from shardkit.incomplete import without_manifest
+from shardkit.inspection import report_of
+from shardkit.opening import open_splits
+from shardkit.report.page import READ, START, Part, page
+
+
+def html_report(
+    path: str | os.PathLike[str] | Dataset,
+    *,
+    full: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of HTML on a dataset, a shard, a folder of splits, or an open dataset or view.
+
+    Counts that no manifest has are of 2,000 samples (256 MiB, an eighth of both at a URL) at equal
+    distances; `full` reads all. Some samples are shown, in 3 MiB for each split. Damaged samples
+    are named on the page. Raises what `shardkit.open` raises.
+    """
+    if isinstance(path, Dataset):
+        source, datasets, lost = path.place, {"": path}, None
+    else:
+        with storage.using(storage_options, path):
+            source = storage.source(path)
+        datasets = open_splits(source)
+        lost = without_manifest(source, datasets.values())
+    most = None if full else READ
+    parts = [
+        Part(name, dataset, report_of(dataset, str(source), 0, False, most))
+        for name, dataset in datasets.items()
+    ]
+    warning = None if lost is None else f"{lost.what} ({lost.found})"
+    return page(str(source), parts, warning, full=full)
+
+
+def write_report(html: str, file: Path) -> None:
+    """Write the page to a file; one that is there is replaced only if it is such a page.
+
+    Raises OutputError for another file.
+    """
+    if os.path.lexists(file) and storage.read(file, len(START)).decode("latin-1")[:-1] != START:
+        raise OutputError(
+            "there is another file, which is no such page",
+            path=file,
+            fix="name another file, or remove it",
+        )
+    storage.write_file(file, html.encode())

@@ -1,0 +1,436 @@
+"""What `shardkit export` made, as a source: a table with a row for each sample, and files.
+
+`__shardkit__/exported.json` has the schema and says what the columns of the table are. A value
+stands in the table, or the path of a file that has it. Rows are read by their offsets.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import copy
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkit import storage
+from shardkit.checked import MOST_BYTES, checked, damaged, of_version, under
+from shardkit.errors import SampleError, SourceError, near
+from shardkit.formats.wds.values import DECODERS, json_text
+from shardkit.manifest import FOLDER
+from shardkit.mapped import Growing
+from shardkit.names import INSIDE, checked_name, is_safe
+from shardkit.remote.path import RemotePath
+from shardkit.sample import JsonText, Sample
+from shardkit.schema import Array, Bytes, FieldType, Float, Images, Json, Schema, Text
+from shardkit.sources.base import Indices, Source
+from shardkit.sources.files import Planned, changed, check_unchanged, read_with_status
+
+ABOUT = f"{FOLDER}/exported.json"
+KEY, TEXTS = "__key__", "__json__"  # columns: the key; original texts of JSON
+VERSION = 1
+_ESCAPE = "json:"  # begins a cell of CSV that has its text as JSON
+_LONGEST_LIST = 4096  # elements of an array of several dimensions that stands in a table
+MAX_ROW = (1 << 31) - (1 << 16)  # bytes
+_WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # what wrong values raise
+_SPECIAL = re.compile(r'[",\r\n]|^\s|\s$')
+
+
+class About(TypedDict):
+    """What exported.json says beside its version."""
+
+    table: str  # its name; "" where splits have their own folders
+    splits: list[str]
+    schema: dict[str, Any]
+    columns: dict[str, str]  # by field
+    class_names: dict[str, list[str]]
+    named: list[str]  # fields whose classes stand in the table by their names
+    files: bool  # whether each value is a file, also numbers and text
+    tokenizer: dict[str, Any]
+
+
+def read_about(folder: Path) -> About | None:
+    """What is known of a folder that was exported; None for any other."""
+    path = folder / ABOUT
+    if isinstance(folder, RemotePath) or not path.is_file():
+        return None
+    data = storage.read(path, MOST_BYTES)
+    found = of_version(VERSION, "version", data, "the description of an export", path=path)
+    del found["version"]
+    try:
+        return checked(About, found)
+    except ValueError as error:
+        raise damaged("the description of an export", error, path=path) from error
+
+
+def open_exported(folder: Path, about: About) -> dict[str, Source]:
+    """The splits of an export, or its only samples under ""."""
+    if not about["splits"]:
+        return {"": Exported(folder, about)}
+    found = {}
+    for name in about["splits"]:
+        inner = read_about(folder / checked_name(name, folder / ABOUT, "splits", flat=True))
+        if inner is None:
+            raise SourceError("a split of the export is missing", path=folder / name)
+        found[name] = Exported(folder / name, inner)
+    with storage.explained("list", folder):
+        beside = {*os.listdir(folder)} - {FOLDER, *found}
+    if beside:
+        next(iter(found.values())).ignored["file or folder beside those of splits"] = len(beside)
+    return cast("dict[str, Source]", found)
+
+
+class Exported(Source):
+    """The samples of a table, in its order."""
+
+    def __init__(self, folder: Path, about: About) -> None:
+        super().__init__()
+        self._folder, self._about = os.fspath(folder), about
+        self._path = folder / checked_name(about["table"], folder / ABOUT, "table")
+        self._is_csv = self._path.suffix == ".csv"
+        try:
+            with under("schema"):
+                self.schema = Schema.from_json(about["schema"])
+        except ValueError as error:
+            raise damaged("the description of an export", error, path=folder / ABOUT) from error
+        names = about["class_names"].items()
+        self.class_names = {f: tuple(n) for f, n in names if f in self.schema}
+        self._columns = {name: about["columns"].get(name, name) for name in self.schema}
+        self._numbers = {
+            field: {name: number for number, name in enumerate(self.class_names[field])}
+            for field in about["named"]
+            if field in self.class_names
+        }
+        self._plan()
+
+    def _plan(self) -> None:
+        """Offsets of all rows, and sizes and times of the files that they name."""
+        with storage.explained("read", self._path):
+            about = os.stat(self._path)
+        self._planned = Planned(about.st_mtime_ns, about.st_ino, 0)
+        offsets, sizes, times, named = (Growing(np.int64) for _ in range(4))
+        digest, others = xxhash.xxh3_128(), 0
+        known = {KEY, TEXTS, *self._columns.values()}
+        self._head: Any = None  # columns of CSV
+        for start, data in _rows(self._path, self._is_csv):
+            digest.update(data)
+            if self._is_csv and self._head is None:
+                self._head = self._parsed(data.removeprefix(codecs.BOM_UTF8), start)
+                if len({*self._head}) < len(self._head):
+                    names = ", ".join(self._head)
+                    raise SourceError(
+                        "two columns have the same name", path=self._path, found=f"{names:.200}"
+                    )
+                continue
+            row = self._parsed(data, start)
+            others += len(row.keys() - known)
+            paths = self._files(row)
+            about_files = [_size_and_time(f"{self._folder}/{path}") for path in paths]
+            named.extend(
+                [hash(path) for path, (_, time) in zip(paths, about_files, strict=True) if time]
+            )
+            offsets.extend([start, start + len(data)])
+            sizes.extend([len(data) + sum(size for size, _ in about_files)])
+            times.extend([_mixed(time for _, time in about_files)])
+        self._rows = offsets.array().reshape(-1, 2)
+        self._sizes, self._times = sizes.array(), times.array()
+        self._digest = digest.hexdigest()
+        if others:
+            self.ignored["value in a column that is no field of the export"] = others
+        there = sum(len(f) for at, _, f in os.walk(self._folder) if not at.endswith(FOLDER))
+        there -= FOLDER not in self._about["table"]
+        if (unnamed := there - len(np.unique(named.array()))) > 0:
+            self.ignored[f"file that {self._about['table']} does not name"] = unnamed
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        start, stop = self._rows[index].tolist()
+        with (
+            storage.explained("read", self._path),
+            open(self._path, "rb", opener=storage.regular) as file,
+        ):
+            file.seek(start)
+            row = self._parsed(file.read(stop - start), start)
+        check_unchanged(os.fspath(self._path), self._planned)
+        sample: Sample = {KEY: self._key(row, start)}
+        times: list[int] = []
+        for name, kind in self.schema.items():
+            try:
+                value = self._read(name, kind, row, times)
+                if value is None and not kind.optional:
+                    raise ValueError("no value")
+            except _WRONG as error:
+                raise self._wrong(name, start, error, row).located(key=sample[KEY]) from error
+            except SampleError as error:
+                raise error.located(key=sample[KEY], field=name) from error.__cause__
+            if value is not None:
+                sample[name] = value
+        if len(self.schema) == len(self._about["schema"]) and _mixed(times) != self._times[index]:
+            raise changed(os.fspath(self._path), "a later change of a file that it names")
+        return sample
+
+    def _parsed(self, data: bytes, start: int) -> Any:
+        """A row: by column what stands in it; empty cells of CSV are none. Or the head of CSV."""
+        try:
+            if not self._is_csv:
+                return checked(dict[str, Any], json.loads(data))
+            csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW))  # of the whole process
+            cells = next(csv.reader([data.decode()], strict=True), [])
+            if self._head is None:
+                return [_unescaped(cell) for cell in cells]
+            return {n: cell for n, cell in zip(self._head, cells, strict=True) if cell}
+        except (*_WRONG, csv.Error) as error:
+            raise SourceError(
+                "a row of the table is damaged",
+                path=self._path,
+                offset=start,
+                found=str(error),
+                fix="repair or remove it, or export again",
+            ) from error
+
+    def _key(self, row: Mapping[str, Any], start: int) -> str:
+        try:
+            key = checked(str, row.get(KEY))
+            if key := _unescaped(key) if self._is_csv else key:
+                return key
+            raise ValueError("no value")
+        except ValueError as error:
+            raise self._wrong(KEY, start, error, row) from error
+
+    def _wrong(
+        self, field: str, start: int, error: Exception, row: Mapping[str, Any]
+    ) -> SampleError:
+        kind, names = self.schema.get(field, Text()), self._numbers.get(field)
+        said = "" if isinstance(error, json.JSONDecodeError) else str(error)
+        value = row.get(self._columns.get(field, field))
+        return SampleError(
+            "a value in the table is not of its field's type",
+            path=self._path,
+            offset=start,
+            field=field,
+            expected=near(value, names) if names else str(kind),
+            found=said or f"{value!r:.200}",
+            fix="repair it, or drop such samples with --on-error skip",
+        )
+
+    def _files(self, row: Mapping[str, Any]) -> list[str]:
+        """The files that a row names, as far as they may be read: reading tells what is wrong."""
+        found = []
+        for name, kind in self.schema.items():
+            with contextlib.suppress(*_WRONG):
+                found += self._paths(name, kind, row) or []
+        return [path for path in found if is_safe(path)]
+
+    def _paths(self, name: str, kind: FieldType, row: Mapping[str, Any]) -> list[str] | None:
+        """The files that have a value; None where it stands in the table."""
+        value = row.get(self._columns[name])
+        if value is None:
+            return None
+        if isinstance(kind, Images):
+            return checked(list[str], json.loads(value) if isinstance(value, str) else value)
+        list_text = isinstance(kind, Array) and not (
+            isinstance(value, str) and not value.startswith("[")
+        )
+        if self._about["files"] or (isinstance(kind, Bytes | Array) and not list_text):
+            return [checked(str, value)]
+        return None
+
+    def _read(self, name: str, kind: FieldType, row: Mapping[str, Any], times: list[int]) -> Any:
+        """The value of a field, None where there is none; times of its files go to `times`."""
+        paths = self._paths(name, kind, row)
+        if paths is None:
+            return self._value(name, kind, row)
+        read = []
+        for path in paths:
+            if not is_safe(path):
+                raise ValueError(f"{path!r:.200}, expected {INSIDE}")
+            data, about = read_with_status(f"{self._folder}/{path}")
+            times.append(about.st_mtime_ns)
+            read.append(data)
+        decode = json_text if isinstance(kind, Json) else kind.entry({**DECODERS, Images: None})
+        return read if isinstance(kind, Images) else decode(read[0]) if decode else read[0]
+
+    def _value(self, name: str, kind: FieldType, row: Mapping[str, Any]) -> Any:
+        """A value that stands in the table."""
+        column, numbers = self._columns[name], self._numbers.get(name, {})
+        value = row.get(column)
+        if value is None and not (isinstance(kind, Json) and column in row):
+            is_empty = self._is_csv and isinstance(kind, Text) and column in self._head
+            return "" if is_empty and not kind.optional else None
+        if self._is_csv:
+            assert isinstance(value, str)
+            named = numbers.get(_unescaped(value))
+            value = _of_cell(kind, value) if named is None else named
+        elif isinstance(kind, Json):
+            texts = row.get(TEXTS)
+            text = texts.get(column) if isinstance(texts, dict) else None
+            same = isinstance(text, str) and json.loads(text) == value
+            value = JsonText(text) if same else JsonText.of(value)
+        elif isinstance(value, str):
+            value = float(value) if isinstance(kind, Float) else numbers.get(value, value)
+        if isinstance(kind, Array) and kind.shape is not None:
+            shape = [-1 if n is None else n for n in kind.shape]
+            value = np.array(value, kind.dtype).reshape(shape)
+        return kind.check(value)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._sizes
+
+    def select(self, indices: Indices) -> Exported:
+        part = copy.copy(self)
+        part._rows, part._sizes, part._times = (
+            values[indices] for values in (self._rows, self._sizes, self._times)
+        )
+        return part
+
+    def skimmed(self) -> Exported:
+        return copy.copy(self)
+
+    def fingerprint(self) -> dict[str, str]:
+        files, times = xxhash.xxh3_128(self._digest.encode()), xxhash.xxh3_128()
+        for array, digest in ((self._rows, files), (self._sizes, files), (self._times, times)):
+            digest.update(np.ascontiguousarray(array).data)
+        return {"files": files.hexdigest(), "times": times.hexdigest()}
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        entry = self._about["tokenizer"]
+        if not entry:
+            return {}, {}
+        name = checked_name(entry.get("file"), self._path, "tokenizer", flat=True)
+        return entry, {name: storage.read(Path(self._folder, FOLDER, name))}
+
+    def name(self, index: int) -> str:
+        return f"{self._path.name}: byte {self._rows[index][0]}"
+
+
+def _rows(path: Path, is_csv: bool) -> Iterator[tuple[int, bytes]]:
+    """The offset and the bytes of each row; one of CSV may have several lines, inside quotes."""
+    start, lines, size, inside = 0, list[bytes](), 0, False
+    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
+        while line := file.readline(MAX_ROW + 1):
+            lines.append(line)
+            size += len(line)
+            inside ^= is_csv and line.count(b'"') % 2 == 1
+            if size > MAX_ROW:
+                raise SourceError(
+                    "a row of the table is too long, or a quote in it is missing",
+                    path=path,
+                    offset=start,
+                    expected=f"at most {MAX_ROW:,} bytes",
+                )
+            if not inside:
+                if line.strip():
+                    yield start, b"".join(lines)
+                start, lines, size = start + size, [], 0
+        if lines:
+            yield start, b"".join(lines)
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    """Of a file; zeros where it is not there, which reading it will say."""
+    try:
+        about = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return about.st_size, about.st_mtime_ns
+
+
+def _mixed(times: Iterable[int]) -> int:
+    """One number for the times of some files, in their order."""
+    found = 0
+    for time in times:
+        found = (found * 31 + time) % 2**62
+    return found
+
+
+# --- values in tables ----------------------------------------------------------------------------
+
+
+def inline(kind: FieldType, value: Any) -> Any:
+    """A value as a table has it, JSON as its text; None where only a file has it exactly."""
+    if isinstance(kind, Json):
+        return JsonText.of(value)
+    if isinstance(kind, Float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(kind, Array):
+        return value.tolist() if _is_list(kind, value) else None
+    return None if isinstance(kind, Bytes | Images) else value
+
+
+def _is_list(kind: Array, value: npt.NDArray[Any]) -> bool:
+    """Whether lists of numbers make the same array again."""
+    if kind.dtype is None or not kind.shape or kind.shape.count(None) > 1 or 0 in kind.shape:
+        return False
+    if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
+        return False
+    short = value.ndim == 1 or value.size <= _LONGEST_LIST
+    return short and (value.dtype.kind != "f" or bool(np.isfinite(value).all()))
+
+
+def csv_row(values: Iterable[Any], optional: Sequence[bool]) -> bytes:
+    """A row of CSV of values as `inline` makes them; None for an empty cell."""
+    cells = [_cell(v, o) for v, o in zip(values, optional, strict=True)]
+    doubled = (cell.replace('"', '""') for cell in cells)
+    quoted = (f'"{cell}"' if _SPECIAL.search(cell) else cell for cell in doubled)
+    return (",".join(quoted) + "\n").encode()
+
+
+def _cell(value: Any, optional: bool) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return json.dumps(value, separators=(",", ":"))
+    if isinstance(value, JsonText):
+        return value
+    odd = value.startswith(_ESCAPE) or "\0" in value or (optional and not value)
+    return _ESCAPE + json.dumps(value, ensure_ascii=False) if odd else value
+
+
+def _of_cell(kind: FieldType, cell: str) -> Any:
+    if isinstance(kind, Text):
+        return _unescaped(cell)
+    if isinstance(kind, Json):
+        return JsonText.checked(cell)
+    return float(cell) if isinstance(kind, Float) else json.loads(cell)
+
+
+def _unescaped(cell: str) -> str:
+    return checked(str, json.loads(cell[len(_ESCAPE) :])) if cell.startswith(_ESCAPE) else cell
+
+
+def json_row(values: Mapping[str, Any]) -> bytes:
+    """A line of JSON of values as `inline` makes them, without those that are None.
+
+    JSON stands there as it is; its text is kept beside where that would not come out of it again.
+    """
+    texts = {n: v for n, v in values.items() if isinstance(v, JsonText) and not _is_plain(v)}
+    parts = [
+        f"{json.dumps(name, ensure_ascii=False)}:{_json(value)}"
+        for name, value in {**values, **({TEXTS: texts} if texts else {})}.items()
+        if value is not None
+    ]
+    return ("{" + ",".join(parts) + "}\n").encode()
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, JsonText):
+        return value.replace("\n", " ").replace("\r", " ")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _is_plain(text: JsonText) -> bool:
+    try:
+        return JsonText.of(json.loads(text)) == text
+    except ValueError:  # a number beyond all floats
+        return False

@@ -1,0 +1,65 @@
+"""Numbers as text, for tables."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def size(count: int) -> str:
+    """Bytes as text.
+
+    >>> size(999), size(27_490), size(999_600)
+    ('999 B', '27.5 kB', '1 MB')
+    """
+    number = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
+        number /= 1000
+    return f"{number:,.3g} TB"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(2, "class")
+    '2 classes'
+    """
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def tally(counts: dict[str, int]) -> str:
+    """Counts as text: "3 rotated, 1 cmyk"."""
+    words = (f"{count:,} {what}" for what, count in counts.items())
+    return ", ".join(re.sub("^1 (value|sample|field)s ", r"1 \1 ", text) for text in words)
+
+
+def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
+    """Rows on documents and their tokens; with the speed, if it took `seconds`."""
+    tokens = about["tokens"]
+    lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
+    made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
+    if seconds:
+        made += f"; {tokens / seconds:,.0f}/s"
+    stored = tokens - about["dropped"] + about["padding"]
+    rest = {
+        "padding": f"{about['padding']:,} tokens, {about['padding'] / max(stored, 1):.2%} of all",
+        "dropped": f"{about['dropped']:,} tokens, {about['dropped'] / max(tokens, 1):.2%} of all",
+        "cut": f"{counted(about['cut'], 'document')} in more than one block",
+    }
+    return [
+        ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
+        ("all tokens", made),
+        *((name, words) for name, words in rest.items() if about[name]),
+    ]
+
+
+def pixel_rows(about: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows on the pixels of each field of images."""
+    return [
+        (field, name, ", ".join(f"{value:.4f}" for value in pixels[name]) + " (red, green, blue)")
+        for field, pixels in about.items()
+        for name in ("mean", "std")
+    ]

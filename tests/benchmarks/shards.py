@@ -1,0 +1,265 @@
+"""What planning a conversion costs, of sources with many shards: time, memory, and tasks.
+
+    python -m tests.benchmarks.shards ours --shards 1000 10000 100000 --samples 1000
+    python -m tests.benchmarks.shards foreign --shards 1000 10000 --samples 4
+    python -m tests.benchmarks.shards listing --shards 10000 --latency 0.05
+
+`ours` are manifests of shards that hold nothing but holes, `foreign` real TARs without a manifest,
+`listing` keys of a store that can but list them, with latency, in folders of 1,000. Each is
+measured in a process of its own. Prints a line of JSON for each: seconds to open and to plan,
+seconds and pickled bytes of a task (the mean of some), and the most anonymous memory meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from bisect import bisect_right
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from shardkit.conversion.run import prepare
+from shardkit.formats import get_format
+from shardkit.manifest import FOLDER, File, Manifest, Shard
+from shardkit.manifest import NAME as MANIFEST_NAME
+from shardkit.options import ConvertOptions
+from shardkit.pieces import WHOLE
+from shardkit.schema import Image, Int, Schema
+from shardkit.storage import using
+
+_SAMPLE = 30_000  # bytes of a sample of ours
+_TASKS = 8  # that are measured
+
+
+def make_ours(folder: Path, shards: int, samples: int) -> None:
+    """A dataset whose shards have their sizes, and no data."""
+    folder.mkdir(parents=True)
+    entries = []
+    for number in range(shards):
+        name = f"shard-{number:06d}.tar"
+        with open(folder / name, "wb") as file:
+            file.truncate(samples * _SAMPLE)
+        entries.append(Shard(File(name, samples * _SAMPLE, "0" * 32), samples))
+    layout = get_format("wds").layout(Schema({"image": Image(), "label": Int()}))
+    Manifest("wds", layout, tuple(entries), checksum=WHOLE).write(folder / FOLDER / MANIFEST_NAME)
+
+
+def make_foreign(folder: Path, shards: int, samples: int) -> None:
+    """TARs of small samples, as others write them."""
+    folder.mkdir(parents=True)
+    for number in range(shards):
+        with tarfile.open(folder / f"data-{number:06d}.tar", "w") as tar:
+            for n in range(samples):
+                for suffix, value in (("txt", b"text"), ("cls", b"%d" % (n % 10))):
+                    entry = tarfile.TarInfo(f"{number:06d}-{n:04d}.{suffix}")
+                    entry.size = len(value)
+                    tar.addfile(entry, io.BytesIO(value))
+
+
+class _Memory(threading.Thread):
+    """The most anonymous memory of this process, looked at every 5 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.first = self.most = self._now()
+        self._over = threading.Event()
+
+    @staticmethod
+    def _now() -> int:
+        found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return int(found[1]) << 10 if found else 0
+
+    def run(self) -> None:
+        while not self._over.wait(0.005):
+            self.most = max(self.most, self._now())
+
+    def end(self) -> int:
+        self._over.set()
+        return max(self.most, self._now()) - self.first
+
+
+def plan(source: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What it costs to plan a conversion of a folder to TARs, and to make some of its tasks."""
+    storage_options = options.pop("storage_options", None)
+    memory, times, processor = _Memory(), [time.perf_counter()], time.process_time()
+    memory.start()
+    with using(storage_options, source):
+        made = prepare(
+            source, "wds", f"{os.path.dirname(source)}/out", ConvertOptions.of(**options)
+        )
+    times.append(time.perf_counter())
+    planned, processor = memory.end(), time.process_time() - processor
+    some = made.tasks[:: max(len(made.tasks) // _TASKS, 1)]
+    sizes = [len(pickle.dumps(task.reading())) for task in some]
+    times.append(time.perf_counter())
+    return {
+        "samples": made.samples,
+        "tasks": len(made.tasks),
+        "plan_seconds": round(times[1] - times[0], 3),
+        "plan_cpu": round(processor, 3),
+        "plan_mb": planned >> 20,
+        "task_seconds": round((times[2] - times[1]) / max(len(some), 1), 4),
+        "task_bytes": sum(sizes) // max(len(sizes), 1),
+    }
+
+
+def walk(source: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What it costs to list a folder in a store with all below."""
+    from shardkit.storage import source as opened
+    from shardkit.walk import Walk
+
+    memory, began = _Memory(), time.perf_counter()
+    memory.start()
+    with using(options["storage_options"], source):
+        found = sum(len(files) for _, files, _ in Walk(opened(source).listed()))  # type: ignore[attr-defined]
+    return {
+        "objects": found,
+        "seconds": round(time.perf_counter() - began, 3),
+        "mb": memory.end() >> 20,
+    }
+
+
+def in_process(what: str, source: object, options: dict[str, Any]) -> dict[str, Any]:
+    """What one of the two says in a process of its own."""
+    words = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.shards",
+        what,
+        str(source),
+        json.dumps(options),
+    ]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class _Listing(ThreadingHTTPServer):
+    """Answers what S3 clients ask of the bucket `b`, which has so many keys in folders of 1,000."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, objects: int, latency: float) -> None:
+        self.keys = [f"data/part-{n // 1000:05d}/{n:08d}.bin" for n in range(objects)]
+        self.latency, self.requests, self.now, self.most = latency, 0, 0, 0
+        self.lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), _Answers)
+
+    def page(self, prefix: str, delimiter: str, after: str) -> str:
+        at, entries, folder = bisect_right(self.keys, max(after, prefix)), [], ""
+        while len(entries) < 1000 and at < len(self.keys) and self.keys[at].startswith(prefix):
+            key = self.keys[at]
+            folder, found, _ = key[len(prefix) :].partition("/")
+            if delimiter and found:
+                after = f"{prefix}{folder}/"
+                entries.append(f"<CommonPrefixes><Prefix>{after}</Prefix></CommonPrefixes>")
+                at = bisect_right(self.keys, after + "\x7f")
+                after += "\x7f"
+            else:
+                entries.append(_ENTRY.format(key))
+                at, after = at + 1, key
+        more = at < len(self.keys) and self.keys[at].startswith(prefix)
+        token = f"<NextContinuationToken>{after}</NextContinuationToken>" if more else ""
+        return (
+            f"<ListBucketResult><Name>b</Name><IsTruncated>{str(more).lower()}</IsTruncated>"
+            f"{token}{''.join(entries)}</ListBucketResult>"
+        )
+
+
+_ENTRY = (
+    "<Contents><Key>{}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+    '<ETag>"0123456789abcdef0123456789abcdef"</ETag><Size>1</Size></Contents>'
+)
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: _Listing
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        server = self.server
+        with server.lock:
+            server.requests, server.now = server.requests + 1, server.now + 1
+            server.most = max(server.most, server.now)
+        time.sleep(server.latency)
+        asked = dict(parse_qsl(self.path.partition("?")[2]))
+        after = asked.get("continuation-token", asked.get("start-after", ""))
+        found = "list-type" in asked
+        body = (
+            server.page(asked.get("prefix", ""), asked.get("delimiter", ""), after) if found else ""
+        )
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with server.lock:
+            server.now -= 1
+        self.wfile.write(body.encode())
+
+    def do_HEAD(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def listing(objects: int, latency: float) -> dict[str, Any]:
+    with _Listing(objects, latency) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        options = {"storage_options": {"endpoint": endpoint, "skip_signature": "true"}}
+        found = in_process("walk", "s3://b/data", options)
+        server.shutdown()
+        return {**found, "requests": server.requests, "at_once": server.most}
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("ours", "foreign", "listing"))
+    parser.add_argument("--shards", type=int, nargs="+", default=[1000])
+    parser.add_argument("--samples", type=int, default=1000)
+    parser.add_argument("--latency", type=float, default=0.05)
+    parser.add_argument("--options", type=json.loads, default={}, help="of the conversion, as JSON")
+    parser.add_argument("--work", type=Path, default=None)
+    given = parser.parse_args(arguments)
+    reports = []
+    for shards in given.shards:
+        with tempfile.TemporaryDirectory(dir=given.work) as work:
+            if given.what == "listing":
+                found = listing(shards, given.latency)
+            else:
+                make = make_ours if given.what == "ours" else make_foreign
+                make(Path(work, "data"), shards, given.samples)
+                found = in_process("plan", Path(work, "data"), given.options)
+        reports.append({"what": given.what, "shards": shards, **found})
+    return reports
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in ("plan", "walk"):
+        print(
+            json.dumps(
+                {"plan": plan, "walk": walk}[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))
+            )
+        )
+        sys.stdout.flush()
+        os._exit(0)
+    for report in main():
+        print(json.dumps(report), flush=True)

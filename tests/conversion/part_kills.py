@@ -1,0 +1,148 @@
+"""Parts of a conversion as processes that are killed at random moments and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Forks for each line, a command: starting Python each time would take most of the time. It answers
+# with the child's number, and to a number with the child's exit code.
+_FORKS = """
+import json, os, sys
+import shardkit.cli.convert, shardkit.cli.merge, shardkit.cli.progress, shardkit.conversion.merge
+import shardkit.conversion.convert, shardkit.sources.image_folder
+from shardkit.cli import main
+for line in sys.stdin:
+    asked = json.loads(line)
+    if isinstance(asked, int):
+        print(os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1]), flush=True)
+        continue
+    child = os.fork()
+    if not child:
+        os.setsid()
+        said = os.open(asked[0], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(said, 1), os.dup2(said, 2)
+        sys.argv = ["shardkit", *asked[1:]]
+        try:
+            main()
+        except SystemExit as ended:
+            os._exit(ended.code or 0)
+        finally:
+            os._exit(70)
+    print(child, flush=True)
+"""
+
+
+class Forks:
+    """Runs commands of shardkit, which say what they say to files in a folder."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self._folder = folder
+        self._environ = {**os.environ, **environ}
+        self.started = 0
+
+    def __enter__(self) -> Forks:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env=self._environ,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def _ask(self, asked: Any) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def start(self, *words: object) -> Run:
+        self.started += 1
+        said = self._folder / f"said-{self.started}"
+        return Run(self._ask([str(said), *map(str, words)]), said, self)
+
+    def wait(self, child: int) -> int:
+        return self._ask(child)
+
+
+class Run:
+    """A process that was started."""
+
+    def __init__(self, child: int, said: Path, forks: Forks) -> None:
+        self.child, self._said, self._forks = child, said, forks
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.child, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
+            os.kill(self.child, signal.SIGKILL)
+
+    def wait(self) -> tuple[int, str]:
+        code = self._forks.wait(self.child)
+        return code, self._said.read_text() if self._said.exists() else ""
+
+
+# What a process may be told that others are in the way of, or have just been.
+_MEANWHILE = ("another run", "of this output is at work", "is at work already")
+
+
+def killed_parts(
+    forks: Forks, command: list[object], out: object, seconds: float, dice: random.Random
+) -> dict[str, int]:
+    """Run four parts at a time, kill some of them, and repeat each until it is done.
+
+    Returns how often what has happened; in the end the dataset is there.
+    """
+    seen = {"killed": 0, "told": 0, "merged": 0}
+    parts = [f"{number}/4" for number in range(1, 5)]
+    for turn in range(8):
+        runs = {part: forks.start(*command, "--part", part) for part in parts}
+        began = time.monotonic()
+        victims = [part for part in parts if turn < 2 and dice.random() < 0.7]
+        for when, part in sorted((dice.uniform(0, seconds), part) for part in victims):
+            time.sleep(max(0, began + when - time.monotonic()))
+            runs[part].kill()
+        ended = {part: run.wait() for part, run in runs.items()}
+        for code, said in ended.values():
+            seen["killed"] += code == -signal.SIGKILL
+            seen["told"] += was_told(code, said)
+            assert code in (0, 2, -signal.SIGKILL), said
+        parts = [part for part, (code, _) in ended.items() if code]
+        if not parts:
+            break
+    assert not parts
+    code, said = forks.start("merge", out, "--json").wait()
+    assert code == 0, said
+    seen["merged"] += '"already_complete": false' in said
+    return seen
+
+
+def was_told(code: int, said: str) -> bool:
+    """Whether a process came while others were at work, and was told to come again."""
+    assert code != 2 or any(words in said for words in _MEANWHILE), said
+    return code == 2
+
+
+def at_once(forks: Forks, command: list[object], out: object) -> int:
+    """Start parts, whole runs and merges at once, until all are content; how many were told."""
+    words = [["--part", "1/2"], ["--part", "2/2"], [], ["--part", "1/2"], []]
+    told = 0
+    while words:
+        runs = [(more, forks.start(*command, *more)) for more in words]
+        merging = forks.start("merge", out).wait()
+        assert merging[0] in (0, 2), merging
+        ended = [(more, *run.wait()) for more, run in runs]
+        assert all(code in (0, 2) for _, code, _ in ended), ended
+        words = [more for more, code, said in ended if was_told(code, said)]
+        told += len(words)
+    assert forks.start("merge", out).wait()[0] == 0
+    return told

@@ -1,0 +1,253 @@
+"""What a conversion takes: the estimate of `--plan`, and a run that cannot fit on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import ConvertOptions, ImageOptions, TextOptions
+from shardkit.cli.progress import show_plan
+from shardkit.conversion import estimate
+from shardkit.conversion.run import prepare
+from shardkit.errors import OutputError, ShardkitWarning
+from tests.codecs import tokenizer_zoo
+from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
+from tests.test_cli import run
+
+Free = Callable[[int], None]
+
+
+def stored(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 MB."""
+    return write_images(tmp_path_factory.mktemp("photos") / "in", 2, 25, kilobytes=60)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+def set_free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """So many bytes are free on each disk."""
+    usage = shutil.disk_usage("/")._replace(free=count)
+    monkeypatch.setattr("shardkit.conversion.estimate.shutil.disk_usage", lambda path: usage)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Free:
+    return lambda count: set_free(monkeypatch, count)
+
+
+def planned(source: Path, to: str, out: Path, **options: Any) -> estimate.Estimate:
+    return estimate.estimate(prepare(source, to, out, ConvertOptions(**options)))
+
+
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "arrow", "beton", "lmdb", "wds"))
+def test_bytes_are_about_those_written(photos: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "out"
+    found = planned(photos, format, out)
+    assert not out.exists()
+    shardkit.convert(photos, format, out, workers=0)
+    truth = stored(out)
+    assert 0.8 * truth < found.written < 1.2 * truth
+    assert 0.9 * sum(map(len, files_of(photos).values())) < found.certain <= truth
+
+
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "beton", "lmdb", "wds"))
+def test_what_fits_is_not_refused_and_what_cannot_is(
+    photos: Path, tmp_path: Path, format: str, free: Free
+) -> None:
+    shardkit.convert(photos, format, tmp_path / "first", workers=0)
+    before, truth = files_of(tmp_path), stored(tmp_path / "first")
+    free(truth * 3 // 4)
+    with pytest.raises(OutputError, match="does not fit on the disk") as error:
+        shardkit.convert(photos, format, tmp_path / "second", workers=0)
+    said = str(error.value)
+    assert f"{truth * 3 // 4:,} bytes free in {tmp_path}" in said
+    assert "-o" in said
+    assert "--plan" in said
+    assert files_of(tmp_path) == before
+    free(truth)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardkitWarning)
+        shardkit.convert(photos, format, tmp_path / "second", workers=0)
+
+
+def test_samples_that_are_too_large_are_not_tried(
+    photos: Path, tmp_path: Path, free: Free, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    shardkit.convert(photos, "wds", tmp_path / "first", workers=0)
+    truth = stored(tmp_path / "first")
+    monkeypatch.setattr(estimate, "_TRIED_BYTES", 10_000)
+    monkeypatch.setattr(estimate, "_try", None)  # it would copy them
+    found = planned(photos, "wds", out)
+    assert (found.samples, found.read, found.untried) == (0, 0, 16)
+    assert 0.9 * truth < found.certain <= found.written < 1.2 * truth
+    plan = prepare(photos, "wds", out, ConvertOptions())
+    show_plan(plan, estimate.describe(plan, 1, 0.0))
+    assert "16 samples too large to try" in " ".join(capsys.readouterr().out.split())
+    free(truth * 3 // 4)
+    with pytest.raises(OutputError, match="does not fit on the disk"):
+        shardkit.convert(photos, "wds", out, workers=0)
+    plan = prepare(photos, "wds", out, ConvertOptions(image=ImageOptions(resize=16)))
+    problem = estimate.describe(plan, 1, 0.0)["problem"]
+    assert "too large to try what becomes of them" in problem
+
+
+def test_among_others_samples_that_are_too_large_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_images(tmp_path / "in", 2, 25, kilobytes=60)
+    large = source / "class0/000.jpg"
+    large.write_bytes(large.read_bytes() + bytes(1_000_000))
+    monkeypatch.setattr(estimate, "_TRIED_BYTES", 500_000)
+    found = planned(source, "wds", tmp_path / "out")
+    assert 0 < found.read < 1_000_000
+    assert found.untried == 0
+    shardkit.convert(source, "wds", tmp_path / "out", workers=0)
+    assert 0.8 * stored(tmp_path / "out") < found.written < 1.2 * stored(tmp_path / "out")
+
+
+def test_what_an_unfinished_run_has_written_counts(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    monkeypatch.setattr("shardkit.conversion.run.assemble", fail)
+    with pytest.raises(KeyboardInterrupt):
+        shardkit.convert(photos, "wds", out, workers=0)
+    monkeypatch.undo()
+    set_free(monkeypatch, 100_000)
+    shardkit.convert(photos, "wds", out, workers=0)
+    shardkit.convert(photos, "wds", out, workers=0)  # it is complete: nothing is written
+    with pytest.raises(OutputError, match="does not fit"):
+        shardkit.convert(photos, "wds", out, workers=0, overwrite=True, shuffle=True)
+
+
+def test_where_the_result_is_uncertain_a_warning_says_so(
+    photos: Path, tmp_path: Path, free: Free
+) -> None:
+    free(100_000)
+    image = ImageOptions(format="raw")
+    with pytest.warns(ShardkitWarning, match="may become full: .* can go on"):
+        shardkit.convert(photos, "wds", tmp_path / "raw", workers=0, image=image)
+    rows = [{"__key__": str(n), "text": "word " * 2000} for n in range(50)]
+    with pytest.warns(ShardkitWarning, match="may become full"):
+        shardkit.convert(rows, "arrow", tmp_path / "text")
+    free(1 << 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shardkit.convert(photos, "wds", tmp_path / "enough", workers=0, image=image)
+
+
+def test_nothing_is_tried_where_there_is_much_space(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "estimate", None)
+    shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
+
+
+def test_joined_shards_need_their_space_twice(photos: Path, tmp_path: Path) -> None:
+    image = ImageOptions(resize=48)
+    whole = planned(photos, "lmdb", tmp_path / "x.lmdb", image=image)
+    plan = prepare(photos, "lmdb", tmp_path / "x.lmdb", ConvertOptions(image=image))
+    assert bool(whole.joined) == any(task.joined for task in plan.tasks)
+    assert whole.needed == whole.written + whole.joined
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_the_estimate_of_tokens_counts_blocks_and_the_tokenizer(
+    tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """However soon trying ends: a document is tried with all of its blocks."""
+    monkeypatch.setattr(estimate, "_SECONDS", seconds)
+    (tmp_path / "corpus").mkdir()
+    for number in range(3):
+        text = "\n".join(f"line {n} of some words" for n in range(6_000))
+        (tmp_path / f"corpus/{number}.txt").write_text(text, "utf-8")
+    text = TextOptions(tokenizer=str(gpt2), seq_len=128)
+    found = planned(tmp_path / "corpus", "arrow", tmp_path / "out", text=text)
+    assert found.documents <= 3 < found.samples
+    shardkit.convert(tmp_path / "corpus", "arrow", tmp_path / "out", text=text, workers=0)
+    assert 0.8 < found.written / stored(tmp_path / "out") < 1.2
+    assert found.certain == 0
+    assert found.joined == 0
+
+
+@pytest.mark.parametrize("seq_len", [None, 64])
+def test_a_limit_of_a_long_file_counts(tmp_path: Path, gpt2: Path, seq_len: int | None) -> None:
+    (tmp_path / "long.txt").write_text("a line of some words\n" * 20_000, "utf-8")
+    text = TextOptions(tokenizer=gpt2 if seq_len else None, seq_len=seq_len)
+    options: dict[str, Any] = {"limit": 5000, "text": text}
+    found = planned(tmp_path / "long.txt", "mds", tmp_path / "out", **options)
+    shardkit.convert(tmp_path / "long.txt", "mds", tmp_path / "out", workers=0, **options)
+    assert 0.6 < found.written / stored(tmp_path / "out") < 1.4
+
+
+def test_bad_samples_are_passed_over(photos: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(photos, tmp_path / "in")
+    (source / "class0/000.jpg").write_bytes(b"no image")
+    found = planned(source, "wds", tmp_path / "out")
+    assert found.written > 1_000_000
+    assert found.bad == 1
+    assert ", and 1 that is bad; " in run("convert", source, "--to", "wds", "--plan").stdout
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    about = estimate.describe(prepare(source, "wds", tmp_path / "out"), 2, 0.0)
+    assert about["problem"] == "no sample that was tried can be stored"
+    assert about["disk"]["free"] > 0
+
+
+def test_where_nothing_can_be_tried_a_plan_says_so_and_a_run_goes_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    about = estimate.describe(prepare(photos, "wds", tmp_path / "out"), 2, 0.0)
+    assert about["problem"].startswith("nothing could be tried: ")
+    set_free(monkeypatch, 10)
+    shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
+
+
+def test_the_plan_tells_what_it_takes(images: Path, tmp_path: Path) -> None:
+    before = files_of(tmp_path)
+    words = ["convert", images, "--to", "wds", "--plan", "--workers", "3"]
+    about = json.loads(run(*words, "--json").stdout)["estimate"]
+    read = sum(map(len, files_of(images).values()))
+    assert about["tried"] == {"samples": 12, "bad": 0, "bytes": read, "too_large": 0}
+    assert about["processes"] == 1  # for one task
+    assert about["seconds"] >= 0
+    disk = about["disk"]
+    assert (disk["folder"], disk["unfinished"]) == (str(tmp_path), 0)
+    assert disk["needed"] == about["written"]
+    shown = run(*words).stdout
+    for word in ("to write", "with 1 process: 12 samples", "needed,", "free in"):
+        assert word in shown
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("speed", [True, False])
+def test_a_disk_without_unnamed_files_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: bool
+) -> None:
+    if not speed:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    tried = estimate._tried_disk(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert (tried is not None and min(tried) > 0) == speed

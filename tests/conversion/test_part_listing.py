@@ -1,0 +1,452 @@
+"""What the first part of a conversion lists, the others load: `--part` without listing N times."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+import shardkit
+from shardkit import mapped
+from shardkit.conversion import part_listing
+from shardkit.conversion.partial import LISTING, PLAN
+from shardkit.conversion.run import prepare
+from shardkit.errors import (
+    DamagedError,
+    OutputError,
+    SampleError,
+    ShardkitError,
+    ShardkitWarning,
+)
+from shardkit.options import ConvertOptions
+from shardkit.part_of import PartOf
+from shardkit.sources import packed_names
+from tests.conftest import examples, few, files_of, write_images
+from tests.conversion.test_part_lock import no_locks
+from tests.conversion.test_parts import convert
+
+HEADER = 40  # bytes before it: digests and a length
+
+
+class Heard:
+    """The paths that Python lists and opens, while `on`."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.listed: list[str] = []
+        self.opened: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+        wanted = self.on and event in ("os.scandir", "os.listdir", "open")
+        if wanted and isinstance(args[0], str | bytes | os.PathLike):
+            found = self.opened if event == "open" else self.listed
+            found.append(os.path.abspath(os.fsdecode(args[0])))
+
+
+_heard = Heard()
+
+
+@contextlib.contextmanager
+def hearing() -> Iterator[Heard]:
+    _heard.listed, _heard.opened, _heard.on = [], [], True
+    try:
+        yield _heard
+    finally:
+        _heard.on = False
+
+
+def lists(source: Path, act: Callable[[], object]) -> int:
+    """How often a folder of the source is listed meanwhile."""
+    with hearing() as heard:
+        act()
+    return sum(Path(path).is_relative_to(source) for path in heard.listed)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "in", classes=2, each=8, kilobytes=2)
+
+
+def listing_at(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial") / PLAN / LISTING
+
+
+def splits(root: Path) -> None:
+    """With sidecars, keys that need telling apart, a folder that is no class, and odd names."""
+    for split in ("train", "val"):
+        write_images(root / split, classes=2, each=4, kilobytes=2)
+    for number in range(3):
+        (root / f"train/class0/00{number}.txt").write_text("text")
+    shutil.copy(root / "train/class1/000.jpg", root / "train/class1/000.more.jpg")
+    shutil.copy(root / "train/class1/000.jpg", root / "train/class1/000.jpeg")
+    (root / "train/class1/below").mkdir()
+    odd = os.path.join(os.fsencode(root / "train/class1/below"), b"caf\xe9 \n.jpg")
+    shutil.copy(root / "val/class0/000.jpg", odd)  # no key that can be stored
+    (root / "train/notes.doc").write_text("x")
+
+
+def flat(root: Path) -> None:
+    write_images(root, classes=1, each=9, kilobytes=2)
+    for path in (root / "class0").iterdir():
+        path.rename(root / path.name)
+    (root / "class0").rmdir()
+
+
+def audio(root: Path) -> None:
+    for label in ("a", "b"):
+        (root / label).mkdir(parents=True)
+        for number in range(5):
+            with wave.open(f"{root}/{label}/{number}.wav", "wb") as file:
+                file.setparams((1, 1, 8000, 0, "NONE", ""))
+                file.writeframes(bytes([number]) * 3000)
+
+
+def arrays(root: Path) -> None:
+    import numpy as np
+
+    for label in ("a", "b"):
+        (root / label).mkdir(parents=True)
+        for number in range(5):
+            np.save(root / f"{label}/{number}.npy", np.full(700, number))
+
+
+CASES: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "splits": (splits, {"on_error": "skip"}),
+    "flat": (flat, {"shuffle": True, "limit": 8}),
+    "fields": (splits, {"fields": ["image"], "split": "none", "on_error": "skip"}),
+    "shares": (flat, {"split": "a=0.5,b=0.5"}),
+    "audio": (audio, {}),
+    "arrays": (arrays, {"drop": ["label"]}),
+}
+
+
+@pytest.mark.parametrize("case", few(CASES, "splits", "fields", "audio"))
+def test_parts_after_the_first_do_not_list(tmp_path: Path, case: str) -> None:
+    make, options = CASES[case]
+    source, out = tmp_path / "in", tmp_path / "out"
+    make(source)
+    whole = convert(source, tmp_path / "whole", **options)
+    assert lists(source, lambda: convert(source, out, "1/3", **options))
+    for part in ("1/3", "2/3"):
+        assert not lists(source, lambda part=part: convert(source, out, part, **options))  # type: ignore[misc]
+    moved = tmp_path / "elsewhere"
+    shutil.move(source, moved)  # as another machine may see it
+    results = []
+    assert not lists(moved, lambda: results.append(convert(moved, out, "3/3", **options)))
+    assert files_of(out) == files_of(tmp_path / "whole")
+    (result,) = results
+    assert (result.notes, result.ignored) == (whole.notes, whole.ignored)
+    assert not out.with_name("out.partial").exists()
+
+
+def test_a_long_listing_is_stored_and_loaded_by_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And lies in temporary files."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    splits(source)
+    convert(source, tmp_path / "whole", on_error="skip")
+    for module, name, value in (
+        (mapped, "MOST", 64),
+        (mapped, "PIECE", 3),
+        (packed_names, "FEW", 0),
+    ):
+        monkeypatch.setattr(module, name, value)
+    convert(source, out, "1/2", on_error="skip")
+    assert not lists(source, lambda: convert(source, out, "2/2", on_error="skip"))
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_the_plan_alone_loads_as_well_and_stores_nothing(source: Path, tmp_path: Path) -> None:
+    def plan() -> None:
+        options = ConvertOptions(shard_size="8kB")
+        prepare(source, "wds", tmp_path / "out", options, part=PartOf(2, 2))
+
+    assert lists(source, plan)
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+    convert(source, tmp_path / "out", "1/2")
+    assert not lists(source, plan)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"where": "label == 0"}, {"dedup": "exact"}, {"to": "parquet", "text": True}],
+    ids=["where", "dedup", "text"],
+)
+def test_other_sources_are_listed_by_each_part(
+    source: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    if options.pop("text", False):
+        source = tmp_path / "texts"
+        source.mkdir()
+        for number in range(4):
+            (source / f"{number}.txt").write_text("words " * 3000)
+    out = tmp_path / "out"
+    for part in ("1/2", "2/2"):
+        assert lists(source, lambda part=part: convert(source, out, part, **options))  # type: ignore[misc]
+        assert not listing_at(out).exists()
+    convert(source, tmp_path / "whole", **options)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+# --- a source that changes
+
+
+def test_a_file_that_changed_or_went_is_named(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    for path in source.rglob("*.jpg"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + b"x")
+    with pytest.raises(SampleError, match="the file changed") as error:
+        convert(source, out, "2/2")
+    assert Path(error.value.where["path"]).parent.parent == source
+
+
+def test_another_set_of_files_is_listed_again_and_told(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    hidden = source / "class1/.hidden"
+    hidden.touch()  # another time of its folder
+    assert lists(source, lambda: convert(source, out, "1/2"))
+    assert not lists(source, lambda: convert(source, out, "1/2"))
+    other = shutil.copytree(source, tmp_path / "other")
+    for path in (source / "class1/007.jpg", other / "class0/new.jpg"):
+        path.unlink(missing_ok=True) if path.exists() else path.write_bytes(b"x")
+        with pytest.raises(OutputError, match="the source has changed"):
+            convert(path.parent.parent, out, "2/2", on_error="skip")
+    (source / "class0").rename(source / "class2")
+    with pytest.raises(OutputError, match="the source has changed"):
+        convert(source, out, "2/2")
+
+
+def test_inodes_of_another_machine_tell_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy has the names, sizes and times of its files, and was made later."""
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    copy = shutil.copytree(source, tmp_path / "copy")
+    with pytest.raises(SampleError, match="another file of that name"):
+        convert(copy, out, "2/2")
+    monkeypatch.setattr(part_listing, "machine", lambda: "another boot")
+    assert not lists(copy, lambda: convert(copy, out, "2/2"))
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+# --- a stored listing that is damaged, or made by a stranger
+
+
+def _planned(source: Path, out: Path) -> dict[str, Any]:
+    """What a second part would do; it reads all of its samples."""
+    options = ConvertOptions(shard_size="8kB", workers=0)
+    plan = prepare(source, "wds", out, options, part=PartOf(2, 2))
+    for split in plan.splits:
+        samples = [document.sample for document in split.source.documents()]
+        assert all(isinstance(sample, dict | ShardkitError) for sample in samples)
+    return plan.job
+
+
+def refused(act: Callable[[], object]) -> ShardkitError | None:
+    try:
+        act()
+    except ShardkitError as error:
+        return error
+    return None
+
+
+def test_a_damaged_listing_is_named_or_does_no_harm(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    path, job = listing_at(out), _planned(source, out)
+    whole, dice = path.read_bytes(), random.Random(20)
+    damaged = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(dice.choice([1, 1, 3])):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        path.write_bytes(data[: dice.randrange(len(data))] if dice.random() < 0.2 else data)
+        error = refused(lambda: _planned(source, out))
+        if error is None:  # what is damaged says that others options were asked for
+            assert _planned(source, out) == job
+        else:
+            assert isinstance(error, DamagedError)
+            assert "the stored listing of the source is damaged" in str(error)
+            assert error.where["path"] == path
+            damaged += 1
+    assert damaged > 200
+    path.unlink()
+    convert(source, out, "2/2")
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def with_digest(data: bytes) -> bytes:
+    return data[:16] + xxhash.xxh3_128_digest(data[32:]) + data[32:]
+
+
+def test_a_listing_of_a_stranger_leads_nowhere_else(source: Path, tmp_path: Path) -> None:
+    """X3: whoever made it has made its digest as well."""
+    (source / "class0/000.txt").write_text("x")
+    (tmp_path / "001.jpg").write_bytes(b"secret")
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    path, seed = listing_at(out), random.randrange(10**9)
+    print(f"seed {seed}")
+    whole, dice = path.read_bytes(), random.Random(seed)
+    assert with_digest(whole) == whole
+    hostile = {
+        b"class0\0": b"../../\0", b"class1\0": b"/class\0", b"000.jpg\0": b"/../../\0",
+        b"001.jpg\0": b"../.jpg\0", b"002.jpg\0": b"00/.jpg\0", b"003.jpg\0": b".03.jpg\0",
+        b"004.jpg\0": b"0040jpg\0", b"005.jpg\0": b"005.j\\g\0", b"006.jpg\0": b"006.j\0g\0",
+        b'"root": ""': b'"root":"/"', b'"image"': b'"audio"', b'"split": ""': b'"split": 77',
+        b'"Int"': b'"Any"', b'"class1"]': b'"class"  ', b'"began": ': b'"began":-',
+    }  # fmt: skip
+    for old, new in hostile.items():
+        assert old in whole
+        assert len(old) == len(new)
+        path.write_bytes(with_digest(whole.replace(old, new)))
+        with pytest.raises(DamagedError, match="the stored listing of the source is damaged"):
+            _planned(source, out)
+    inside = (source, out.with_name("out.partial"))
+    for _ in range(examples(300)):
+        data = bytearray(whole)
+        for _ in range(dice.choice([1, 1, 3])):
+            data[dice.randrange(HEADER, len(data))] = dice.choice([0, 1, 46, 47, 127, 128, 255])
+        path.write_bytes(with_digest(bytes(data)))
+        with hearing() as heard, contextlib.suppress(ShardkitError):
+            _planned(source, out)
+        opened = (Path(name) for name in heard.opened if Path(name).is_relative_to(tmp_path))
+        assert all(any(name.is_relative_to(one) for one in inside) for name in opened)
+
+
+def test_a_link_in_place_of_a_listing_is_not_read(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    folder = listing_at(out).parent.parent
+    shutil.move(folder, tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(OutputError, match="somebody else may have put there"):
+        convert(source, out, "2/2")
+
+
+# --- parts that begin together
+
+# Says which folders of the source it lists, and waits at the second, while there is a gate. The
+# first may be one that is only looked into, before it is known which part lists.
+_PROCESS = """
+import os, sys, time
+log, wait, root = sys.argv[1:4]
+del sys.argv[1:4]
+seen = set()
+def hear(event, args):
+    if event == "os.scandir" and str(args[0]).startswith(root + "/class"):
+        seen.add(str(args[0]))
+        with open(log, "a") as file:
+            print(os.getpid(), args[0], file=file)
+        while len(seen) > 1 and os.path.exists(wait):
+            time.sleep(0.01)
+sys.addaudithook(hear)
+from shardkit.__main__ import main
+main()
+"""
+
+
+class Together:
+    """Parts as processes of their own."""
+
+    def __init__(self, source: Path, out: Path) -> None:
+        self.source, self.out = source, out
+        self.log, self.gate = out.with_name("log"), out.with_name("gate")
+        self.log.touch()
+
+    def start(self, part: str) -> subprocess.Popen[str]:
+        arguments = [self.log, self.gate, self.source, "convert", self.source, "--to", "wds", "-o"]
+        words = [*arguments, self.out, "--shard-size", "8kB", "--workers", 0, "--part", part]
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROCESS, *map(str, words)], stderr=subprocess.PIPE, text=True
+        )
+
+    def listed(self) -> dict[str, int]:
+        """By process, how many folders of classes it has listed."""
+        found: dict[str, set[str]] = {}
+        for line in self.log.read_text().splitlines():
+            process, folder = line.split(maxsplit=1)
+            found.setdefault(process, set()).add(folder)
+        return {process: len(folders) for process, folders in found.items()}
+
+
+def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.large), True])
+def test_of_parts_that_begin_together_one_lists(tmp_path: Path, killed: bool) -> None:
+    source, out = write_images(tmp_path / "in", classes=5, each=4, kilobytes=2), tmp_path / "out"
+    convert(source, tmp_path / "whole")
+    parts = Together(source, out)
+    parts.gate.touch()
+    first = parts.start("1/2")
+    until(lambda: 2 in parts.listed().values())
+    second = parts.start("2/2")
+    assert second.stderr is not None
+    said = second.stderr.readline()  # which it says once it waits, and not before
+    while "another part lists the source" not in said:
+        said = second.stderr.readline()
+        assert said
+    if killed:
+        first.kill()
+        first.communicate()
+    parts.gate.unlink()
+    assert second.wait() == 0, second.stderr.read()
+    if killed:
+        assert sorted(parts.listed().values())[-1] == 5
+        first = parts.start("1/2")
+    first.communicate()
+    assert first.returncode == 0
+    second.stderr.close()
+    assert [count for count in parts.listed().values() if count == 5] == [5]
+    shardkit.merge(out)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_part_that_fails_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
+    (source / "class2").mkdir()
+    for options in ({}, {"include_class": ("x",)}):
+        with pytest.raises(ShardkitError):
+            convert(source, tmp_path / "out", "1/2", **options)
+    convert(write_images(tmp_path / "more"), tmp_path / "whole")
+    with pytest.raises(OutputError, match="holds another dataset"):
+        convert(tmp_path / "more", tmp_path / "whole", "1/2", shard_size="9kB")
+    assert convert(tmp_path / "more", tmp_path / "whole", "1/2").already_complete
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "more", "whole"}
+
+
+def test_without_locks_the_first_to_store_is_loaded(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_locks(monkeypatch, "ENOLCK")
+    out = tmp_path / "out"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardkitWarning)
+        assert lists(source, lambda: convert(source, out, "1/2"))
+        assert not lists(source, lambda: convert(source, out, "2/2"))
+        shardkit.merge(out)
+        convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")

@@ -1,0 +1,307 @@
+"""Who may work on one output at the same time: a whole run alone, parts of one job together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit import storage
+from shardkit.conversion import lock as locks
+from shardkit.conversion import part_lock
+from shardkit.conversion.part_lock import PartLock
+from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion.target import Target
+from shardkit.errors import OutputError, ShardkitWarning, StorageError
+from shardkit.part_of import PartOf
+from tests.conversion.part_process import at_once
+
+JOB = {"recipe": {"format": "wds"}, "times": {}}
+OTHER = {"recipe": {"format": "wds"}, "times": {"a": 1}}
+ONE, TWO = PartOf(1, 2), PartOf(2, 2)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_lock, "PATIENCE", 0.05)
+    monkeypatch.setattr(part_lock, "_TIE", 0.05)
+    monkeypatch.setattr(part_lock, "_PAUSE", 0.001)
+    monkeypatch.setattr(locks, "_working", set())
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def partial(out: Path) -> FolderPartial:
+    return FolderPartial(Target(out, "wds"))
+
+
+def begun(out: Path, part: PartOf | None = None, job: dict[str, Any] = JOB) -> FolderPartial:
+    found = partial(out)
+    found.begin(job, resume=True, part=part)
+    return found
+
+
+def finish_task(run: FolderPartial, number: int) -> None:
+    storage.make_folder(run.task_folder(number))
+    storage.write_file(run.task_folder(number) / "result.json", b"")
+
+
+def refused(out: Path, part: PartOf | None, words: str, job: dict[str, Any] = JOB) -> OutputError:
+    with pytest.raises(OutputError, match=words) as error:
+        begun(out, part, job)
+    assert error.value.fix
+    return error.value
+
+
+def test_parts_work_beside_each_other_and_the_last_one_is_alone(out: Path) -> None:
+    one, two = begun(out, ONE), begun(out, TWO)
+    finish_task(one, 0)
+    assert one.begun() == [(ONE, False), (TWO, False)]
+    one.end_part()
+    assert not one.try_alone()
+    one.release()
+    assert two.begun() == [(ONE, True), (TWO, False)]
+    assert two.try_alone()
+    assert two.part is None
+    assert two.finished(range(2)) == [0]
+    refused(out, ONE, "another run is working")
+    refused(out, None, "part 2/2 of this output is at work")
+    two.discard()
+    assert not two.path.exists()
+
+
+def test_of_parts_that_end_together_one_is_alone(out: Path) -> None:
+    """One gives up its share before the other tries: then each finds nobody but the other."""
+    one, two = begun(out, ONE), begun(out, TWO)
+    one.end_part()
+    two.end_part()
+    assert not one.try_alone()  # two has its share still
+    assert two.try_alone()
+
+
+def test_a_part_keeps_a_whole_run_out_which_says_which(out: Path) -> None:
+    two = begun(out, TWO)
+    error = refused(out, None, "part 2/2 of this output is at work, and a whole run cannot")
+    assert error.found == "at work: 2/2"
+    two.release()
+    whole = begun(out)
+    refused(out, TWO, "another run is working")
+    whole.release()
+    begun(out, TWO).release()
+
+
+def test_who_looks_whether_anybody_is_at_work_is_told_and_keeps_nobody_out(out: Path) -> None:
+    for part, words in ((None, "another run is working"), (ONE, "part 1/2 of this output is")):
+        run = begun(out, part)
+        with pytest.raises(OutputError, match=words):
+            partial(out).refuse_busy()
+        run.release()
+        partial(out).refuse_busy()
+
+
+def test_what_is_waited_for_is_said_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_lock, "_QUIET", 0)
+    whole = begun(out)
+    with pytest.warns(ShardkitWarning, match="another run is working on this output: wait") as told:
+        refused(out, TWO, "another run is working")
+    assert len(told) == 1
+    assert str(whole.path) in str(told[0].message)
+    whole.release()
+    one = begun(out, ONE)
+    with pytest.warns(ShardkitWarning, match="part 1/2 is at work already: waiting up to"):
+        refused(out, ONE, "part 1/2 is at work already")
+    one.release()
+
+
+def test_to_look_for_parts_at_work_makes_none(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where another run removes what parts have left while this one looks."""
+    begun(out, ONE).release()
+    two = begun(out, TWO)
+    real = PartLock.begun
+
+    def begun_before(lock: PartLock) -> list[tuple[PartOf, bool]]:
+        found = real(lock)
+        storage.remove(two.path / "parts" / ONE.name)
+        return found
+
+    monkeypatch.setattr(PartLock, "begun", begun_before)
+    refused(out, None, "part 2/2 of this output is at work")
+    assert [path.name for path in (two.path / "parts").iterdir()] == [TWO.name]
+    two.release()
+
+
+def test_a_part_that_is_at_work_is_not_begun_twice(out: Path) -> None:
+    two = begun(out, TWO)
+    refused(out, TWO, "part 2/2 is at work already")
+    begun(out, PartOf(2, 3)).release()
+    two.release()
+    begun(out, TWO).release()
+
+
+def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out: Path) -> None:
+    one = begun(out, ONE)
+    finish_task(one, 0)
+    error = refused(out, TWO, "part 1/2 of this output is at work, and this one has other", OTHER)
+    assert error.found == "at work: 1/2"
+    assert one.finished([0]) == [0]
+    one.release()
+    error = refused(out, TWO, "there is unfinished work of other options", OTHER)
+    assert str(one.path) in (error.fix or "")
+    assert one.finished([0]) == [0]
+    assert one.job() == JOB
+    one.undo(0)
+    one.keep_outline(b"")
+    refused(out, TWO, "there is unfinished work of other options", OTHER)
+    storage.remove(one.path / "plan")
+    two = begun(out, TWO, OTHER)
+    assert two.finished([0]) == []
+    assert two.job() == OTHER
+    assert two.begun() == [(TWO, False)]
+    assert sorted(path.name for path in two.path.iterdir()) == [
+        "job.json",
+        "lock",
+        "parts",
+        "tasks",
+    ]
+
+
+def test_a_part_that_begins_again_has_not_ended(out: Path) -> None:
+    two = begun(out, TWO)
+    two.end_part()
+    two.release()
+    two = begun(out, TWO)
+    assert two.begun() == [(TWO, False)]
+
+
+def test_a_part_removes_what_it_left_itself_alone(out: Path) -> None:
+    one = begun(out, ONE)
+    names = ["000000.1-of-2.abc.tmp", "000001.2-of-2.abc.tmp", "000002.abc.tmp", "000003"]
+    for name in names:
+        (one.tasks / name).mkdir()
+    two = begun(out, TWO)
+    assert sorted(path.name for path in two.tasks.iterdir()) == [names[0], *names[2:]]
+    one.release()
+    assert two.try_alone()
+    two.sweep()
+    assert not list(two.tasks.iterdir())
+
+
+def test_a_part_whose_folder_was_taken_over_is_not_alone(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begun(out, ONE)
+    real = part_lock.unlock
+
+    def unlock(handle: int | None) -> None:  # another run comes between its two locks
+        real(handle)
+        monkeypatch.setattr(part_lock, "unlock", real)
+        begun(out, job=OTHER).release()
+
+    monkeypatch.setattr(part_lock, "unlock", unlock)
+    assert not one.try_alone()
+    assert one.job() == OTHER
+    begun(out, job=OTHER).release()
+
+
+def test_a_part_that_comes_as_another_run_ends_says_so(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = begun(out)
+    monkeypatch.setattr("time.sleep", lambda seconds: whole.discard())
+    refused(out, ONE, "another run has just ended")
+    assert not whole.path.exists()
+
+
+# --- file systems without locks
+
+NO_LOCKS = ["ENOLCK", "ENOSYS", "EOPNOTSUPP", "EINVAL", "EBADF", "EPERM"]
+AS_IF_HELD = ["EWOULDBLOCK", "EACCES"]
+
+
+def no_locks(monkeypatch: pytest.MonkeyPatch, name: str) -> str:
+    """What it says: also of an `flock` that does nothing."""
+    number = getattr(errno, name, 0)
+
+    def flock(handle: int, how: int) -> None:
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    return os.strerror(number) if number else "they keep nobody out"
+
+
+@pytest.mark.parametrize("name", [*NO_LOCKS, *AS_IF_HELD, "nothing"])
+def test_parts_work_without_locks_and_are_never_alone(
+    out: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    why = no_locks(monkeypatch, name)
+    with pytest.warns(ShardkitWarning) as found:
+        one = begun(out, ONE)
+    assert len(found) == 1
+    assert f"has no locks ({why})" in str(found[0].message)
+    assert "when all parts have ended, run `shardkit merge`" in str(found[0].message)
+    (one.tasks / "000000.1-of-2.abc.tmp").mkdir()
+    with pytest.warns(ShardkitWarning):
+        two, twice = begun(out, TWO), begun(out, ONE)
+    assert (one.tasks / "000000.1-of-2.abc.tmp").exists()  # who left it may be at work
+    one.end_part()
+    twice.release()
+    assert one.begun() == [(ONE, True), (TWO, False)]
+    assert not one.try_alone()
+    two.end_part()
+    assert not two.try_alone()
+    with pytest.warns(ShardkitWarning), pytest.raises(OutputError, match="cannot tell whether"):
+        begun(out, TWO, OTHER)
+    with pytest.warns(ShardkitWarning, match="no other run writes"):
+        whole = begun(out)
+    assert whole.begun() == [(ONE, True), (TWO, True)]
+    whole.discard()
+
+
+def test_a_lock_that_fails_is_named(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_locks(monkeypatch, "EIO")
+    for part in (None, ONE):
+        with pytest.raises(StorageError, match="cannot lock: Input/output error"):
+            begun(out, part)
+
+
+def test_locks_that_stop_working_meanwhile(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where NFS has too many of them: who had one is not alone for sure."""
+    one = begun(out, ONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.MonkeyPatch.context() as patch:
+            no_locks(patch, "ENOLCK")
+            assert not one.try_alone()
+        real = locks.try_lock
+        monkeypatch.setattr(
+            part_lock, "try_lock",
+            lambda folder, name, **more: -1 if more.get("shared") else real(folder, name, **more),
+        )  # fmt: skip
+        two = begun(out, TWO)
+        assert not two.try_alone()
+
+
+def test_what_a_probe_of_locks_has_left_is_no_stranger(out: Path) -> None:
+    one = begun(out, ONE)
+    (one.path / "lock.0123").touch()
+    one.release()
+    begun(out).discard()
+    assert not one.path.exists()
+
+
+# --- real processes
+
+
+@pytest.mark.large
+@pytest.mark.timeout(600)
+def test_processes_that_begin_at_once(out: Path) -> None:
+    """Parts and whole runs, of two jobs, some killed: nobody is alone beside another."""
+    at_once(str(out), os.environ, 24, beat=1, patience=0.2)

@@ -1,0 +1,472 @@
+"""C1 to C3 of conversions in parts, which several processes do without talking to one another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit import storage
+from shardkit.conversion.outline import Outline
+from shardkit.conversion.partial import OUTLINE, PLAN, FolderPartial
+from shardkit.conversion.parts import who_is_missing
+from shardkit.conversion.work import unzipped, zipped
+from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
+from shardkit.part_of import PartOf
+from tests.codecs import tokenizer_zoo
+from tests.conftest import IMAGE_FORMATS, files_of, write_images
+from tests.conversion.part_kills import Forks, at_once, killed_parts
+from tests.test_cli import run as command
+
+SIZE = "8kB"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "in", classes=2, each=8, kilobytes=2)
+
+
+def convert(source: Path, out: Path, part: str | None = None, to: str = "wds", **more: Any) -> Any:
+    return shardkit.convert(
+        source, to, out, part=part, **{"workers": 0, "shard_size": SIZE, **more}
+    )
+
+
+def stop(source: Path, out: Path, part: str | None, at: int, **options: Any) -> None:
+    """Begin a part, or a whole run, and interrupt it when so many samples are done."""
+
+    class Stopping:
+        done = 0
+
+        def start(self, plan: Any, done: int) -> None: ...
+        def copied(self, more: int, total: int) -> None: ...
+        def advance(self, progress: Any) -> None:
+            self.done += progress.samples
+            if self.done >= at:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, part, progress=Stopping(), **options)
+
+
+def shards_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*.tar") if "tasks" in path.parts]
+
+
+def test_two_parts_make_what_one_run_makes(source: Path, tmp_path: Path) -> None:
+    whole = convert(source, tmp_path / "whole")
+    out = tmp_path / "out"
+    first = convert(source, out, "1/2")
+    assert not out.exists()
+    assert first.splits == {}
+    assert (first.part.part, first.part.tasks, first.part.missing) == ("1/2", 6, 5)
+    about = first.to_dict()
+    totals = {name: about[name] for name in ("samples", "bytes", "errors")}
+    assert totals == {name: about["part"][name] for name in totals}
+    assert totals["errors"] == 0 < totals["samples"] < 16
+    assert totals["bytes"] == sum(
+        shard.stat().st_size for shard in shards_of(tmp_path / "out.partial")
+    )
+    again = convert(source, out, "1/2")
+    assert again.part == first.part
+    result = convert(source, out, "2/2")
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert result.part is None
+    assert result.samples == whole.samples == 16
+    assert result.source_bytes == whole.source_bytes
+    assert not out.with_name("out.partial").exists()
+    for part in ("1/2", "2/3"):
+        assert convert(source, out, part).already_complete
+    assert shardkit.merge(out).already_complete
+
+
+def test_a_part_that_ends_while_the_last_one_is_finishing_its_tasks_publishes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first counts what is missing before the second is done, which finds the first at work."""
+    out, real = tmp_path / "out", FolderPartial.count_missing
+
+    def count(partial: FolderPartial, tasks: int) -> int:
+        found = real(partial, tasks)
+        monkeypatch.setattr(FolderPartial, "count_missing", real)
+        assert convert(source, out, "2/2").part.missing == 0
+        return found
+
+    monkeypatch.setattr(FolderPartial, "count_missing", count)
+    assert convert(source, out, "1/2").part is None
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_task_that_two_parts_finish_is_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another number of parts is begun while the first ones are at work."""
+    out, real = tmp_path / "out", storage.rename
+
+    def rename(old: Path, new: Path) -> None:
+        if new.name == "000000":
+            monkeypatch.setattr(storage, "rename", real)
+            assert convert(source, out, "1/3").part.tasks == 4
+            assert old.exists()
+            assert new.exists()
+        real(old, new)
+
+    monkeypatch.setattr(storage, "rename", rename)
+    convert(source, out, "1/2")
+    assert not list((out.with_name("out.partial") / "tasks").glob("*.tmp"))
+    convert(source, out, "2/2")
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        ("wds", {"split": "train=0.5,val=0.5", "stats": True, "safe_keys": True}),
+        ("parquet", {"dedup": "exact", "shuffle": True, "limit": 9}),
+        pytest.param(
+            "lmdb",
+            {"shard_size": None, "keys": ["class0/001", "class1/003"]},
+            marks=pytest.mark.large,
+        ),
+    ],
+)
+def test_merge_needs_neither_source_nor_options(
+    source: Path, tmp_path: Path, to: str, options: dict[str, Any]
+) -> None:
+    (source / "class1/copy.jpg").write_bytes((source / "class1/003.jpg").read_bytes())
+    (source / "notes.doc").write_bytes(b"x")
+    whole = convert(source, tmp_path / "whole", to=to, **options)
+    out = tmp_path / "out"
+    stop(source, out, None, at=1, to=to, **options)
+    with never_alone():
+        for part in ("1/3", "3/3", "2/3"):
+            convert(source, out, part, to=to, **options)
+    source.rename(tmp_path / "gone")
+    result = shardkit.merge(out)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    expected = {**whole.to_dict(), "out": None, "seconds": None}
+    for split in expected["splits"].values():
+        split["path"] = split["path"].replace("whole", "out")
+        for name in ("errors_list", "filtered_list"):
+            split[name] = split[name] and split[name].replace("whole", "out")
+    assert {**result.to_dict(), "out": None, "seconds": None} == expected
+
+
+@contextlib.contextmanager
+def never_alone() -> Iterator[None]:
+    """No part can tell that it is the last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardkit.conversion.partial.FolderPartial.try_alone", lambda partial: False)
+        yield
+
+
+def last_part_dies(source: Path, out: Path, part: str, **options: Any) -> None:
+    """Do the tasks of the last part, and no more."""
+    with never_alone():
+        assert convert(source, out, part, **options).part.missing == 0
+
+
+def test_tokens_come_with_their_tokenizer(tmp_path: Path) -> None:
+    """Arrays, which a schema has with shapes, and the files of a tokenizer, which merge copies."""
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(3):
+        (source / f"{number}.txt").write_text(f"{number} words " * 500)
+    text = shardkit.TextOptions(tokenizer=tokenizer_zoo.write_json(tmp_path, "gpt2"), seq_len=64)
+    asked: dict[str, Any] = {"to": "arrow", "text": text}
+    convert(source, tmp_path / "whole", **asked)
+    out = tmp_path / "out"
+    with never_alone():
+        for part in ("1/2", "2/2"):
+            convert(source, out, part, **asked)
+    shardkit.merge(out)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_whole_run_finishes_what_parts_began_and_the_other_way_round(
+    source: Path, tmp_path: Path
+) -> None:
+    convert(source, tmp_path / "whole")
+    convert(source, tmp_path / "a", "2/3")
+    assert (tmp_path / "a.partial/tasks/000001/result.json").exists()
+    assert convert(source, tmp_path / "a").part is None
+    stop(source, tmp_path / "b", None, at=5)
+    assert convert(source, tmp_path / "b", "1/2").part.missing < 5
+    convert(source, tmp_path / "b", "2/4")
+    convert(source, tmp_path / "b", "4/4")
+    whole = files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b") == whole
+
+
+def test_parts_of_other_options_are_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    before = files_of(tmp_path / "out.partial/tasks")
+    for options, words in {
+        "shard_size": ({"shard_size": "9kB"}, "shard_size was 8000, is 9000"),
+        "overwrite": ({"shard_size": "9kB", "overwrite": True}, "shard_size was 8000, is 9000"),
+    }.values():
+        with pytest.raises(OutputError, match=words):
+            convert(source, out, "2/2", **options)
+    (source / "class0/000.jpg").unlink()
+    with pytest.raises(OutputError, match="the source has changed") as error:
+        convert(source, out, "2/2")
+    assert "out.partial" in (error.value.fix or "")
+    assert files_of(tmp_path / "out.partial/tasks") == before
+
+
+def test_merge_names_what_is_missing(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(OutputError, match="no conversion in parts"):
+        shardkit.merge(out)
+    stop(source, out, None, at=5)
+    with pytest.raises(OutputError, match="was not begun in parts"):
+        shardkit.merge(out)
+    convert(source, out, "1/3")
+    stop(source, out, "3/3", at=2)
+    with pytest.raises(OutputError, match="not all parts") as error:
+        shardkit.merge(out)
+    found = "6 tasks are missing: 2/3 never began; 3/3 began and did not end"
+    assert error.value.found == found
+    assert "--part 2/3 and so on" in (error.value.fix or "")
+    assert not out.exists()
+
+
+def test_words_for_what_is_missing() -> None:
+    one = PartOf(1, 2)
+    assert who_is_missing([(one, True)], {1}) == (
+        "1 task is missing: 2/2 never began",
+        [PartOf(2, 2)],
+    )
+    assert who_is_missing([], {1, 3}) == ("2 tasks are missing", [])
+
+
+def test_parts_that_cannot_be(source: Path, tmp_path: Path) -> None:
+    samples = [{"x": n} for n in range(4)]
+    with pytest.raises(UsageError, match="nothing tells whether two parts"):
+        shardkit.convert(samples, "wds", tmp_path / "out", part="1/2")
+    for part in ("0/2", "3/2", "2", "1/0"):
+        with pytest.raises(UsageError, match="not one of several"):
+            convert(source, tmp_path / "out", part)
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_parts_replace_a_dataset_where_they_are_told_to(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, shard_size="20kB")
+    with pytest.raises(OutputError, match="holds another dataset"):
+        convert(source, out, "1/2")
+    convert(source, out, "1/2", overwrite=True)
+    last_part_dies(source, out, "2/2", overwrite=True)
+    shardkit.merge(out)
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+    # It may be what all parts have just made: a part that comes late does not begin again.
+    assert convert(source, out, "1/2", overwrite=True).already_complete
+    assert not out.with_name("out.partial").exists()
+
+
+def test_merge_replaces_nothing_that_parts_were_not_told_to(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    last_part_dies(source, out, "2/2")
+    (tmp_path / "out.partial").rename(tmp_path / "aside")
+    convert(source, out, shard_size="20kB")
+    before = files_of(out)
+    (tmp_path / "aside").rename(tmp_path / "out.partial")
+    with pytest.raises(OutputError, match="holds another dataset") as error:
+        shardkit.merge(out)
+    assert files_of(out) == before
+    assert "--overwrite" in (error.value.fix or "")
+    convert(source, out, "1/2", overwrite=True)
+    assert files_of(out) != before
+
+
+def test_bad_samples(source: Path, tmp_path: Path) -> None:
+    for name in ("class0/001", "class0/007", "class1/005"):
+        (source / f"{name}.jpg").write_bytes(b"text")
+    skip = {"on_error": "skip", "image": shardkit.ImageOptions(check="decode")}
+    whole = convert(source, tmp_path / "whole", **skip)
+    assert whole.errors == 3
+    out = tmp_path / "out"
+    done = [convert(source, out, part, **skip) for part in ("1/2", "2/2")]
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert done[1].errors == 3
+    assert 0 < done[0].part.errors < 3
+
+    out = tmp_path / "few"
+    convert(source, out, "1/2", max_errors=2, **skip)
+    with pytest.raises(SourceError, match="more than 2 samples are bad"):
+        convert(source, out, "2/2", max_errors=2, **skip)
+    last_part_dies(source, out, "2/2", **skip)
+    with pytest.raises(SourceError, match="more than 2 samples are bad") as error:
+        shardkit.merge(out)
+    assert "--max-errors" in (error.value.fix or "")
+    convert(source, out, "2/2", max_errors=3, **skip)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+    convert(source, tmp_path / "skips", "1/2", **skip)
+    with pytest.raises(OutputError, match="on_error was skip, is fail"):
+        convert(source, tmp_path / "skips", "2/2", **{**skip, "on_error": "fail"})
+
+
+def test_parts_skip_bad_samples_where_others_stopped_at_them(source: Path, tmp_path: Path) -> None:
+    for name in ("class0/001", "class0/007", "class1/005"):
+        (source / f"{name}.jpg").write_bytes(b"text")
+    skip = {"on_error": "skip", "image": shardkit.ImageOptions(check="decode")}
+    convert(source, tmp_path / "whole", **skip)
+    out = tmp_path / "out"
+    for part in ("1/2", "2/2"):
+        with pytest.raises(SampleError):
+            convert(source, out, part, **{**skip, "on_error": "fail"})
+    assert list((tmp_path / "out.partial/tasks").iterdir())
+    with never_alone():
+        for part in ("2/2", "1/2"):
+            convert(source, out, part, **skip)
+    shardkit.merge(out)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+    fails = {**skip, "on_error": "fail"}
+    out = tmp_path / "fails"
+    stop(source, out, None, at=16, **skip)
+    for part in ("1/1", "1/2", "2/2"):
+        with pytest.raises(SampleError):
+            convert(source, out, part, **fails)
+    assert not out.exists()
+
+
+def test_what_is_passed_over_may_come_and_go(source: Path, tmp_path: Path) -> None:
+    (source / "class0/.hidden").write_bytes(b"x")
+    convert(source, tmp_path / "out", "1/2")
+    (source / "class0/.hidden").unlink()
+    (source / "class0/notes.doc").write_bytes(b"x")
+    assert convert(source, tmp_path / "out", "2/2").samples == 16
+
+
+def test_more_parts_than_tasks(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = convert(source, out, "15/15", workers=2)
+    assert (done.part.tasks, done.part.missing) == (0, 11)
+    convert(source, out)
+
+
+def test_another_version_does_not_merge(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with never_alone():
+        convert(source, out, "1/1")
+    path = tmp_path / "out.partial/job.json"
+    job = json.loads(path.read_text())
+    job["versions"]["shardkit"] = "0.0.1"
+    path.write_text(json.dumps(job))
+    with pytest.raises(OutputError, match="by another version") as error:
+        shardkit.merge(out)
+    assert "0.0.1" in str(error.value)
+    for part in (None, "1/1"):
+        with pytest.raises(OutputError, match="another version"):
+            convert(source, out, part)
+
+
+def test_a_damaged_plan_is_named(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "1/2")
+    path = tmp_path / "out.partial" / PLAN / OUTLINE
+    whole = path.read_bytes()
+    outline = Outline.unpacked(whole, path)
+    assert outline.packed() == whole
+    for data in (b"", b"x", whole[:200], whole.replace(b'"max_bytes"', b'"mix_bytes"')):
+        path.write_bytes(data)
+        for again in (lambda: convert(source, out, "2/2"), lambda: shardkit.merge(out)):
+            with pytest.raises(DamagedError, match="the stored plan is damaged"):
+                again()
+    convert(source, out)
+    convert(source, tmp_path / "whole")
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_an_archive_with_files_in_files_is_refused() -> None:
+    """So that a small one cannot take much memory: each file may hold all that follow."""
+    inner = zipped({"b": b"x" * 1000})
+    directory = inner.index(b"PK\x01\x02")
+    outer = zipped({"a": inner[:directory]})
+    start, end = outer.index(b"PK\x01\x02"), outer.index(b"PK\x05\x06")
+    entry = bytearray(inner[directory : inner.index(b"PK\x05\x06")])
+    entry[42:46] = outer.index(b"PK\x03\x04", 1).to_bytes(4, "little")
+    size = (end - start + len(entry)).to_bytes(4, "little")
+    last = outer[end : end + 8] + b"\2\0\2\0" + size + outer[end + 16 :]
+    packed = outer[:end] + entry + last
+    with pytest.raises(ValueError, match="larger than it is"):
+        unzipped(packed)
+    assert unzipped(outer) == {"a": inner[:directory]}
+
+
+def test_the_commands(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["convert", str(source), "--to", "wds", "-o", str(out), "--shard-size", SIZE]
+    assert "6 of 11 tasks" in command(*words, "--part", "1/2", "--plan").stdout
+    about = json.loads(command(*words, "--part", "1/2", "--plan", "--json").stdout)
+    assert (about["tasks"], about["part"]["part"], about["part"]["tasks"]) == (11, "1/2", 6)
+    assert 0 < about["part"]["bytes"] < about["bytes"]
+    parts = json.loads(command(*words, "--part", "1/3", "--workers", "0", "--json").stdout)
+    assert parts["samples"] == parts["part"]["samples"] > 0
+    made = command(*words, "--part", "1/2", "--workers", "0")
+    assert "6 tasks" in made.stdout
+    assert f"shardkit merge {out}" in made.stdout
+    missing = command("merge", out, check=2)
+    assert "not all parts" in missing.stderr
+    made = command(*words, "--part", "2/2", "--workers", "0", "--json")
+    assert json.loads(made.stdout)["part"] is None
+    merged = command("merge", out, "--json")
+    assert json.loads(merged.stdout)["already_complete"]
+    assert "complete already" in command("merge", out).stdout
+    assert command("merge", out, "--quiet").stdout == ""
+
+
+@pytest.mark.large
+@pytest.mark.xdist_group("timed")
+@pytest.mark.timeout(600)
+def test_parts_that_are_killed_at_random_are_continued(source: Path, tmp_path: Path) -> None:
+    """C1, C2: four at a time, of all formats in turn."""
+    seed = random.randrange(10**9)
+    dice, seen = random.Random(seed), Counter[str]()
+    print(f"seed {seed}")
+    with Forks(tmp_path) as forks:
+        for number in range(max(12, len(IMAGE_FORMATS))):
+            to = IMAGE_FORMATS[number % len(IMAGE_FORMATS)]
+            out, whole = tmp_path / f"out{number}", tmp_path / f"whole{number}"
+            workers = 1 if number % 4 == 3 else 0
+            command = ["convert", source, "--to", to, "--shard-size", SIZE, "--workers", workers]
+            began = time.monotonic()
+            code, said = forks.start(*command, "-o", whole).wait()
+            assert code == 0, said
+            seconds = 1.5 * (time.monotonic() - began)
+            seen.update(killed_parts(forks, [*command, "-o", out], out, seconds, dice))
+            assert files_of(out) == files_of(whole), to
+            assert not out.with_name(f"{out.name}.partial").exists()
+    print(dict(seen))
+    assert seen["killed"] > 10
+
+
+@pytest.mark.large
+@pytest.mark.xdist_group("timed")
+def test_parts_and_whole_runs_that_begin_at_once(source: Path, tmp_path: Path) -> None:
+    """Nothing is lost, and all but some are told."""
+    convert(source, tmp_path / "whole")
+    told = 0
+    with Forks(tmp_path) as forks:
+        for number in range(6):
+            out = tmp_path / f"out{number}"
+            command = ["convert", source, "--to", "wds", "--shard-size", SIZE, "--workers", 0]
+            told += at_once(forks, [*command, "-o", out], out)
+            assert files_of(out) == files_of(tmp_path / "whole")
+            assert not out.with_name(f"{out.name}.partial").exists()
+    assert told

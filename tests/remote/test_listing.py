@@ -1,0 +1,150 @@
+"""A folder in a store is listed as a whole, by listings side by side where it has much."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shardkit.remote import clients, listing
+from shardkit.remote.listing import ListedStore
+from shardkit.remote.path import RemotePath
+from shardkit.remote.store import Entry, Info, Page, PassingError, Store
+from shardkit.storage import source, using
+from tests.conftest import few
+from tests.remote.conftest import Through
+from tests.remote.proxy import Rule
+from tests.remote.servers import Google
+from tests.remote.test_sources import put_all
+
+PAGE = 10  # objects, in these tests
+
+
+class Keys:
+    """A client whose store has these keys; one that ends with a slash is a mark of a folder."""
+
+    lists = True
+
+    def __init__(self, keys: list[str], order: Any = None) -> None:
+        self.keys = sorted(keys, key=order)
+        self.pages = self.entries_asked = 0
+        self.failing: set[int] = set()
+        self._lock = threading.Lock()
+
+    def below(self, folder: str, after: str) -> Iterator[Page]:
+        found = [k.rstrip("/") for k in self.keys if k.startswith(f"{folder}/" if folder else "")]
+        found = found[found.index(after) + 1 :] if after else found
+        for start in range(0, len(found), PAGE):
+            with self._lock:
+                self.pages += 1
+                number = self.pages
+            if number in self.failing:
+                raise PassingError(listing_failed())
+            yield [(key, Info(len(key), tag=key)) for key in found[start : start + PAGE]]
+
+    def entries(self, folder: str) -> list[Entry]:
+        with self._lock:
+            self.entries_asked += 1
+        start, found = f"{folder}/" if folder else "", {}
+        for key in self.keys:
+            if key.startswith(start) and key != start:
+                name, slash, _ = key[len(start) :].partition("/")
+                found[name, slash] = Entry(name, None if slash else Info(len(key), tag=key))
+        return list(found.values())
+
+    def find(self, key: str) -> Info | None:
+        return None
+
+
+def listing_failed() -> Any:
+    from shardkit.errors import StorageError
+
+    return StorageError("again")
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "FULL_PAGE", PAGE)
+    monkeypatch.setattr("shardkit.remote.store._PAUSE", (0, 0))
+
+
+def listed(client: Keys, monkeypatch: pytest.MonkeyPatch) -> dict[str, Info | None]:
+    """All that a walk from the folder `in` meets."""
+    monkeypatch.setattr(Store, "client", lambda self, past_caches=False: client)
+    store, found = ListedStore(Store("s3://b"), "in"), {}
+    pending = ["in"]
+    while pending:
+        folder = pending.pop()
+        names = store.entries(folder)
+        assert [n for n, info in names if info] == sorted(n for n, info in names if info)
+        assert [n for n, info in names if not info] == sorted(n for n, info in names if not info)
+        found |= {f"{folder}/{name}": info for name, info in names if info is not None}
+        pending += [f"{folder}/{name}" for name, info in names if info is None]
+    return found
+
+
+def tree(dice: random.Random) -> list[str]:
+    """Keys of folders of all sizes in each other, with files beside them, and odd names."""
+    keys: set[str] = set()
+
+    def fill(folder: str, depth: int) -> None:
+        for n in range(dice.choice([0, 1, 3, 25])):
+            keys.add(f"{folder}{dice.choice(['', '-', 'z', '!'])}{n:02d}.jpg")
+        for n in range(dice.choice([0, 1, 2, 12]) if depth else 0):
+            fill(f"{folder}{dice.choice(['a', 'b-', 'b', 'ü', '~'])}{n}/", depth - 1)
+
+    fill("in/", 3)
+    return [*keys, "in/last.txt"]
+
+
+@pytest.mark.parametrize("seed", few([*range(40)], *range(1, 10)))
+def test_it_is_what_one_listing_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    keys = tree(dice)
+    marks = dice.sample([key.rpartition("/")[0] + "/" for key in keys], len(keys) // 9)
+    order = (lambda key: key.replace("/", "\0")) if seed % 5 == 4 else None  # as some stores have
+    client = Keys([*{*keys, *marks}], order)
+    client.failing = {*dice.sample(range(1, 20), 4)}
+    found = listed(client, monkeypatch)
+    files = {key: info for key, info in found.items() if f"{key}/" not in marks}
+    assert files == {key: Info(len(key), tag=key) for key in keys}
+    assert found.keys() <= {key.rstrip("/") for key in client.keys}
+
+
+def test_small_and_flat_folders_take_one_listing_more_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for keys, most in (
+        ([f"in/{n}.jpg" for n in range(9)], 2),
+        ([f"in/{n}/x.jpg" for n in range(9)], 2),
+        ([f"in/{n:03d}/x.jpg" for n in range(200)], 21),
+        (
+            [f"in/sub/{n:03d}.jpg" for n in range(200)],
+            23,
+        ),  # of `in`, once more, and of nothing else
+    ):
+        client = Keys(keys)
+        assert listed(client, monkeypatch).keys() == {*keys}
+        assert client.pages + client.entries_asked <= most
+
+
+def test_folders_of_many_objects_are_listed_side_by_side(
+    google: Google, through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "FULL_PAGE", PAGE)
+    files = {f"in/c{n % 12:02}/{n}.txt": b"x" for n in range(240)}
+    proxy = through(google)
+    url = google.url(put_all(google, files), "in")
+    proxy.add(Rule(latency=0.3))
+    with using(google.options(proxy.endpoint), url):
+        path = source(url)
+        assert isinstance(path, RemotePath)
+        root = path.listed()
+        below = [e for folder in root.scandir() for e in (root / folder.name).scandir()]  # type: ignore[attr-defined]
+    assert len(below) == 240
+    events = sorted((t, step) for e in proxy.log() for t, step in ((e.start, 1), (e.end, -1)))
+    at_once = [sum(step for _, step in events[:n]) for n in range(len(events))]
+    assert max(at_once) >= 8

@@ -1,0 +1,262 @@
+"""Who may work on one output in a store: a whole run alone, parts of one job together."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit.conversion import claim as claims
+from shardkit.conversion.claim import Claim
+from shardkit.conversion.store_partial import StorePartial
+from shardkit.conversion.target import Target
+from shardkit.errors import OutputError, ShardkitWarning
+from shardkit.part_of import PartOf
+from tests.conversion.part_process import at_once
+from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
+from tests.remote.servers import S3, Store
+from tests.remote.test_writing import Bucket
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was claimed by a run")
+THREE = PartOf(3, 3)
+
+
+@pytest.fixture(autouse=True)
+def beat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(claims, "BEAT", 0.03)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def bucket(google: Store) -> Iterator[Bucket]:
+    yield Bucket(google)
+    for run in _open:
+        run.release()
+    _open.clear()
+
+
+_open: list[StorePartial] = []
+
+
+def begun(bucket: Bucket, part: PartOf | None = None, job: dict[str, Any] = JOB) -> StorePartial:
+    found = StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+    _open.append(found)
+    found.begin(job, resume=True, part=part)
+    return found
+
+
+def refused(bucket: Bucket, part: PartOf | None, words: str, job: Any = JOB) -> OutputError:
+    with pytest.raises(OutputError, match=words) as error:
+        begun(bucket, part, job)
+    assert error.value.fix
+    return error.value
+
+
+def test_who_looks_whether_anybody_is_at_work_is_told(bucket: Bucket) -> None:
+    for part, words in ((None, "another run"), (ONE, "part 1/")):
+        run = begun(bucket, part)
+        other = StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+        with pytest.raises(OutputError, match=words):
+            other.refuse_busy()
+        run.release()
+        other.refuse_busy()
+
+
+def die(run: StorePartial) -> None:
+    """As a process of this machine does."""
+    assert run._claim is not None
+    run._claim._end.set()
+    claims._held.discard(run._claim.run)
+
+
+def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket: Bucket) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, two = begun(bucket, ONE), begun(bucket, TWO)
+        assert one.begun() == [(ONE, False), (TWO, False)]
+        assert not one.try_alone()
+        one.release()
+        assert two.begun() == [(ONE, True), (TWO, False)]
+        two.check()
+        assert two.try_alone()
+    assert two.part is None
+    two.check()
+    refused(bucket, ONE, "another run is working")
+    refused(bucket, None, "another run is working")
+    two.discard()
+    assert bucket.objects() == {}
+
+
+def test_of_parts_that_end_together_one_is_alone(bucket: Bucket) -> None:
+    one, two = begun(bucket, ONE), begun(bucket, TWO)
+    one.end_part()
+    two.end_part()
+    assert [one.try_alone(), two.try_alone()] == [True, False]
+
+
+def test_a_part_that_comes_as_others_end_is_the_last(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = begun(bucket, ONE)
+    real, later = StorePartial._any_at_work, []
+
+    def look(partial: StorePartial) -> bool:
+        found = real(partial)
+        if not later:  # just after one has looked
+            later.append(begun(bucket, TWO))
+        return found
+
+    monkeypatch.setattr(StorePartial, "_any_at_work", look)
+    assert not one.try_alone()
+    assert later[0].try_alone()
+
+
+def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
+    two = begun(bucket, TWO)
+    error = refused(bucket, None, "part 2/2 of this output is at work, and a whole run cannot")
+    assert error.found == "at work: 2/2"
+    two.check()
+    two.release()
+    whole = begun(bucket)
+    refused(bucket, TWO, "another run is working")
+    whole.check()
+    whole.release()
+    begun(bucket, TWO).check()
+
+
+def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
+    two = begun(bucket, TWO)
+    refused(bucket, TWO, "part 2/2 is at work already")
+    begun(bucket, PartOf(2, 3))
+    two.check()
+    two.release()
+    begun(bucket, TWO)
+
+
+def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket: Bucket) -> None:
+    one = begun(bucket, ONE)
+    error = refused(bucket, TWO, "part 1/2 of this output is at work, and this one has", OTHER)
+    assert error.found == "at work: 1/2"
+    assert one.job() == JOB
+    one.check()
+    one.release()
+    two = begun(bucket, TWO, OTHER)
+    assert two.job() == OTHER
+    begun(bucket, THREE, OTHER)
+    refused(bucket, ONE, "parts? 2/2 .* is at work", JOB)
+    two.check()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_parts_and_runs_of_the_dead_are_passed_over(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """At once where this machine knows it; else they lose their claims if they live after all."""
+    one, two = begun(bucket, ONE), begun(bucket, TWO)
+    for run in (one, two):
+        die(run)
+    if not known:
+        monkeypatch.setattr(claims, "machine", lambda: "another")
+    with warnings.catch_warnings():
+        if known:
+            warnings.simplefilter("error")
+        whole = begun(bucket)
+        die(whole)
+        two_again = begun(bucket, TWO)
+    for run in [two] if known else [one, two]:
+        assert run._claim is not None
+        run._claim._renewed = 0.0
+        with pytest.raises(OutputError, match="taken over"):
+            run.check()
+    two_again.check()
+
+
+def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim.take(bucket.path("out.partial/run.json"))
+    real = claims._watched
+
+    def watched(*found: Any) -> Any:
+        claim.release()
+        return real(*found)
+
+    monkeypatch.setattr(claims, "_watched", watched)
+    begun(bucket, ONE).check()
+
+
+def test_a_part_whose_output_is_of_another_job_now_is_not_alone(bucket: Bucket) -> None:
+    one = begun(bucket, ONE)
+    bucket.put("out.partial/job.json", b'{"recipe": {}}')
+    assert not one.try_alone()
+    begun(bucket).check()
+
+
+def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(bucket, ONE).release()
+    path, real = bucket.path("out.partial/parts/1-of-2.json"), Claim._check_conditions
+
+    def check(claim: Claim, old: Any) -> None:
+        path.store.delete(path.key)
+        real(claim, old)
+
+    monkeypatch.setattr(Claim, "_check_conditions", check)
+    claim = Claim.take(path)
+    claim.say(ended=True)
+
+
+def test_a_part_that_waited_removes_no_work_of_another_job(bucket: Bucket) -> None:
+    one = begun(bucket, ONE)
+    one.keep_outline(b"")
+    one.release()
+    refused(bucket, TWO, "there is unfinished work of other options", OTHER)
+    assert one.job() == JOB
+
+
+def test_parts_of_another_job_have_not_begun(bucket: Bucket) -> None:
+    begun(bucket, ONE).release()
+    two = begun(bucket, TWO, OTHER)
+    assert two.begun() == [(TWO, False)]
+
+
+def test_no_part_slips_in_as_another_job_begins(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(bucket, ONE).release()
+    real, slow = StorePartial._refuse_parts, []
+
+    def look(partial: StorePartial, *about: Any) -> None:
+        real(partial, *about)
+        if not slow:  # a part of the old job comes after the look, and withdraws
+            slow.append(partial)
+            refused(bucket, ONE, "another run is working")
+
+    monkeypatch.setattr(StorePartial, "_refuse_parts", look)
+    two = begun(bucket, TWO, OTHER)
+    assert slow == [two]
+    refused(bucket, ONE, "part 2/2 of this output is at work")
+    two.check()
+
+
+def test_the_wait_for_a_run_is_announced(bucket: Bucket) -> None:
+    begun(bucket, ONE)
+    with (
+        pytest.warns(ShardkitWarning, match="was claimed by a run on"),
+        pytest.raises(OutputError, match="part 1/2 is at work already"),
+    ):
+        begun(bucket, ONE)
+
+
+@pytest.mark.large
+@pytest.mark.timeout(600)
+def test_processes_that_begin_at_once(s3: S3) -> None:
+    """Parts and whole runs, of two jobs, some killed: nobody is alone beside another."""
+    bucket = Bucket(s3)
+    environ = {**os.environ, **s3.environ()}
+    at_once(bucket.out, environ, 8, beat=0.5, patience=0.5)

@@ -1,0 +1,157 @@
+"""`shardkit diff`: which samples two datasets do not have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit.errors import SampleError, UsageError
+from shardkit.sample import JsonText, Sample
+from shardkit.testing import EVERYTHING, everything, make_image
+from tests.conftest import IMAGE_FORMATS, few
+from tests.test_cli import run
+
+FIELDS = {
+    "image": shardkit.Image(),
+    "label": shardkit.Int(),
+    "score": shardkit.Float(optional=True),
+    "tags": shardkit.Json(),
+}
+
+
+def sample(number: int, **changed: object) -> Sample:
+    values = {"image": make_image(number), "label": number % 2, "tags": {"n": number}}
+    return {"__key__": f"s/{number}", **values, **changed}
+
+
+def write(path: Path, samples: list[Sample], to: str = "wds", **options: object) -> Path:
+    with shardkit.create(path, to, FIELDS, **options) as writer:  # type: ignore[arg-type]
+        for each in samples:
+            writer.write(each)
+    return path
+
+
+def test_what_is_added_removed_and_changed_is_counted_and_named(tmp_path: Path) -> None:
+    old = [sample(n) for n in range(6)]
+    new = [
+        sample(5),
+        sample(1, label=7),
+        sample(2, score=float("nan")),
+        sample(3, image=make_image(99), tags={"n": 3.0}),
+        sample(4),
+        sample(9),
+    ]
+    a, b = write(tmp_path / "a", old), write(tmp_path / "b", new, "parquet")
+    report = shardkit.diff(a, b)
+    assert not report.equal
+    assert (report.equal_samples, report.removed, report.added, report.changed) == (2, 1, 1, 3)
+    assert (report.first_removed, report.first_added) == (["s/0"], ["s/9"])
+    assert report.fields == {"label": 1, "score": 1, "image": 1, "tags": 1}
+    assert report.first_changed["s/1"] == {"label": ("int 1", "int 7")}
+    assert report.first_changed["s/2"] == {"score": ("absent", "there")}
+    assert set(report.first_changed["s/3"]) == {"image", "tags"}
+    back = shardkit.diff(b, a, first=1)
+    assert (back.removed, back.added, back.changed) == (1, 1, 3)
+    assert (back.first_removed, back.first_added) == (["s/9"], ["s/0"])
+    assert len(back.first_changed) == 1
+
+
+def test_the_command_has_its_exit_codes(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", [sample(0), sample(1)])
+    b = write(tmp_path / "b", [sample(1), sample(0)], "lmdb")
+    c = write(tmp_path / "c", [sample(0, label=5)])
+    assert "equal" in run("diff", a, b).stdout
+    shown = run("diff", a, c, check=1).stdout
+    for words in ("1 sample of A alone", "label in 1", "s/1", "s/0: label: int 0 -> int 5"):
+        assert words in shown
+    found = json.loads(run("diff", a, c, "--json", check=1).stdout)
+    assert (found["equal"], found["removed"], found["fields"]) == (False, 1, {"label": 1})
+    assert found["first_changed"] == {"s/0": {"label": ["int 0", "int 5"]}}
+    assert run("diff", a, c, "--quiet", check=1).stdout == ""
+    run("diff", a, tmp_path / "nothing", check=2)
+    run("diff", a, check=2)
+
+
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
+def test_a_dataset_equals_itself_in_another_format(tmp_path: Path, format: str) -> None:
+    with shardkit.create(tmp_path / "a", "wds", EVERYTHING) as writer:
+        for number in range(20):
+            writer.write(everything(number))
+    shardkit.convert(tmp_path / "a", format, tmp_path / "b", workers=0, shuffle=True)
+    report = shardkit.diff(tmp_path / "a", tmp_path / "b")
+    assert (report.equal, report.equal_samples) == (True, 20)
+
+
+def test_a_source_is_compared_with_what_was_made_of_it(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "a", workers=0)
+    assert shardkit.diff(images, tmp_path / "a").equal
+    next(images.rglob("*.jpg")).unlink()
+    report = shardkit.diff(images, tmp_path / "a")
+    assert (report.added, report.removed, report.changed) == (1, 0, 0)
+
+
+def test_text_is_read_from_its_beginning_on_either_side(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"document {number}"}) for number in range(5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
+    shardkit.convert(tmp_path / "a.jsonl", "parquet", tmp_path / "b", workers=0, limit=4)
+    assert shardkit.diff(tmp_path / "a.jsonl", tmp_path / "b").removed == 1
+    assert shardkit.diff(tmp_path / "b", tmp_path / "a.jsonl").added == 1
+    with pytest.raises(UsageError, match="both sources can only be read from the beginning"):
+        shardkit.diff(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+
+
+def test_splits_of_one_name_are_compared_with_each_other(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 4)):
+        for split in ("train", "val"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            numbers = range(count if split == "val" else 3)
+            write(tmp_path / name / split, [sample(n, label=int(split == "val")) for n in numbers])
+    report = shardkit.diff(tmp_path / "a", tmp_path / "b")
+    assert (report.equal_samples, report.first_added) == (6, ["val/s/3"])
+    report = shardkit.diff(tmp_path / "a", tmp_path / "a" / "val")
+    assert (report.equal_samples, report.removed) == (0, 3)  # train's are the first of their keys
+
+
+def test_class_names_are_compared(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", [sample(0)], classes=["cat", "dog"])
+    b = write(tmp_path / "b", [sample(0)], classes=["dog", "cat"])
+    report = shardkit.diff(a, b)
+    assert (report.equal, report.equal_samples, report.classes) == (False, 1, ["label"])
+    for name, classes in (("c", ["cat", "dog"]), ("d", ["dog", "cat"])):
+        (tmp_path / name).mkdir()
+        for split in ("train", "val"):
+            write(tmp_path / name / split, [sample(0)], classes=classes)
+    report = shardkit.diff(tmp_path / "c", tmp_path / "d")
+    assert report.classes == ["label"]  # once, not for each split
+
+
+def test_json_is_compared_by_its_value_and_numbers_by_their_type(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", [sample(0, tags=JsonText('{"a": 1,\n "b": 2}'))])
+    b = write(tmp_path / "b", [sample(0, tags=JsonText('{"b":2,"a":1}'))])
+    c = write(tmp_path / "c", [sample(0, tags={"a": 1.0, "b": 2})])
+    assert shardkit.diff(a, b).equal
+    assert shardkit.diff(a, c).fields == {"tags": 1}
+    samples = [{"__key__": "a", "x": np.zeros(2, np.int32)}]
+    other = [{"__key__": "a", "x": np.zeros(2, np.int64)}]
+    assert shardkit.diff(samples, other).fields == {"x": 1}
+
+
+def test_keys_that_come_twice_are_matched_in_their_order(tmp_path: Path) -> None:
+    twice = [{"__key__": "a", "x": 1}, {"__key__": "a", "x": 2}]
+    assert shardkit.diff(twice, twice).equal
+    many = [{"__key__": "a", "x": 1}] * 20_000  # minutes, if each looked at all before it
+    assert shardkit.diff(many, many).equal_samples == 20_000
+    report = shardkit.diff(twice, twice[:1])
+    assert (report.equal_samples, report.first_removed) == (1, ["a"])
+
+
+def test_a_bad_sample_is_an_error(images: Path, tmp_path: Path) -> None:
+    shardkit.convert(images, "wds", tmp_path / "a", workers=0)
+    (images / "class0/bad.json").write_text("{", "utf-8")
+    (images / "class0/bad.jpg").write_bytes(make_image())
+    with pytest.raises(SampleError, match="damaged"):
+        shardkit.diff(images, tmp_path / "a")

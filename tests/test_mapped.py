@@ -1,0 +1,93 @@
+"""Arrays that lie in temporary files are those that memory would have held."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkit import mapped, order
+from shardkit.errors import StorageError
+from shardkit.mapped import Growing, Runs, computed, running_sum, selected
+from shardkit.order import permutation
+
+
+@pytest.fixture(params=["in memory", "in files"])
+def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in files":
+        monkeypatch.setattr(mapped, "MOST", 100)
+        monkeypatch.setattr(mapped, "_BUFFER", 64)
+    monkeypatch.setattr(mapped, "PIECE", 37)
+
+
+@pytest.mark.usefixtures("_limits")
+@pytest.mark.parametrize("count", [0, 1, 37, 38, 1000])
+def test_long_arrays_hold_the_same(count: int) -> None:
+    numbers = np.arange(count)
+    growing = Growing(np.int64)
+    for n in range(count):
+        growing.extend([n])
+    assert len(growing) == count
+    found = growing.array()
+    assert (found == numbers).all()
+    assert type(found) is np.ndarray
+    assert (computed(count, np.int64, lambda piece: numbers[piece] * 3) == numbers * 3).all()
+    odd = selected(count, lambda piece: numbers[piece] % 2 == 1)
+    assert (odd == np.flatnonzero(numbers % 2)).all()
+    assert running_sum(numbers).tolist() == [0, *np.cumsum(numbers)]
+
+
+@pytest.mark.usefixtures("_limits")
+def test_a_long_permutation_is_that_of_all_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [permutation(1000, seed).tolist() for seed in (0, 7)]
+    monkeypatch.setattr(order, "_SORTED", 90)
+    assert [permutation(1000, seed).tolist() for seed in (0, 7)] == whole
+    assert sorted(whole[0]) == list(range(1000))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_full_disk_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_once_flushed(**_: Any) -> Any:
+        return SimpleNamespace(write=len, flush=full)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full_once_flushed if late else full)
+    monkeypatch.setattr(mapped, "MOST", 100)
+    with pytest.raises(StorageError, match="the disk is full"):
+        computed(1000, np.int64, lambda piece: np.arange(piece.start, piece.stop))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_runs_are_the_array_that_they_stand_for(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    values = dice.integers(0, 5, 12) * dice.integers(0, 2, 12)
+    runs = Runs(values, dice.integers(0, 9, 12).cumsum())
+    if not len(runs):
+        return
+    plain = np.asarray(runs)
+    assert len(runs) == len(plain)
+    assert (runs.sum(), runs.mean()) == (plain.sum(), plain.mean())
+    for start, stop in dice.integers(0, len(plain) + 1, (20, 2)):
+        assert np.asarray(runs[start:stop]).tolist() == plain[start:stop].tolist()
+        assert runs[start:stop].sum() == plain[start:stop].sum()
+    numbers = dice.integers(0, len(plain), 50)
+    assert (runs[numbers] == plain[numbers]).all()
+    assert (runs[::3] == plain[::3]).all()
+    made: Any = mapped.mapped(runs, lambda some: some * 3 + 1)  # type: ignore[arg-type]
+    assert np.asarray(made).tolist() == (plain * 3 + 1).tolist()
+    twice: Any = mapped.joined([runs, runs])  # type: ignore[list-item]
+    assert np.asarray(twice).tolist() == mapped.joined([runs, plain]).tolist()  # type: ignore[list-item]
+    sums, plain_sums = running_sum(runs), running_sum(plain)  # type: ignore[arg-type]
+    every = np.arange(-1, len(plain) + 1)
+    assert (sums[every] == plain_sums[every]).all()
+    aims = np.arange(-2, plain_sums[-1] + 3)
+    for side in ("left", "right"):
+        found = np.searchsorted(sums, aims, side=side)
+        assert (found == np.searchsorted(plain_sums, aims, side=side)).all()
+        assert int(np.searchsorted(sums, 3, side=side)) == np.searchsorted(plain_sums, 3, side=side)

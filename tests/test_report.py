@@ -1,0 +1,519 @@
+"""`shardkit inspect --html`: what is on the page, what cannot get onto it, how large it becomes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import soundfile
+
+import shardkit
+from shardkit.cli.convert import command as convert_cli
+from shardkit.codecs import frames
+from shardkit.dataset import Dataset
+from shardkit.display import sheet
+from shardkit.errors import DamagedError, NotFoundError, OutputError, UsageError
+from shardkit.manifest import load_any
+from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
+from shardkit.recipe import Recipe, identity
+from shardkit.report import html_report, write_report
+from shardkit.report.command import convert_command
+from shardkit.report.page import POLICY, READ
+from shardkit.sizes import FieldSizes
+from tests.browser import Browser, browser
+from tests.codecs.sample_videos import encode
+from tests.codecs.tokenizer_zoo import byte_level
+from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
+from tests.test_cli import run
+from tests.test_display import Tags
+from tests.test_hostile_text import EVIL, evil
+from tests.test_verify import rewrite
+
+__all__ = ["evil"]  # a fixture
+HOSTILE = "\"'><script>alert(1)</script><img src=http://x/y onerror=alert(1)>&amp;" + EVIL
+TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "header", "main", "article", "section"),
+    *("footer", "nav", "ul", "li", "a", "h1", "h2", "h3", "h4", "p", "div", "span", "strong"),
+    *("small", "code", "pre", "dl", "dt", "dd", "figure", "figcaption", "img", "svg", "rect"),
+    *("path", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"),
+}
+ATTRIBUTES = {
+    *("lang", "charset", "http-equiv", "content", "name", "class", "id", "href", "src", "alt"),
+    *("width", "height", "viewbox", "preserveaspectratio", "role", "d", "x", "y", "tabindex"),
+    *("scope", "dir", "aria-label", "aria-labelledby", "aria-hidden"),
+}
+
+
+def check(page: str) -> Tags:
+    """What holds for every page: no other elements and addresses than its own, and the policy."""
+    tags = Tags(page)
+    assert page.startswith("<!doctype html>")
+    assert {name for name, _ in tags.found} <= TAGS
+    for name, attributes in tags.found:
+        assert set(attributes) <= ATTRIBUTES, (name, attributes)
+        for value in (attributes.get("href"), attributes.get("src")):
+            assert value is None or value.startswith(("#part", "data:image/webp;base64,"))
+        assert name != "img" or attributes["alt"]
+        assert name != "th" or attributes["scope"] in ("row", "col")
+    policies = [a["content"] for _, a in tags.found if a.get("http-equiv")]
+    assert policies == [POLICY]
+    assert all(line.isprintable() for line in page.split("\n"))
+    names = [attributes["id"] for _, attributes in tags.found if "id" in attributes]
+    assert len(names) == len(set(names))
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    return tags
+
+
+@pytest.fixture
+def hostile() -> Dataset:
+    fields_ = {
+        HOSTILE: shardkit.Text(), "label": shardkit.Int(), "json": shardkit.Json(),
+        "image": shardkit.Image(), "audio": shardkit.Audio(), "video": shardkit.Video(),
+        "several": shardkit.Images(), "x": shardkit.Bytes(), "array": shardkit.Array(),
+    }  # fmt: skip
+    bad = HOSTILE.encode()
+    sample = {
+        "__key__": HOSTILE, HOSTILE: HOSTILE * 99, "label": 0, "json": {HOSTILE: HOSTILE},
+        "image": bad, "audio": bad, "video": bad, "several": [bad], "x": bad,
+        "array": np.array([HOSTILE]),
+    }  # fmt: skip
+    return Dataset.from_sequence(
+        [sample] * 3,
+        shardkit.Schema(fields_),
+        class_names={"label": [HOSTILE]},
+        path=Path(HOSTILE),
+    )
+
+
+def test_nothing_of_the_data_becomes_markup(hostile: Dataset) -> None:
+    tags = check(html_report(hostile))
+    assert tags.text.count("<script>alert(1)</script>") > 20
+    assert "\\x1b]0;title" in tags.text
+    assert tags.text.count("no image") >= 3
+    assert "3 samples of these could not be read" in tags.text
+    empty = check(html_report(hostile[:0]))
+    assert "There are no samples." in empty.text
+
+
+def test_names_in_files_and_lists_are_escaped(evil: Path, tmp_path: Path) -> None:
+    (evil / "train" / EVIL / "bad.jpg").write_bytes(b"<script>")
+    options = {"where": f"__key__ != {EVIL + HOSTILE!r}", "drop": ["é"], "on_error": "skip"}
+    shardkit.convert(evil, "parquet", tmp_path / "out", workers=0, **options)
+    tags = check(html_report(tmp_path / "out"))
+    for words in ("passed over: ", "dropped: bad samples", "bad", "errors.jsonl", "--where "):
+        assert words in tags.text, words
+    listed = tmp_path / "out/train/__shardkit__/errors.jsonl"
+    listed.write_text(json.dumps({"key": [HOSTILE], "what": {HOSTILE: 1}}) + "\n{\n")
+    assert "the list cannot be read" in check(html_report(tmp_path / "out")).text
+
+
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
+def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) -> None:
+    source = write_images(tmp_path / "in", classes=3, each=5)
+    (source / "class0" / "000.jpg").write_bytes(b"no image")
+    out = tmp_path / "out"
+    shardkit.convert(source, format, out, workers=0, on_error="skip")
+    page = html_report(out)
+    tags = check(page)
+    assert page == html_report(out)
+    assert len(tags.images) == 14
+    for words in ("dropped: bad samples", "class0/000", "class1", "shardkit convert SOURCE"):
+        assert words in tags.text
+    assert f"--to {format}" in tags.text
+    shutil.rmtree(out / "__shardkit__")
+    foreign = check(html_report(out))
+    assert "Unknown, as no manifest has it." in foreign.text
+    assert "others" in foreign.text
+
+
+def test_splits_single_shards_and_views(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=2, each=20)
+    shardkit.convert(
+        source, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5", shard_samples=4
+    )
+    tags = check(html_report(tmp_path / "out"))
+    headings = [a["id"] for name, a in tags.found if name == "article"]
+    assert headings == ["part0", "part1"]
+    assert "train" in tags.text
+    assert "Splits2Samples40" in tags.text
+    (one,) = sorted((tmp_path / "out/train").glob("*.tar"))[:1]
+    assert "Samples4" in check(html_report(one)).text
+    view = shardkit.open(tmp_path / "out/val")[3:5]
+    assert "2 of 2 samples." in check(html_report(view)).text
+    run("inspect", tmp_path / "out", "--html", tmp_path / "page.html")
+    assert len(check((tmp_path / "page.html").read_text("utf-8")).images) == 40
+
+
+def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
+    count, reads = 3 * READ, []
+    samples = [{"__key__": f"{n}", "x": n, "label": n % 500} for n in range(count)]
+
+    class Counted(list):  # type: ignore[type-arg]
+        def __getitem__(self, number: Any) -> Any:
+            reads.append(number)
+            return super().__getitem__(number)
+
+    ds = Dataset.from_sequence(
+        Counted(samples), shardkit.Schema({"x": shardkit.Int(), "label": shardkit.Int()})
+    )
+    tags = check(html_report(ds))
+    assert f"Counted in {READ:,} of {count:,} samples, at equal distances" in tags.text
+    assert "48 of 6,000 samples, at equal distances" in tags.text
+    counted = set(reads)
+    assert set(range(0, count, 3)) <= counted
+    assert len(counted) < READ + 60
+    assert "471 classes between these" in tags.text
+    whole = check(html_report(ds, full=True))
+    assert f"Counted in all {count:,} samples." in whole.text
+
+
+def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    if not large:  # so many images take seconds
+        monkeypatch.setattr(sheet, "_BYTES", 1 << 19)
+    rng = np.random.default_rng(0)
+    file = io.BytesIO()
+    PIL.Image.fromarray(rng.integers(0, 256, (400, 400, 3), np.uint8)).save(file, "jpeg")
+    images = {f"image{n}": shardkit.Images() for n in range(3)}
+    schema = shardkit.Schema({**images, **{f"field {n}": shardkit.Text() for n in range(100)}})
+    text = {f"field {n}": "x" * 5000 for n in range(100)}
+    samples = [
+        {"__key__": "k" * 5000, **dict.fromkeys(images, [file.getvalue()] * 3), **text}
+        for _ in range(40)
+    ]
+    page = html_report(Dataset.from_sequence(samples, schema))
+    tags = check(page)
+    assert len(page) < sheet._BYTES + (1 << 20)
+    assert "samples not shown, for the size of the page" in tags.text
+    assert "and 73 more" in tags.text  # fields
+    assert "and 79 more histograms" in tags.text
+    assert "91 more fields" in tags.text
+
+
+def test_counts_of_documents_that_cannot_be(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shardkit.convert(write_images(tmp_path / "source"), "wds", out, workers=0)
+
+    def counts(histogram: dict[str, int]) -> None:
+        names = ("documents", "tokens", "bytes", "padding", "dropped", "cut")
+        text = dict.fromkeys((*names, "shortest", "median", "longest"), 1)
+        rewrite(out, lambda data: data.update(text={**text, "histogram": histogram}))
+
+    counts({"1": 0})
+    assert "tokens of all documents" in check(html_report(out)).text
+    counts({str(size): 1 for size in range(66)})
+    with pytest.raises(DamagedError, match="counts of sizes, by powers of two"):
+        html_report(out)
+
+
+def test_values_of_all_kinds(tmp_path: Path) -> None:
+    wav = io.BytesIO()
+    soundfile.write(wav, np.sin(np.arange(16000) / 9), 8000, format="WAV")
+    mask = io.BytesIO()
+    PIL.Image.fromarray(np.full((40, 60), 3, np.uint8)).save(mask, "png")
+    sample = {
+        "__key__": "a", "audio": wav.getvalue(), "video": encode(), "mask": mask.getvalue(),
+        "text": "one\ntwo " + "x" * 900, "number": 0.123456789, "many": [0, 2],
+        "array": np.arange(100, dtype=np.float32), "digit": np.zeros((28, 28), np.uint8),
+        "nan": np.full(9, np.nan), "some": np.array([1, 2]),
+    }  # fmt: skip
+    kinds = {
+        "audio": shardkit.Audio(), "video": shardkit.Video(), "mask": shardkit.Image(),
+        "text": shardkit.Text(), "number": shardkit.Float(), "many": shardkit.Json(),
+        "array": shardkit.Array(), "digit": shardkit.Array(), "nan": shardkit.Array(),
+        "some": shardkit.Array("int64"),
+    }  # fmt: skip
+    ds = Dataset.from_sequence(
+        [sample], shardkit.Schema(kinds), class_names={"some": ["a0", "b1", "c2"]}
+    )
+    tags = check(html_report(ds))
+    (line,) = [str(a["d"]) for name, a in tags.found if name == "path"]
+    assert line.count("M") == 160
+    first, mask_ = tags.images  # the digit is in words: three values are shown as images
+    assert first.size == (96, 64)
+    assert np.abs(np.asarray(mask_.convert("L"), int) - 255).max() < 5
+    for words in (
+        "8,000 Hz x 1, 2.00 s", "mp4 h264 96 x 64, 40 frames", "png 60 x 40, brightened",
+        "one\ntwo", "mp4 h264: 1", "908 characters", "0.123457", "[0, 2]", "b1, c2",
+        "0 / 49.5 / 99 (min / mean / max)", "no finite number", "uint8 (28, 28)", "(28, 28): 1",
+    ):  # fmt: skip
+        assert words in tags.text, words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.zeros((0, 3)), "float64 (0, 3): []"),
+        (np.array(5.0), "float64 (): 5."),
+        (np.array([np.inf]), "[inf]"),
+        (np.array("x"), "'x'"),
+        (np.array([b"a" * 900] * 9), "aaa..."),
+        (np.array([1, 2**63], np.uint64), "9223372036854775808"),
+        (np.zeros((5, 5), np.complex64), "complex64 (5, 5): [0.+0.j"),
+        (np.ones(20, bool), "1 / 1 / 1 (min"),
+        (np.full(9, 1e308), "1e+308 / inf / 1e+308 (min"),
+        (np.zeros((3, 9, 9), np.uint8), "uint8 (3, 9, 9)"),
+        (np.zeros((5000, 1), np.uint8), "uint8 (5000, 1)"),
+        (np.zeros((2, 0, 3), np.uint8), "uint8 (2, 0, 3): []"),
+    ],
+)
+def test_arrays_of_any_shape(value: np.ndarray, words: str) -> None:
+    ds = Dataset.from_sequence(
+        [{"__key__": "a", "x": value}], shardkit.Schema({"x": shardkit.Array()})
+    )
+    assert words in check(html_report(ds)).text
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise UsageError("decoding video needs av, which is not installed", fix="pip install it")
+
+    monkeypatch.setattr(frames, "read_frames", missing)
+    kinds = shardkit.Schema({"video": shardkit.Video()})
+    ds = Dataset.from_sequence([{"__key__": "a", "video": encode()}], kinds)
+    text = check(html_report(ds)).text
+    assert "mp4 h264 96 x 64" in text
+    assert "needs av, which is not installed; pip install it" in text
+
+
+def test_tokens_are_decoded(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the cat sat on the mat. " * 50)
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    options = TextOptions(tokenizer=tmp_path / "tokenizer.json", append_eos=False)
+    shardkit.convert(tmp_path / "notes.txt", "arrow", tmp_path / "out", workers=0, text=options)
+    tags = check(html_report(tmp_path / "out"))
+    assert "the cat sat on the mat." in tags.text
+    assert "tokens of all documents" in tags.text
+    path = shardkit.open(tmp_path / "out").tokenizer_path
+    assert path is not None
+    path.unlink()
+    without = check(html_report(tmp_path / "out")).text
+    assert "the cat" not in without
+    assert "uint16" in without
+
+
+def test_tokens_of_no_vocabulary_are_shown_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the cat sat on the mat.\nthe dog\n")
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    options = TextOptions(tokenizer=tmp_path / "tokenizer.json", append_eos=False)
+    shardkit.convert(tmp_path / "notes.txt", "arrow", tmp_path / "in", workers=0, text=options)
+    shardkit.export(tmp_path / "in", "jsonl", tmp_path / "plain")
+    about, table = tmp_path / "plain/__shardkit__/exported.json", tmp_path / "plain/data.jsonl"
+    about.write_text(about.read_text().replace("<u2", "<i8"))
+    table.write_text(table.read_text().replace('"tokens":[', '"tokens":[-5,', 1))
+    shardkit.convert(tmp_path / "plain", "arrow", tmp_path / "out", workers=0)
+    with shardkit.open(tmp_path / "out") as ds:
+        assert "int64" in ds._repr_html_()
+    text = check(html_report(tmp_path / "out")).text
+    assert "the dog" in text
+    assert "-5" in run("inspect", tmp_path / "out").stdout
+
+
+def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=2, each=4)
+    shutil.copy(source / "class0/000.jpg", source / "class1/zzz.jpg")
+    (source / "class1" / "notes.txt").write_text("x")
+    shardkit.convert(source, "parquet", tmp_path / "out", workers=0, where="label == 0", stats=True)
+    tags = check(html_report(tmp_path / "out"))
+    assert "passed over: " in tags.text
+    assert "None. Compared: image." in tags.text
+    assert "image: mean" in tags.text
+    shardkit.convert(source, "parquet", tmp_path / "all", workers=0)
+    text = check(html_report(tmp_path / "all")).text
+    assert "Copies of a sample before: 1, in 1 group, 1 of which with several labels." in text
+    assert "class0/000, class1/zzz" in text
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=1, each=6)
+    out = tmp_path / "out"
+    shardkit.convert(source, "wds", out, workers=0, shard_samples=2)
+    (out / "shard-000001.tar").unlink()
+    text = check(html_report(out)).text
+    assert "2 samples of these could not be read" in text
+    assert "shard-000001.tar" in text
+    assert "class0/002" not in text
+
+
+def test_another_file_is_not_replaced(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in", classes=1, each=2)
+    shardkit.convert(source, "beton", tmp_path / "x.beton", workers=0)
+    before = files_of(tmp_path)
+    with pytest.raises(OutputError, match="no such page"):
+        write_report("<!doctype html>", tmp_path / "x.beton")
+    found = run("inspect", tmp_path / "x.beton", "--html", tmp_path / "x.beton", check=None)
+    assert (found.returncode, files_of(tmp_path)) == (2, before)
+    assert run("inspect", tmp_path / "x.beton", "--html", "x", "--json", check=None).returncode == 2
+    with pytest.raises(NotFoundError):
+        html_report(tmp_path / "nothing")
+    for _ in range(2):
+        run("inspect", tmp_path / "x.beton", "--html", tmp_path / "page.html")
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command, as bash reads them."""
+    script = command.replace("shardkit", "printf '%s\\0'", 1)
+    found = subprocess.run(
+        ["bash", "-c", script],
+        env={"LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return found.stdout.split("\0")[:-1]
+
+
+class _AskedError(Exception):
+    """What the command line was to do."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shard_samples": 7, "shuffle": True, "seed": 5, "on_error": "skip", "stats": True},
+        {"shard_size": 12_345_678, "limit": 4, "sample": 0.5, "seed": 3, "safe_keys": True},
+        {"include_class": ["a,b", 'c"d'], "split": "train=0.5,val=0.5", "stratify": "label"},
+        {"where": 'label in (1, 2) and x == "it\'s"', "drop": ["a b", "-c"], "dedup": "near"},
+        {"fields": ["x", "y"], "rename": {"x": "z", "é": "y"}, "folds": 4, "group": "who"},
+        {"image": ImageOptions(resize=64, resize_mode="pad", format="webp", background="red")},
+        {"audio": AudioOptions(16000, mono=True), "exclude_class": ["x\ny"], "beside": ["dali"]},
+        {"text": TextOptions(field="body", keep_fields=True, encoding="latin-1")},
+    ],
+)
+def test_the_command_asks_for_the_same_recipe(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(source: object, to: str, out: object, **given: Any) -> None:
+        known = {field.name for field in fields(ConvertOptions)}
+        options = {name: value for name, value in given.items() if name in known}
+        raise _AskedError(Recipe.of(to, ConvertOptions(**options)))
+
+    monkeypatch.setattr("shardkit.conversion.convert.convert", ask)
+    asked = Recipe.of("wds", ConvertOptions(**options))
+    text = convert_command(Recipe.from_json(json.loads(json.dumps(asked.to_json()))))
+    assert all(line.isprintable() for line in text.split("\n"))
+    with pytest.raises(_AskedError) as found:
+        convert_cli.main(_words(text)[1:], standalone_mode=False)
+    assert identity(found.value.args[0].to_json()) == identity(asked.to_json())
+
+
+def test_the_command_of_a_dataset_makes_it_again(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "in")
+    shardkit.convert(
+        source,
+        "wds",
+        tmp_path / "out",
+        workers=0,
+        image=ImageOptions(resize=16),
+        shuffle=True,
+        seed=2,
+        shard_samples=5,
+    )
+    manifest = load_any(tmp_path / "out")
+    text = convert_command(Recipe.from_json(dict(manifest.recipe)))
+    paths = {"SOURCE": str(source), "OUT": str(tmp_path / "again")}
+    run(*(paths.get(word, word) for word in _words(text)))
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[5], [0, 0], [1, 2, 3], list(range(100)), [0, 10**6], [7, 400], [10**9, 10**9 + 1000],
+     [100_000, 101_000, 100_500], np.random.default_rng(1).lognormal(9, 2, 3000).astype(int)],
+)  # fmt: skip
+def test_histograms_have_all_values(sizes: list[int]) -> None:
+    counted = FieldSizes()
+    counted.add([int(size) for size in sizes])
+    ranges = counted.ranges()
+    assert sum(count for _, _, count in ranges) == len(sizes)
+    assert (ranges[0][0], ranges[-1][1]) == (min(sizes), max(sizes))
+    assert 1 <= len(ranges) <= 24
+    for (_, end, _), (start, _, _) in itertools.pairwise(ranges):
+        assert start == end + 1
+    if len(sizes) == 100:  # exact, where sizes are below 256
+        assert all(count == end - start + 1 for start, end, count in ranges)
+
+
+# --- in a browser --------------------------------------------------------------------------------
+
+# The lowest contrast of a text with what lies behind it, by WCAG's formula.
+CONTRAST = """
+(() => {
+  const light = rgb => { const [r, g, b] = rgb.map(v => (v /= 255) <= .03928 ? v / 12.92
+    : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
+  const parts = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  let worst = [99, ''];
+  for (const e of document.querySelectorAll('body *')) {
+    if (![...e.childNodes].some(n => n.nodeType == 3 && n.data.trim())) continue;
+    let at = e, back = [0, 0, 0, 0];
+    while (at && !(back.length == 3 || back[3] == 1)) {
+      back = parts(getComputedStyle(at).backgroundColor); at = at.parentElement; }
+    const a = light(parts(getComputedStyle(e).color).slice(0, 3)), b = light(back.slice(0, 3));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < worst[0]) worst = [ratio, e.tagName + ' ' + e.textContent.slice(0, 40)];
+  }
+  return worst;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_in_a_browser(
+    chromium: Browser, hostile: Dataset, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """It asks for nothing, complains of nothing, and fits its width, also with all folds open."""
+    source = write_images(tmp_path / "in", classes=40, each=2)
+    shardkit.convert(source, "wds", tmp_path / "out", workers=0, split="train=0.9,val=0.1")
+    for name, made in (("hostile", hostile), ("images", tmp_path / "out")):
+        page = tmp_path / f"{name}.html"
+        write_report(html_report(made), page)
+        assert chromium.open(page, width, dark=dark) == []
+        chromium.value("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert chromium.value("document.documentElement.scrollWidth") <= width
+        broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
+        assert (
+            chromium.value(
+                f"Promise.all([...document.images].map(i => i.decode())).then(() => {broken})"
+            )
+            == 0
+        )
+        contrast, where = chromium.value(CONTRAST)
+        assert contrast >= 4.5, where
+        dark_shown = chromium.value("matchMedia('(prefers-color-scheme: dark)').matches")
+        assert dark_shown == dark
+        assert chromium.value("document.scripts.length") == 0
+
+
+@pytest.mark.large
+def test_the_browser_tells_of_what_a_page_loads(chromium: Browser, tmp_path: Path) -> None:
+    """The checks above can fail."""
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<script>console.log(1)</script><img src='x.png'><div style='width:2000px'>x</div>"
+    )
+    wrong = {event["method"] for event in chromium.open(page, 390, dark=False)}
+    assert {"Network.requestWillBeSent", "Runtime.consoleAPICalled"} <= wrong
+    assert chromium.value("document.documentElement.scrollWidth") > 390
+    page.write_text("<p style='color:#999;background:#fff'>x</p>")
+    chromium.open(page, 390, dark=False)
+    assert chromium.value(CONTRAST)[0] < 4.5
