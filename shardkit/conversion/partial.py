@@ -254,6 +254,7 @@ class FolderPartial(Partial):
         self._lock = PartLock(self.path)
 
     def job(self) -> dict[str, Any] | None:
+        self._refuse_link(self.path / JOB)  # whose contents say nothing of ours
         try:
             return checked(dict[str, Any], parse(storage.read(self.path / JOB, MOST_BYTES)))
         except NotFoundError:
@@ -452,14 +453,17 @@ class FolderPartial(Partial):
         for folder, folders, files in os.walk(self.path):
             if Path(folder) == self.path and REPLACED in folders:
                 folders.remove(REPLACED)
-            for path in (Path(folder, name) for name in (*folders, *files)):
-                with storage.explained("look at", path):
-                    try:
-                        kind = stat.S_IFMT(path.lstat().st_mode)
-                    except FileNotFoundError:  # of another part, which is done with it
-                        continue
-                if kind not in (stat.S_IFDIR, stat.S_IFREG):
-                    raise not_ours(path, "a link, a pipe or a device")
+            for name in (*folders, *files):
+                self._refuse_link(Path(folder, name))
+
+    def _refuse_link(self, path: Path) -> None:
+        with storage.explained("look at", path):
+            try:
+                kind = stat.S_IFMT(path.lstat().st_mode)
+            except FileNotFoundError:  # not there yet, or of another part, which is done with it
+                return
+        if kind not in (stat.S_IFDIR, stat.S_IFREG):
+            raise not_ours(path, "a link, a pipe or a device")
 
     def _refuse_strangers(self) -> None:
         with storage.explained("list", self.path):
