@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _MAX_THREADS = 8
 _WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
 _CHUNK_SAMPLES = 64
+# Of small samples that lie all over a dataset, enough to find several in each page that is read:
+# shuffling 2.4 million rows of Arrow takes 1.1 minutes in place of more than 8.
+_CHUNK_SCATTERED = 1 << 16
 _CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
 
@@ -110,19 +113,21 @@ def _in_order(
     ahead = busy = 2 * threads if threads > 1 and steps.decode else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
-        chunks = _chunks(source.sizes(), _chunk_samples(steps))
+        scattered = not source.requests and source.is_scattered
+        ranges = _chunks(source.sizes(), _chunk_samples(steps, scattered))
+        chunks = ((a, source.nearby(a, b) if scattered else range(a, b)) for a, b in ranges)
         try:
             while True:
-                for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
-                    pending.append((first, pool.submit(_read, samples, steps, first, last)))
+                for first, indices in itertools.islice(chunks, max(ahead - len(pending), 0)):
+                    pending.append((first, pool.submit(_read, samples, steps, indices)))
                 if pending:
                     number, future = pending.popleft()
                     chunk = future.result()
                 else:
-                    number, last = next(chunks, (0, 0))
-                    if not last:
+                    number, indices = next(chunks, (0, ()))
+                    if not indices:
                         return
-                    chunk = _read(samples, steps, number, last)
+                    chunk = _read(samples, steps, indices)
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
                 ignored.update(chunk.ignored)
                 yield from enumerate(chunk.samples, number)
@@ -138,25 +143,26 @@ class _Chunk(NamedTuple):
     waited: bool
 
 
-def _chunk_samples(steps: Steps) -> int:
+def _chunk_samples(steps: Steps, scattered: bool) -> int:
     """How many samples are read together: few, where each is a lot of work or of memory."""
     if not steps.decode:
-        return _CHUNK_SAMPLES
+        return _CHUNK_SCATTERED if scattered else _CHUNK_SAMPLES
     raw = steps.images is not None and steps.images.options.format == "raw"
     return 1 if raw else _CHUNK_STEPS
 
 
-def _read(source: Source | Requested, steps: Steps, first: int, last: int) -> _Chunk:
+def _read(source: Source | Requested, steps: Steps, indices: Sequence[int]) -> _Chunk:
+    """The samples at `indices`, read in that order and returned in ascending order."""
     began, worked = time.perf_counter(), time.thread_time()
-    samples: list[Read] = []
+    samples: dict[int, Read] = {}
     ignored: Counter[str] = Counter()
-    for index in range(first, last):
+    for index in indices:
         try:
-            samples.append(steps.shaped(source[index], ignored))
+            samples[index] = steps.shaped(source[index], ignored)
         except SampleError as error:
-            samples.append(error)
+            samples[index] = error
     waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
-    return _Chunk(samples, ignored, waited)
+    return _Chunk([samples[index] for index in sorted(samples)], ignored, waited)
 
 
 def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:

@@ -109,6 +109,7 @@ class Source(Described, ABC):
     """
 
     requests = 0  # samples to read at a time where each is a request over a network; 0: it is none
+    is_scattered = False  # whether neighbours in this order lie far apart, as after a shuffle
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -123,6 +124,10 @@ class Source(Described, ABC):
     @abstractmethod
     def select(self, indices: Indices) -> Source:
         """A source of these samples alone, in this order: small, and picklable for a worker."""
+
+    def nearby(self, first: int, last: int) -> Sequence[int]:
+        """The indices from `first` to before `last`, in the order in which samples are stored."""
+        return range(first, last)
 
     def all_keys(self) -> Sequence[str]:
         """The keys of all samples; of one that cannot be read, its name."""

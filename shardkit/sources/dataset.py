@@ -120,7 +120,7 @@ class DatasetSource(Source):
         prefixes = [self._prefixes[shard] for shard in used.tolist()] if self._prefixes else ()
         planned = [self._planned[shard] for shard in used.tolist()] if self._planned else ()
         source = DatasetSource(part, compact(moved), self._key_table, prefixes, planned)
-        source.requests = _REQUESTS if source._is_scattered() else 0
+        source.requests = _REQUESTS if source._is_scattered_remotely() else 0
         if self.selection != ALL_FIELDS:
             source.narrow(self.selection)
         return source
@@ -137,7 +137,17 @@ class DatasetSource(Source):
         """The number of the first sample of each shard."""
         return self._means.ends - self._means.counts
 
-    def _is_scattered(self) -> bool:
+    @cached_property
+    def is_scattered(self) -> bool:  # type: ignore[override]
+        return self._indices is not None and bool((np.diff(array(self._indices)) < 0).any())
+
+    def nearby(self, first: int, last: int) -> Sequence[int]:
+        if self._indices is None:
+            return range(first, last)
+        found: list[int] = (first + np.argsort(array(self._indices[first:last]))).tolist()
+        return found
+
+    def _is_scattered_remotely(self) -> bool:
         """Whether the samples, in their order, lie far apart in a store.
 
         To read the pieces of 1 MiB around each of them would then be to read most again and again.
@@ -166,7 +176,7 @@ class DatasetSource(Source):
         return found, [threading.Lock() for _ in range(found.shards)]
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_apart", "_means", "_starts")
+        made = ("_apart", "_means", "_starts", "is_scattered")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def skimmed(self) -> DatasetSource:

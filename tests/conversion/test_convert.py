@@ -28,6 +28,7 @@ from shardkit.errors import (
     UsageError,
     WorkerError,
 )
+from shardkit.formats.arrow.reader import BatchReader
 from shardkit.manifest import load
 from shardkit.schema import Image
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
@@ -118,6 +119,30 @@ def test_limit_and_shuffle(many: Path, tmp_path: Path) -> None:
     assert len(set(one)) == len(set(two)) == 30
     assert one != two
     assert len({key.split("/")[0] for key in one}) == 4
+
+
+def test_a_shuffled_dataset_is_read_in_the_order_in_which_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of columns are read by pages, of which random order would need another for each row."""
+    samples = [{"text": f"sample {n}"} for n in range(500)]
+    shardkit.convert(samples, "arrow", tmp_path / "in", shard_size="8kB", workers=0)
+    assert shardkit.open(tmp_path / "in").shards > 1
+    read, real = [], BatchReader.read
+
+    def noted(self: BatchReader, position: int, *args: Any, **more: Any) -> Any:
+        read.append((self.path.name, position))
+        return real(self, position, *args, **more)
+
+    monkeypatch.setattr(BatchReader, "read", noted)
+    shardkit.convert(tmp_path / "in", "arrow", tmp_path / "out", shuffle=True, workers=0)
+    assert len(read) == 500
+    assert read == sorted(read)
+    monkeypatch.undo()
+    texts = shardkit.open(tmp_path / "out").column("text")
+    assert sorted(texts) == sorted(sample["text"] for sample in samples)
+    moved = [int(text.split()[1]) for text in texts]
+    assert sum(abs(n - at) for at, n in enumerate(moved)) > 500 * 100  # at random: 500 * 167
 
 
 def test_splits_by_hash_are_stable_when_files_are_added(many: Path, tmp_path: Path) -> None:
