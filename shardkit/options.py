@@ -54,27 +54,27 @@ class Asked:
 
 @dataclass(frozen=True, repr=False)
 class ImageOptions(Asked):
-    """What is done to images; None: not asked for.
+    """How images are resized, re-encoded, filtered and checked. None: this option is not used.
 
-    Images that are right otherwise pass as they are; for those that are re-encoded,
-    `shardkit.options.IMAGE_DEFAULTS` holds.
+    Images that already meet the options are copied byte for byte. Images that are re-encoded use
+    `shardkit.options.IMAGE_DEFAULTS` for options that are None.
 
-    resize: make images smaller: so many pixels a side; which one, resize_mode says.
+    resize: reduce images to this size in pixels; resize_mode selects the side.
     resize_mode: "shorter", "longer" or "exact" (both sides), or "crop" or "pad" to a square.
-    upscale: make smaller images larger, too.
-    format: "keep" that of each, or store "jpeg", "png", "webp" or "raw", which is decoded pixels.
-    quality: 1 to 100, of JPEG and WebP. None: 90.
-    chroma: the colour resolution of JPEG: "420", "422" or "444". None: "420".
+    upscale: enlarge images that are smaller than the size, too.
+    format: "keep" the format of each image, or store "jpeg", "png", "webp" or "raw" (pixels).
+    quality: quality of JPEG and WebP, from 1 to 100. None: 90.
+    chroma: chroma subsampling of JPEG: "420", "422" or "444". None: "420".
     background: colour behind transparent pixels and in margins, such as "#808080". None: white.
-    icc: "srgb" applies colour profiles, as steps on pixels do; "keep" stores them. None: "srgb".
+    icc: "srgb" converts pixels by their colour profile; "keep" stores the profile. None: "srgb".
     min_size: drop images whose shorter side has fewer pixels.
-    max_aspect: drop images whose longer side is more than so many times the shorter.
+    max_aspect: drop images whose sides have a larger ratio, longer to shorter.
     max_pixels: drop images with more pixels.
-    check: how images are checked that pass as they are: by "header" and end, or "decode" all.
-    masks: the fields that are masks, with commas between, or "none". None: found by their names.
-    boxes: the fields of boxes, x0, y0, x1, y1 in pixels, or "none". None: the field "boxes".
+    check: check images that are copied by their "header" and end, or "decode" them completely.
+    masks: fields that are masks, separated by commas, or "none". None: found by their names.
+    boxes: fields of boxes (x0, y0, x1, y1 in pixels), or "none". None: the field "boxes".
 
-    Raises UsageError for options that make no sense.
+    Raises UsageError for invalid values and combinations.
     """
 
     resize: int | None = None
@@ -137,12 +137,12 @@ class ImageOptions(Asked):
 
 @dataclass(frozen=True, repr=False)
 class AudioOptions(Asked):
-    """What is done to audio: what it changes becomes FLAC, all else passes as it is.
+    """How audio is resampled. Audio that changes is stored as FLAC; all other is copied as it is.
 
-    sample_rate: resample audio to so many Hz, up to 655,350. None: each keeps its own.
-    mono: store the mean of all channels as one.
+    sample_rate: resample audio to this rate in Hz, at most 655,350. None: not resampled.
+    mono: store one channel, the mean of all channels.
 
-    Raises UsageError for options that make no sense.
+    Raises UsageError for invalid values.
     """
 
     sample_rate: int | None = None
@@ -159,25 +159,25 @@ class AudioOptions(Asked):
 
 @dataclass(frozen=True, repr=False)
 class TextOptions(Asked):
-    """How documents are read, and what becomes of their text.
+    """How documents are read, tokenized and packed.
 
-    Without a tokenizer text is stored as text.
+    Without a tokenizer, text is stored as text.
 
-    field: the field with the text. None: "text", or the only field of text.
-    keep_fields: store the other fields of a document, too.
-    documents: of .txt one a "file" or one a "line"; "auto": of a folder files, of a file lines.
-    encoding: that of text: a name that Python knows, or "auto": found out file by file.
-    encoding_errors: bytes that are not text are an error ("strict"); or "replace", "ignore" them.
-    tokenizer: store tokens, made by this one: its file, folder or name. None: text is stored.
-    special_tokens: what "<|endoftext|>" in a document is: "special", the token, or "text".
-    append_eos: end documents with a token. None: if the tokenizer has one.
-    eos_token: the token that ends documents, where the tokenizer does not say.
-    bos: begin documents with a token.
-    seq_len: pack documents into blocks of so many tokens. None: a sample is a document.
-    pack: documents into blocks: "concat", "nosplit" (whole where they fit), "pad" (one in each).
-    remainder: a block that is not full: "pad" it, "keep" it shorter, or "drop" it.
+    field: the field with the text. None: "text", or the only text field.
+    keep_fields: also store the other fields of each document.
+    documents: unit of .txt: "file" or "line"; "auto": files in a folder, lines of a single file.
+    encoding: encoding of text files, a Python codec name, or "auto": detected for each file.
+    encoding_errors: for undecodable bytes: "strict" stops, "replace" or "ignore" goes on.
+    tokenizer: tokenize with this tokenizer: its file, folder or name. None: text is stored.
+    special_tokens: read "<|endoftext|>" in a document as the "special" token or as plain "text".
+    append_eos: append the EOS token to each document. None: if the tokenizer has one.
+    eos_token: the EOS token, if the tokenizer does not define it.
+    bos: prepend the BOS token to each document.
+    seq_len: pack documents into blocks of this many tokens. None: one sample per document.
+    pack: how to pack: "concat", "nosplit" (no cuts if they fit) or "pad" (one per block).
+    remainder: what to do with a block that is not full: "pad" it, "keep" it shorter or "drop" it.
 
-    Raises UsageError for options that make no sense.
+    Raises UsageError for invalid values and combinations.
     """
 
     field: str | None = None
@@ -240,51 +240,51 @@ ALL_FIELDS = Selection()
 
 @dataclass(frozen=True, repr=False)
 class ConvertOptions(Asked):
-    """What shapes a conversion.
+    """The options of a conversion.
 
     Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30).
 
-    shard_size: the most bytes of a shard: "64MB". None: "256MB"; of a format of one file no bound.
-    shard_samples: the most samples of a shard, instead.
-    shuffle: store all samples in random order.
-    seed: the number that decides what chance does: shuffle, sample, folds, stratify, group.
-    limit: the first so many samples of each split, after shuffling.
-    include_class: names of classes: only their samples, with the labels 0, 1, ...
-    exclude_class: only samples of other classes.
-    where: only samples that a condition holds for: "width >= 256 and label in (3, 7)".
-    keys: only samples with these: a file with a key a line, or in Python a list.
-    dedup: leave out copies of samples: "exact" ones, or "near" ones of images, too.
-    sample: about this share of all samples, above 0 and up to 1.
-    split: "auto" (folders such as train/), "none", shares ("train=0.9,val=0.1"), or files of keys.
-    folds: so many datasets of equal size instead: fold0, fold1, ...
-    stratify: the field each of whose values has its share in every split.
-    group: the field whose values are each in one split alone.
-    classes: names in the order of their labels: a file with one a line, or in Python a list, or
-        of Python samples by field.
-    metadata: a table with a row for each file: .csv, .tsv, .jsonl or .parquet.
-    file_column: the column of the table with the names of files. None: "file_name".
-    file_suffix: what the names in the table lack at their end: ".jpg".
-    label_column: the column of the table or of the source that becomes the field `label`.
-    label_separator: stands between several labels in a text.
-    fields: the fields of the source to store, and no others. None: all.
-    drop: the fields of the source that are not stored.
-    rename: fields that get another name: old -> new.
-    safe_keys: percent-encode all characters of keys but A-Z, a-z, 0-9, -, _ and /.
-    stats: count all pixels, so that their mean and deviation are in the manifest.
-    beside: with TAR, files for the loaders of "dali", "energon" and "wids".
+    shard_size: maximum bytes per shard: "64MB". None: "256MB"; no limit for single-file formats.
+    shard_samples: maximum samples per shard, instead of a size.
+    shuffle: store the samples in random order.
+    seed: random seed of shuffle, sample, folds, stratify and group.
+    limit: store only the first N samples of each split, after shuffling.
+    include_class: store only samples of these classes, with the labels 0, 1, ...
+    exclude_class: store only samples of other classes.
+    where: store only samples that meet a condition: "width >= 256 and label in (3, 7)".
+    keys: store only samples with these keys: a file with one key per line, or in Python a list.
+    dedup: remove duplicates: "exact" copies only, or also "near" copies of images.
+    sample: store about this share of all samples, above 0 and up to 1.
+    split: "auto" (folders such as train/), "none", shares ("train=0.9,val=0.1") or files of keys.
+    folds: make this many datasets of equal size instead: fold0, fold1, ...
+    stratify: keep the shares of this field's values equal in all splits.
+    group: keep all samples with the same value of this field in one split.
+    classes: class names in the order of their labels: a file with one name per line, or in Python
+        a list, or for Python samples a dict by field.
+    metadata: a table with one row per file: .csv, .tsv, .jsonl or .parquet.
+    file_column: the column of the table with the file names. None: "file_name".
+    file_suffix: a suffix that is missing from the file names in the table, such as ".jpg".
+    label_column: the column of the table or source that becomes the field `label`.
+    label_separator: the text that separates several labels in one value.
+    fields: store only these fields of the source. None: all.
+    drop: do not store these fields of the source.
+    rename: rename fields: old -> new.
+    safe_keys: percent-encode all characters of keys except A-Z, a-z, 0-9, -, _ and /.
+    stats: compute the mean and standard deviation of all pixels, and store them in the manifest.
+    beside: with TAR, also write files for the loaders of "dali", "energon" and "wids".
     image: a shardkit.ImageOptions.
     audio: a shardkit.AudioOptions.
     text: a shardkit.TextOptions.
-    transform: a step of your own: "module:function", or in Python a function.
-    on_error: "fail" at the first bad sample, or "skip" it and list it in errors.jsonl.
-    max_errors: with "skip", stop when more samples than this are bad.
-    overwrite: replace an existing dataset, once the new one is complete.
-    workers: processes. None: of paths one a processor; 0: this one alone.
-    engine: "local" processes, or "ray": the nodes of a Ray cluster.
-    ray_address: the HOST:PORT of the cluster, "auto" or "local". None: one that is there.
-    ray_options: what a task needs of a node: num_cpus, memory ("4GB"), custom resources.
+    transform: run your own function on each sample: "module:function", or in Python a function.
+    on_error: "fail" at the first bad sample, or "skip" bad samples and list them in errors.jsonl.
+    max_errors: with "skip", stop if more samples than this are bad.
+    overwrite: replace an existing dataset as soon as the new one is complete.
+    workers: number of worker processes; 0 runs in this process. None: one per processor for paths.
+    engine: run tasks in "local" processes, or with "ray" on the nodes of a Ray cluster.
+    ray_address: HOST:PORT of the cluster, "auto" or "local". None: a running cluster, else local.
+    ray_options: resources per task: num_cpus, memory ("4GB") or custom resources.
 
-    Raises UsageError for options that make no sense.
+    Raises UsageError for invalid values and combinations.
     """
 
     shard_size: int | str | None = None

@@ -40,14 +40,17 @@ def dataset(
     state: dict[str, Any] | str | bytes | None = None,
     **options: Unpack[LoaderKeywords],
 ) -> tf.data.Dataset:
-    """The batches of a rank, from epoch 0 or a state up to `epochs`; None: without end.
+    """Return the batches of this rank as a `tf.data.Dataset`, up to a number of `epochs`.
 
-    Every batch is a dict of tensors, and `__state__` in it is the state after it as JSON: it counts
-    what has arrived, whatever is prefetched behind it. `state` continues there. All iterations of
-    the dataset are equal.
+    epochs: total number of epochs, counted from epoch 0. None: no end.
+    state: continue from this state. None: start at epoch 0.
 
-    The first batch is made at once, to know the types of all. Raises UsageError for invalid
-    options, states of other data, and fields that tensors cannot hold.
+    Each batch is a dict of tensors. Its entry `__state__` is the state after this batch, as JSON:
+    it counts the batches that were delivered, no matter how many are prefetched. Every iteration of
+    the dataset gives the same batches.
+
+    The first batch is made immediately, to determine the types of all batches. Raises UsageError
+    for invalid options, states of other data, and fields that tensors cannot hold.
     """
     with extra("tensorflow", "shardkit.tensorflow"):
         import tensorflow as tf

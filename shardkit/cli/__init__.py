@@ -134,10 +134,12 @@ def _completing(name: str, about: str) -> Callable[[Any], Any]:
     callback=_version,
     help="Show the versions of shardkit and its libraries, and exit.",
 )
-@_completing("--install-completion", "Complete words in this shell, by default yours, and exit.")
-@_completing("--show-completion", "Print what that would install, and exit.")
+@_completing(
+    "--install-completion", "Install completion for a shell (default: the current one), and exit."
+)
+@_completing("--show-completion", "Print the completion script, and exit.")
 def group() -> None:
-    """Convert datasets for machine learning into fast shards, and read them."""
+    """Convert machine-learning datasets into shards that load fast, and read them."""
 
 
 def main() -> None:

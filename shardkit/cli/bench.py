@@ -49,20 +49,20 @@ _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
     rounds="N",
     limit="N",
 )
-@click.option("--cold", is_flag=True, help="Measure with an empty page cache, too.")
-@click.option("--peers", is_flag=True, help="Measure the other libraries that are installed, too.")
+@click.option("--cold", is_flag=True, help="Also measure with an empty page cache.")
+@click.option("--peers", is_flag=True, help="Also measure other libraries that are installed.")
 @click.option(
     "--peers-in",
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Look for them in this environment, or in those in this folder. Repeatable.",
+    help="Look for other libraries in this environment, or in all in this folder. Repeatable.",
 )
 @click.option(
     "--work",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write the data of other libraries here, and keep them.",
+    help="Write the data of other libraries to this folder, and keep it.",
 )
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
 @storage_option
@@ -76,10 +76,10 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure how fast PATHS load, side by side: datasets of any format, folders of images.
+    """Measure side by side how fast PATHS load: datasets of any format, or folders of images.
 
-    Every setting is run in turn, round after round; medians are shown. Exit codes: 0 measured, 1
-    all runs failed, 2 the command line is at fault.
+    Each round runs every setting once; the medians are shown. Exit codes: 0 success, 1 all runs
+    failed, 2 invalid command line.
     """
     from shardkit import storage
     from shardkit.cli.progress import StepsMonitor

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 )
 @click.argument("path", metavar="DATASET", type=click.Path(path_type=Path))
 @click.argument("name", metavar="KEY|INDEX")
-@click.option("--field", metavar="F", help="This field alone; __key__ is the key.")
+@click.option("--field", metavar="F", help="Only this field; __key__ is the key.")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the value here."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the value to this file.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @storage_option
@@ -40,10 +44,10 @@ def command(
     overwrite: bool,
     storage_options: dict[str, str],
 ) -> None:
-    """Show one sample of DATASET in a terminal, or write a value of it to FILE or a pipe.
+    """Show one sample of DATASET in a terminal, or write one value to FILE or a pipe.
 
-    A value is written as it is stored: the bytes of an image, text in UTF-8; arrays as .npy. A
-    whole number is an INDEX where there is a sample with it, and else a KEY.
+    A value is written as it is stored: the bytes of an image, text in UTF-8, arrays as .npy. A
+    whole number is an INDEX if the dataset has such a sample, otherwise a KEY.
     """
     from shardkit import storage
     from shardkit.looking import as_bytes, find, value_of, warn_of_unusable, write_new

@@ -56,7 +56,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         callback=_names,
         metavar="FILE",
-        help="Class names, one a line, in the order of their labels.",
+        help="Class names, one per line, in the order of their labels.",
     ),
 )
 @options_of(
@@ -131,14 +131,14 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
         required=True,
         metavar="FORMAT",  # no choice of click's: to look for other packages takes 0.05 s
         shell_complete=lambda ctx, param, begun: [n for n in format_names() if n.startswith(begun)],
-        help=f"Format to make: {', '.join(BUILT_IN)}, or one that another package adds.",
+        help=f"Output format: {', '.join(BUILT_IN)}, or one from another package.",
     ),
     click.option(
         "-o",
         "--out",
         type=click.Path(path_type=Path),
-        help="Folder to make, here or at s3://, or a file: x.beton."
-        "  [default: SOURCE-FORMAT, of one]",
+        help="Output folder, local or at s3://, or a single file: x.beton."
+        "  [default: SOURCE-FORMAT, for one source]",
     ),
 )
 @options_of(
@@ -163,10 +163,10 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     ray_options="KEY=VALUE",
 )
 @click.option(
-    "--part", metavar="I/N", help="Do every N-th task: one of N processes, on any machines."
+    "--part", metavar="I/N", help="Run share I of the tasks, as one of N processes on any machines."
 )
 @click.option(
-    "--plan", "plan_only", is_flag=True, help="Print what would be done, without doing it."
+    "--plan", "plan_only", is_flag=True, help="Print what would be done, with estimates, and exit."
 )
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only errors.")
@@ -182,10 +182,10 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Convert SOURCE into shards: images, audio, video, text, arrays, a dataset, a single shard.
+    """Convert SOURCE into shards: images, audio, video, text, arrays, a dataset or one shard.
 
-    Images, audio and video are a folder; text is a folder or a file: .txt, .jsonl, .csv, .tsv, also
-    compressed; arrays are .npy, .npz, HDF5, and the files of MNIST and CIFAR.
+    Images, audio and video are read from a folder; text from a folder or a file (.txt, .jsonl,
+    .csv, .tsv, also compressed); arrays from .npy, .npz, HDF5, and the files of MNIST and CIFAR.
     Several sources become one dataset. Patterns such as 'data/*.parquet' and
     'shards-{000..099}.tar' may be quoted or not.
 

@@ -27,18 +27,20 @@ if TYPE_CHECKING:
 )
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--first", type=click.IntRange(0), default=10, metavar="N", help="Name N of a kind.")
+@click.option(
+    "--first", type=click.IntRange(0), default=10, metavar="N", help="List N of each kind."
+)
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     a: Path, b: Path, first: int, storage_options: dict[str, str], quiet: bool, as_json: bool
 ) -> None:
-    """Compare the samples of the datasets A and B, of any formats, matched by their keys.
+    """Compare the samples of datasets A and B, of any formats, matched by their keys.
 
-    Either may be a source of convert, such as a folder of images. Order does not matter.
+    A and B can also be sources of convert, such as a folder of images. Order does not matter.
 
-    Exit codes: 0 equal, 1 different or damaged, 2 the command line is at fault.
+    Exit codes: 0 equal, 1 different or damaged, 2 invalid command line.
     """
     from shardkit.verification.diff import diff
 

@@ -28,13 +28,13 @@ from shardkit.cli.help import Command, Example
     type=click.IntRange(1),
     default=64,
     metavar="N",
-    help="Samples in a batch of one rank.",
+    help="Batch size of one rank, in samples.",
 )
 @click.option(
     "--transform",
     default="crop",
     metavar="NAME",
-    help="Transform of images: crop (random, resized), resize, center, decode, none, "
+    help="Image transform: crop (random, resized), resize, center, decode, none, "
     "or your own module:function.",
 )
 @click.option(
@@ -48,34 +48,36 @@ from shardkit.cli.help import Command, Example
     "--threads",
     type=click.IntRange(0),
     metavar="N",
-    help="Threads that load.  [default: all processors]",
+    help="Loading threads.  [default: number of processors]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(0),
     metavar="N",
-    help="Processes of a DataLoader, instead of threads.",
+    help="Worker processes of a DataLoader, instead of threads.",
 )
 @click.option(
-    "--window", type=click.IntRange(1), metavar="N", help="Samples in the shuffle window."
+    "--window", type=click.IntRange(1), metavar="N", help="Size of the shuffle window, in samples."
 )
 @click.option(
-    "--ranks", type=click.IntRange(1), default=1, metavar="N", help="Processes that train together."
+    "--ranks", type=click.IntRange(1), default=1, metavar="N", help="Number of ranks (world size)."
 )
 @click.option(
     "--need",
     type=click.FloatRange(0, min_open=True),
     metavar="RATE",
-    help="Samples a second that the model takes.",
+    help="Rate that the model needs, in samples per second.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=2.0,
     metavar="S",
-    help="Approximate length of each run.",
+    help="Approximate duration of each run.",
 )
-@click.option("--tune", is_flag=True, help="Try the best settings; print the line of code to use.")
+@click.option(
+    "--tune", is_flag=True, help="Search for the best settings, and print them as a line of code."
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -89,7 +91,7 @@ def command(
     seconds: float,
     **options: Any,
 ) -> None:
-    """Find what slows down loading of PATH: a dataset, or a folder of images."""
+    """Find what slows down loading from PATH, a dataset or a folder of images."""
     from shardkit import storage
     from shardkit.performance.defaults import open_any, usual_options
     from shardkit.performance.doctor import doctor

@@ -25,11 +25,11 @@ from shardkit.cli.tables import counted, print_table, size, tally
     "--to",
     required=True,
     type=click.Choice(["folder", "jsonl", "files"]),
-    help="folder: images, audio or video by class, and metadata.csv; jsonl: JSON Lines, for text"
-    " and tables; files: KEY.FIELD for each value, as in a TAR.",
+    help="folder: images, audio or video in class folders, with metadata.csv; jsonl: JSON Lines,"
+    " for text and tables; files: one file KEY.FIELD per value, as in a TAR.",
 )
 @click.option(
-    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to make."
+    "-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."
 )
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only errors.")
@@ -37,10 +37,10 @@ from shardkit.cli.tables import counted, print_table, size, tally
 def command(
     dataset: Path, to: str, out: Path, storage_options: dict[str, str], quiet: bool, as_json: bool
 ) -> None:
-    """Write the samples of DATASET as plain files, which `shardkit convert OUT` reads again.
+    """Write the samples of DATASET as plain files, which `shardkit convert` can read again.
 
-    Keys that cannot be names of files on every system are changed in these names, which is counted;
-    the tables have them as they are. After an interruption the same command begins again.
+    Keys that are not valid file names on every system are escaped in the file names, and counted;
+    the tables contain the original keys. After an interruption, the same command starts over.
     """
     from shardkit.cli.progress import StepsMonitor
     from shardkit.conversion.export import export

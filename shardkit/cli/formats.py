@@ -21,7 +21,7 @@ from shardkit.formats import FORMATS, get_format
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
-    """List the formats and what each can do."""
+    """List the formats and their abilities."""
     about = {
         name: {"suffixes": list(declared.suffixes), "summary": declared.summary, **_abilities(name)}
         for name, declared in FORMATS.items()

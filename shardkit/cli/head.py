@@ -30,14 +30,16 @@ _COLUMNS, _ROWS = 40, 10  # of an image
     ],
 )
 @click.argument("path", metavar="DATASET", type=click.Path(path_type=Path))
-@click.option("-n", "count", type=click.IntRange(1), default=5, metavar="N", help="How many.")
+@click.option(
+    "-n", "count", type=click.IntRange(1), default=5, metavar="N", help="Number of samples."
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print each sample as a line of JSON.")
 def command(path: Path, count: int, storage_options: dict[str, str], as_json: bool) -> None:
-    """Show the first samples of DATASET: a dataset or a shard, made by shardkit or by others.
+    """Show the first samples of DATASET: a dataset or a shard, made by shardkit or another tool.
 
-    Of several splits, those of each. Images are shown where the terminal can. Exit codes: 0 done,
-    1 a sample is damaged, 2 the command line is at fault.
+    If there are several splits, the first samples of each are shown. Images are drawn if the
+    terminal supports it. Exit codes: 0 success, 1 a sample is damaged, 2 invalid command line.
     """
     from shardkit import storage
     from shardkit.looking import json_of, warn_of_unusable

@@ -27,18 +27,18 @@ _BAR = 40  # characters of the longest
     ],
 )
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--samples", default=3, metavar="N", help="How many samples to show.")
+@click.option("--samples", default=3, metavar="N", help="Number of samples to show.")
 @click.option(
     "--full",
     is_flag=True,
-    help="Read every sample: formats, sizes and lengths of images, audio and video as well.",
+    help="Read every sample, to include formats, sizes and lengths of images, audio and video.",
 )
 @click.option(
     "--html",
     "page",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with samples, histograms and all that is known, instead of printing it.",
+    help="Write an HTML page with samples, histograms and all details, instead of printing.",
 )
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -50,7 +50,7 @@ def command(
     storage_options: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Describe PATH: a dataset or a shard, made by shardkit or by others."""
+    """Describe PATH: a dataset or a shard, made by shardkit or another tool."""
     if page is not None:
         from shardkit.report import html_report, write_report
 

@@ -19,7 +19,7 @@ from shardkit.cli.help import Command, Example
     ],
 )
 @click.argument("datasets", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="The dataset to make of all.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="The dataset to write.")
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
@@ -30,14 +30,14 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Make one dataset OUT of several DATASETS of one format, without decoding anything.
+    """Combine several DATASETS of one format into OUT, without decoding anything.
 
-    It is what `shardkit convert DATASETS --to FORMAT -o OUT` makes: keys begin with the name of
-    their dataset, and classes of one name are one class.
+    The result is the same as of `shardkit convert DATASETS --to FORMAT -o OUT`: keys begin with
+    the name of their dataset, and classes with the same name become one class.
 
-    Without -o, publish the dataset that was made by `shardkit convert ... --part I/N`. The part
-    that ends last has done so already, as a rule. Where tasks are missing, this says which parts
-    they were left to.
+    Without -o, publish the dataset that `shardkit convert ... --part I/N` has written. Usually
+    the part that ends last has already done this. If tasks are missing, the error names the parts
+    that should do them.
     """
     from shardkit.cli.progress import ConvertMonitor, show_result
     from shardkit.conversion.merge import merge

@@ -31,10 +31,10 @@ _MEASURES = (
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
-    """Count what training needs to know of the dataset at PATH, by reading every sample.
+    """Compute the statistics of the dataset at PATH that training needs; reads every sample.
 
-    Mean and deviation of all pixels, as training sees them; classes and their weights; sizes,
-    lengths, numbers; duplicates.
+    Mean and standard deviation of all pixels, class counts and weights, distributions of sizes,
+    lengths and numbers, and duplicates.
     """
     from shardkit import storage
     from shardkit.cli.progress import StepsMonitor

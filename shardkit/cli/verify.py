@@ -46,27 +46,31 @@ class _Command(Command):
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="SOURCE...",
-    help="Compare every sample with these sources, given as to convert.",
+    help="Compare every sample with these sources, given as for convert.",
 )
 @click.option(
     "--repair",
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="SOURCE...",
-    help="Replace damaged files, made again from these sources, given as to convert; or a copy.",
+    help="Rebuild damaged files from these sources, given as for convert, or from a copy.",
 )
-@click.option("--metadata", metavar="FILE", help="The table that the conversion was given.")
+@click.option("--metadata", metavar="FILE", help="The --metadata table of the conversion.")
 @click.option(
-    "--transform", metavar="MODULE:FUNCTION", help="For --repair: that of the conversion."
+    "--transform",
+    metavar="MODULE:FUNCTION",
+    help="For --repair: the --transform of the conversion.",
 )
-@click.option("--decode", is_flag=True, help="Read every value, and decode every image.")
+@click.option("--decode", is_flag=True, help="Also read every value and decode every image.")
 @click.option(
     "--client",
     is_flag=True,
     help="Compare every sample with what the format's own library reads (webdataset, lmdb, ...).",
 )
 @click.option(
-    "--part", metavar="I/N", help="Check every N-th shard: one of N processes, on any machines."
+    "--part",
+    metavar="I/N",
+    help="Check share I of the shards, as one of N processes on any machines.",
 )
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only problems.")
@@ -84,12 +88,12 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Check that PATH, a dataset, is what was written: all its files, shards and keys.
+    """Check that the dataset at PATH is as it was written: all its files, shards and keys.
 
-    With --repair, damaged files are replaced by what they were, as their checksums prove; all
-    others stay as they are.
+    With --repair, damaged files are replaced by their original contents, as their checksums
+    prove. Undamaged files are not touched.
 
-    Exit codes: 0 sound, 1 damaged, 2 the command line is at fault.
+    Exit codes: 0 sound, 1 damaged, 2 invalid command line.
     """
     from shardkit.cli.progress import StepsMonitor
     from shardkit.verification.verify import verify

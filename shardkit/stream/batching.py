@@ -38,7 +38,10 @@ class MicroBatch(NamedTuple):
 
 
 class Batching(ABC):
-    """A way to make batches by the lengths of the array `field`; None: the dataset's own."""
+    """Base of the ways to make batches by length.
+
+    `field` is the array field whose lengths count. None: "tokens", or else the first such field.
+    """
 
     field: str | None
 
@@ -56,13 +59,16 @@ class Batching(ABC):
 
 @dataclass(frozen=True)
 class Bucket(Batching):
-    """Batches of `batch_size` samples of similar lengths.
+    """Make batches of samples of similar lengths, which are sorted into buckets.
 
-    Samples up to the first boundary make the first bucket, those up to the second the next, and
-    those longer than the last boundary one more. A number of buckets instead of boundaries chooses
-    those with the least padding if each sample is padded to the longest of its bucket. Samples keep
-    their shuffled order in a bucket, and batches are shuffled. A window has at most one smaller
-    batch per bucket.
+    Samples keep their shuffled order within a bucket, and the batches are shuffled. A window has at
+    most one smaller batch per bucket.
+
+    batch_size: samples per batch.
+    boundaries: the maximum length of each bucket, rising; longer samples go into one more bucket.
+        Or the number of buckets: their boundaries are chosen so that padding each sample to the
+        longest of its bucket takes the least padding.
+    field: the array field whose lengths count. None: "tokens", or else the first such field.
     """
 
     batch_size: int
@@ -99,12 +105,17 @@ class Bucket(Batching):
 
 @dataclass(frozen=True)
 class Dynamic(Batching):
-    """Batches of about the same number of tokens, padding included: few long or many short samples.
+    """Make batches with about the same number of tokens: few long samples or many short ones.
 
-    The longest sample, rounded up to `multiple_of`, times the number of samples is at most
-    `max_tokens`; `max_samples` bounds batches of very short ones. Samples of similar lengths come
-    together, in their shuffled order, and batches are shuffled. The batch of the shortest samples
-    of a window may be smaller than it could be.
+    The tokens of a batch include padding: its longest sample, rounded up to `multiple_of`, times
+    its number of samples. Samples of similar lengths are batched together, in their shuffled order,
+    and the batches are shuffled. In each window, the batch of the shortest samples may be smaller
+    than necessary.
+
+    max_tokens: maximum number of tokens in a batch.
+    max_samples: maximum number of samples in a batch of very short ones. None: no maximum.
+    multiple_of: lengths are rounded up to a multiple of this.
+    field: the array field whose lengths count. None: "tokens", or else the first such field.
     """
 
     max_tokens: int
@@ -157,12 +168,17 @@ class Dynamic(Batching):
 
 @dataclass(frozen=True)
 class Pack(Batching):
-    """Rows of `seq_len` tokens of several documents, `batch_size` rows together.
+    """Pack documents into rows of a fixed number of tokens, several of which make a batch.
 
-    `how` documents share rows: "nosplit" keeps them whole where they fit a row (a longer one fills
-    rows, and its end is packed) and leaves little room; "concat" lets them run on from row to row.
-    Rows are shuffled. Empty documents are left out. A window has one batch with fewer rows, its
-    last one, and with "concat" one row that is not full.
+    The rows are shuffled. Empty documents are left out. In each window, the last batch may have
+    fewer rows, and with "concat" one row is not full.
+
+    seq_len: tokens per row.
+    batch_size: rows per batch.
+    how: "nosplit" keeps documents whole if they fit into a row, and leaves little of the rows
+        unused; a longer document fills whole rows, and its end is packed. "concat" cuts documents
+        at the end of a row and continues them in the next.
+    field: the array field whose lengths count. None: "tokens", or else the first such field.
     """
 
     seq_len: int

@@ -26,18 +26,24 @@ _ADDED = ("attention_mask", "lengths")
 
 @dataclass(frozen=True)
 class PadCollate:
-    """Makes a batch of samples: every one-dimensional array becomes a row padded to the longest.
+    """Collate samples into a batch: one-dimensional arrays become rows, padded to the longest.
 
-    All padded fields get one length: that of the longest array in the batch, rounded up to
-    `multiple_of`; or `length`, which no array may exceed. `value` is the padding, one for all or by
-    field (0 for the others), and `side` the side it is on. For `field` ("tokens", or else the first
-    that is padded) the batch has `lengths`, and `attention_mask`, False for padding. An array of
-    more dimensions that `field` names, such as "boxes", is padded along its first; with
-    axis=-1 along its last, as audio (channels, frames) is.
+    All padded fields get the same length: that of the longest array in the batch, rounded up to
+    `multiple_of`, or else `length`. The batch also has `lengths` and `attention_mask`, which is
+    False for padding.
 
-    Numbers become arrays of int64, float64 or bool, text, bytes and JSON values lists, and arrays
-    of more dimensions are stacked. A field that no sample has is left out. It can be pickled, and
-    serves torch's DataLoader as `collate_fn`, which then gives numpy arrays.
+    Numbers become arrays of int64, float64 or bool. Text, bytes and JSON values become lists.
+    Arrays of more dimensions are stacked. A field that no sample has is left out. The object can be
+    pickled, and works as `collate_fn` of torch's DataLoader, which then gives NumPy arrays.
+
+    value: the padding value: one for all fields, or a dict by field (0 for other fields).
+    side: the side that is padded: "right" or "left".
+    multiple_of: round the length up to a multiple of this.
+    length: pad to this length; no array may be longer. None: to the longest array of the batch.
+    field: the field of `lengths` and `attention_mask`. None: "tokens", or else the first padded
+        field. An array of more dimensions, such as "boxes", is padded only if it is named here.
+    axis: pad the array of `field` along its first axis (0) or its last (-1), as for audio of shape
+        (channels, frames).
     """
 
     value: float | Mapping[str, float] = 0

@@ -28,7 +28,7 @@ _AT_ONCE = 16  # single samples that are made together
 
 
 class StreamingDataset:
-    """One or several datasets in shuffled order, for one of the ranks that train together.
+    """One or several datasets in shuffled order, for one rank of a training run.
 
     Iterating gives samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
     `batching`. Each iteration is the next epoch. Raises UsageError for invalid options.
@@ -63,7 +63,7 @@ class StreamingDataset:
 
     @takes(StreamOptions)
     def with_options(self, **options: Unpack[StreamKeywords]) -> StreamingDataset:
-        """The same dataset with other options."""
+        """Return the same dataset with other options."""
         changed = copy.copy(self)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
@@ -71,11 +71,11 @@ class StreamingDataset:
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. Raises UsageError for an invalid number."""
+        """Set the `epoch` of the next iteration. Raises UsageError for an invalid number."""
         self.epoch = checked_epoch(epoch)
 
     def __len__(self) -> int:
-        """Batches, or samples, of an epoch for this rank."""
+        """Number of batches, or samples, in an epoch of this rank."""
         return self.schedule().steps(self.epoch)
 
     def __iter__(self) -> Iterator[Any]:

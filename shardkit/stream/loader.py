@@ -40,13 +40,14 @@ _PATIENCE = 5.0  # seconds for threads to end: one that hangs must not delay Ctr
 
 
 class Loader:
-    """Iterate to get an epoch's batches for this rank: dicts of numpy arrays and lists.
+    """Loads the batches of this rank: each iteration gives the batches of an epoch, as dicts.
 
-    An array has a row per sample: images (batch, height, width, 3), numbers (batch,). `__key__`
-    is a list, and `valid` (batch,) bool is False for padding and for replaced samples.
+    Values are NumPy arrays with one row per sample (images: (batch, height, width, 3), numbers:
+    (batch,)) or lists. `__key__` is a list of keys. `valid`, bool of shape (batch,), is False for
+    padding and for samples that replace bad ones.
 
-    Each iteration is the next epoch, unless a state was loaded, which is continued. The batches
-    depend neither on `threads` nor on `prefetch`.
+    Each iteration is the next epoch, unless a state was loaded: then it continues from that state.
+    The batches depend neither on `threads` nor on `prefetch`.
     """
 
     threads: int | None
@@ -63,13 +64,14 @@ class Loader:
         profile: bool = False,
         **options: Unpack[StreamKeywords],
     ) -> None:
-        """`source` is a StreamingDataset, or of one: a path, a dataset, or a list of these.
+        """`source` is a StreamingDataset, or a path, an open dataset, or a list of these.
 
-        threads: how many make batches. 0: the calling thread does. None: one per processor of this
-        rank, or the calling thread where that is faster (a single array field, read from memory).
-        prefetch: batches that are made ahead, at most.
-        prefetch_bytes: fewer are, where they exceed so many bytes.
-        profile: measure where the time of an iteration goes; see the property `profile`.
+        threads: number of threads that make batches. 0: the calling thread makes them. None: one
+            per processor of this rank, or the calling thread where that is faster (a single array
+            field, read from memory).
+        prefetch: maximum number of batches that are made ahead.
+        prefetch_bytes: make fewer batches ahead if they would take more bytes than this.
+        profile: measure where the time of an iteration is spent; see the property `profile`.
 
         Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
         """
@@ -105,16 +107,16 @@ class Loader:
         return f"<{type(self).__name__} {self.dataset.about}; {batches}>"
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has: the one that is iterated, else the next.
+        """Number of batches in the whole current epoch, or in the next if none is being iterated.
 
-        It is the same after a state was loaded: `remaining` is how many are left.
+        It stays the same after a state was loaded: `remaining` is the number of batches left.
         """
         epoch, _ = self._position()
         return self._schedule().steps(epoch)
 
     @property
     def remaining(self) -> int:
-        """How many batches are left of the epoch that is iterated, else of the next."""
+        """Number of batches left in the current epoch, or in the next if none is being iterated."""
         return self._schedule().steps(*self._position())
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -147,19 +149,19 @@ class Loader:
         }
 
     def with_options(self, **options: Any) -> Loader:
-        """The same loader, at its beginning, with other options of any kind."""
+        """Return the same loader, at its beginning, with other options of any kind."""
         own = {name: options.pop(name, value) for name, value in self.settings.items()}
         return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was delivered: JSON, equal on all ranks."""
+        """Return the position after the last delivered batch: JSON values, equal on all ranks."""
         return states.save(self._identity, self.epoch, self._progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a state, with any number of ranks. Reads nothing.
+        """Continue from a `state`, with any number of ranks. Reads no data.
 
-        Raises UsageError for a state of another dataset or of other settings, and for an invalid
-        one.
+        Raises UsageError for an invalid state, and for a state of another dataset or other
+        settings.
         """
         self.epoch, self._progress = states.load(state, self._identity, self._schedule())
         self._used, self._loaded = False, True
@@ -171,11 +173,12 @@ class Loader:
         self._progress, self._used = self._schedule().progress(self.epoch, number), False
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is.
+        """Set the `epoch` of the next iteration.
 
-        It starts at its beginning, unless a state inside that epoch has just been loaded, which is
-        continued. An iteration that has delivered nothing yet is set as well. Raises UsageError for
-        an invalid number.
+        The iteration starts at the beginning of the epoch. If a state inside this epoch has just
+        been loaded, it continues from that state instead. An iteration that has already begun, but
+        has not delivered a batch yet, changes to this epoch, too. Raises UsageError for an invalid
+        number.
         """
         epoch = checked_epoch(epoch)
         if self._used or epoch != self.epoch:
@@ -183,7 +186,7 @@ class Loader:
 
     @property
     def padding(self) -> float:
-        """The share of padding in the tokens of this epoch's batches so far."""
+        """Share of padding in the tokens of this epoch's batches so far."""
         real, every = self._tokens
         return 1 - real / every if every else 0.0
 
@@ -194,9 +197,9 @@ class Loader:
 
     @property
     def profile(self) -> Times:
-        """Where the time of the last iteration went so far; it prints as a table.
+        """Where the time of the last iteration was spent so far; it prints as a table.
 
-        Raises UsageError where the loader was made without `profile=True`.
+        Raises UsageError if the loader was created without `profile=True`.
         """
         if self._profile is None:
             raise UsageError("the loader does not measure itself", fix="make it with profile=True")

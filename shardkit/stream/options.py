@@ -25,42 +25,42 @@ _ROWS = 1 << 26  # the most of a batch: the numbers of many more do not fit into
 class StreamOptions(Asked):
     """Options of `StreamingDataset` and `Loader`, by name.
 
-    The order of samples:
+    Order of samples:
 
-    shuffle: shuffle them, in another order each epoch.
-    seed: decides that order, and the random numbers of transforms.
-    window: samples that are shuffled among themselves.
-    parts: canonical parts of an epoch, a multiple of the number of machines.
-    weights: the shares in which several datasets are drawn from. None: all samples of each.
-    sampling: shardkit.Balanced(...) or shardkit.Weighted(...): how often each sample comes.
+    shuffle: shuffle the samples, in another order each epoch.
+    seed: random seed of this order and of the transforms.
+    window: number of samples that are shuffled together.
+    parts: number of canonical parts of an epoch; use a multiple of the number of machines.
+    weights: proportions in which several datasets are drawn from. None: all samples of each.
+    sampling: how often each sample is drawn: shardkit.Balanced(...) or shardkit.Weighted(...).
 
     Samples:
 
-    fields: those to read. None: all.
-    transforms: a field, or a tuple of fields -> what happens to it.
-    cache: in memory, "memory" for samples as stored or "decoded" for decoded images; or a folder
-        for pages of remote data, which the processes of a machine share. None: what SHARDKIT_CACHE
-        and SHARDKIT_CACHE_LIMIT say, else 1 GiB of memory.
-    cache_limit: the most bytes of that folder: "200GB".
-    storage_options: of URLs: credentials, endpoints and more, as obstore or fsspec name them.
+    fields: fields to read. None: all.
+    transforms: a field, or a tuple of fields -> a transform, a function, or a list of these.
+    cache: "memory" keeps samples in memory as stored, "decoded" keeps decoded images; a folder
+        keeps pages of remote data, which all processes of a machine share. None: as the environment
+        variables SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT say, else 1 GiB of memory.
+    cache_limit: maximum size of the cache folder: "200GB".
+    storage_options: for URLs: credentials, endpoints and more, by the names of obstore or fsspec.
     on_error: "fail" at a bad sample, or "skip": the next good one replaces it, marked in `valid`.
-    max_errors: with "skip", stop when more samples than this are bad.
+    max_errors: with "skip", stop if more samples than this are bad.
 
-    Batches, or single samples where none of the first three is given:
+    Batches (a StreamingDataset without one of the first three options gives single samples):
 
-    batch_size: samples of a batch of one rank.
-    global_batch_size: samples of a batch of all ranks together.
-    batching: shardkit.Bucket, Dynamic or Pack: batches by length.
-    last: the end of an epoch: "pad" it, "drop" it, or a "short" batch.
-    collate: makes a batch (a dict) of a list of samples.
+    batch_size: samples per batch of one rank.
+    global_batch_size: samples per batch of all ranks together.
+    batching: batches by length: shardkit.Bucket, shardkit.Dynamic or shardkit.Pack.
+    last: the last batch of an epoch: "pad" fills it, "drop" drops it, "short" leaves it smaller.
+    collate: function that makes a batch (a dict) from a list of samples.
 
     Ranks:
 
-    rank: of this process. None: from torch.distributed, else RANK, else 0.
-    world_size: how many ranks there are. None: from torch.distributed, else WORLD_SIZE, else 1.
-    check_ranks: compare what the ranks of torch.distributed read, and from which position.
+    rank: rank of this process. None: from torch.distributed, else RANK, else 0.
+    world_size: number of ranks. None: from torch.distributed, else WORLD_SIZE, else 1.
+    check_ranks: check that all ranks of torch.distributed read the same data, at the same position.
 
-    Raises UsageError for options that make no sense.
+    Raises UsageError for invalid values and combinations.
     """
 
     shuffle: bool = False

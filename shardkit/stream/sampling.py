@@ -37,15 +37,16 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Balanced:
-    """Each class as often as every other: of C classes 1/C of an epoch's draws.
+    """Draw all classes equally often: with C classes, each has 1/C of the draws of an epoch.
 
-    Which classes have one draw more, where C does not divide the draws, changes from epoch to
-    epoch. A sample comes again only after all samples of its class have come, in this epoch or
-    those before; each such pass through a class has an order of its own.
+    If C does not divide the number of draws, some classes have one draw more; which ones changes
+    from epoch to epoch. A sample is drawn again only after all samples of its class were drawn, in
+    this epoch or in earlier ones. Each such pass through a class has its own order.
 
-    classes: the name of a field with a value per sample (None: the labels), or these values
-    themselves, of shape (samples,). Every value that occurs is a class.
-    samples: draws of an epoch, of all ranks together; None: as many as the datasets have samples.
+    classes: name of a field with one value per sample, or the values themselves, of shape
+        (samples,). None: the labels. Each value that occurs is a class.
+    samples: number of draws in an epoch, over all ranks. None: as many as the datasets have
+        samples.
     """
 
     classes: str | Sequence[Any] | npt.NDArray[Any] | None = None
@@ -67,15 +68,15 @@ class Balanced:
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Each sample in proportion to its weight.
+    """Draw each sample in proportion to its weight.
 
-    In an epoch of n draws a sample of weight w comes n * w / (sum of weights) times, rounded down
-    or up: systematic sampling (Madow, 1949), for which the samples are put in another order each
-    epoch. torch's WeightedRandomSampler has these counts on average.
+    In an epoch of n draws, a sample of weight w is drawn n * w / (sum of weights) times, rounded
+    down or up. This is systematic sampling (Madow, 1949), with the samples in another order each
+    epoch. torch's WeightedRandomSampler has the same counts on average.
 
-    weights: the name of a field with a number per sample, or these numbers, of shape (samples,).
-    None is negative; a sample of weight 0 never comes.
-    samples: as in `Balanced`.
+    weights: name of a field with one number per sample, or the numbers themselves, of shape
+        (samples,). No weight may be negative. A sample of weight 0 is never drawn.
+    samples: number of draws in an epoch, as in `Balanced`.
     """
 
     weights: str | Sequence[float] | npt.NDArray[Any]

@@ -34,11 +34,11 @@ _FETCHING = "torch.utils.data._utils.fetch"  # the module that gets samples for 
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
     """A dataset for `torch.utils.data.DataLoader`, whose workers share the work.
 
-    With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)` the dataset
-    makes the batches, which do not depend on the number of workers; without it the dataset gives
-    samples, and the DataLoader makes batches of those of each worker. Each iteration is the next
-    epoch, also with persistent workers. torchdata's StatefulDataLoader saves and continues it, with
-    the same number of workers.
+    With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)`, the dataset
+    makes the batches, and they do not depend on the number of workers. Without it, the dataset
+    gives single samples, and the DataLoader makes each batch from the samples of one worker. Each
+    iteration is the next epoch, also with persistent workers. torchdata's StatefulDataLoader can
+    save its state and continue from it, with the same number of workers.
     """
 
     @takes(StreamOptions)
@@ -48,7 +48,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         self._epochs = _Epochs()
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is, also in workers that are running."""
+        """Set the `epoch` of the next iteration, also for workers that are already running."""
         super().set_epoch(epoch)
         self._epochs.restart(epoch)
 
@@ -166,8 +166,9 @@ class _Epochs:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    Arrays are tensors: images (batch, 3, height, width) in channels_last memory format, and
-    uint16, uint32 and uint64, for which torch has few operations, as int64.
+    Arrays are delivered as tensors: images have shape (batch, 3, height, width) and channels_last
+    memory format. uint16, uint32 and uint64 become int64, because torch has few operations for
+    them.
     """
     )
 
@@ -181,11 +182,11 @@ class Loader(loading.Loader):
         device: str | torch.device | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
-        """Batches as tensors.
+        """Deliver batches as tensors.
 
-        to: "torch", or "numpy" for NumPy arrays.
+        to: "torch" for tensors, or "numpy" for NumPy arrays.
         pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU.
-        device: copy batches to it; to a GPU asynchronously, from page-locked memory.
+        device: copy batches to this device; to a GPU asynchronously, from page-locked memory.
         """
         self.to, self.device = to, None if device is None else _found(device)
         check_choice(self, "to", ("torch", "numpy"))
