@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
 
 def concatenate(datasets: Sequence[Dataset]) -> Dataset:
-    """The samples of several datasets or views, one dataset after the other; nothing is copied.
+    """Concatenate several `datasets` or views into one dataset. Nothing is copied.
 
-    A field that only some datasets have is optional. Classes of one name are one class, whose
-    number may be another than in its dataset. Keys and transforms stay those of each dataset.
-    Raises UsageError for anything but a list of datasets, and FormatError for a field of several
-    types, and for one whose classes have names in some datasets alone.
+    The samples of each dataset follow those of the one before. A field that only some of the
+    datasets have is optional. Classes with the same name become one class, so labels can differ
+    from those in the separate datasets. Each sample keeps its key and the transforms of its
+    dataset.
+
+    Raises UsageError for anything but a list of datasets. Raises FormatError for a field that has
+    different types, or that has class names in only some of the datasets.
     """
     every = list(datasets) if isinstance(datasets, list | tuple) else []
     if not every or not all(isinstance(dataset, Dataset) for dataset in every):

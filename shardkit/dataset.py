@@ -79,12 +79,14 @@ class _KeyLine(TypedDict):
 class Dataset(Views):
     """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`, `ds.class_names`.
 
-    `ds[10:20]`, `ds.select(numbers)` and `ds.filter(condition)` are views of it, which are datasets
-    as well. `ds[key]` looks a sample up; `ds.keys()` and `ds.column(field)` are of all samples.
+    `ds[key]` returns the sample with this key. `ds.keys()` and `ds.column(field)` return the keys,
+    or one field, of all samples. `ds[10:20]`, `ds.select(indices)` and `ds.filter(condition)`
+    return views, which are also datasets.
 
-    Works in any thread and any process: at most 128 shards are open at a time, and fewer where the
-    process may not open as many files. A pickle carries paths only, and nothing is read before the
-    first sample. Made by `shardkit.open`.
+    A dataset can be used in any thread and any process. At most 128 of its shards are open at a
+    time, or fewer if the process may not open that many files, or has many shards of other datasets
+    open. A pickled dataset contains only paths, and reads nothing before its first sample. Open a
+    dataset with `shardkit.open`.
     """
 
     def __init__(
@@ -147,12 +149,13 @@ class Dataset(Views):
         format: str = "sequence",
         size: int = 0,
     ) -> Self:
-        """A dataset of samples that are not in shards, for a Loader: a list of dicts, say.
+        """Make a dataset for a Loader from samples without shards, such as a list of dicts.
 
-        samples: any sequence; `samples[i]` is a dict with `__key__` and the fields of the schema.
-        Values are not checked. Several threads call it at the same time.
-        schema: None is the sequence's own, `samples.schema`.
-        path, format, size: its name and format in messages, and its bytes as far as known.
+        samples: any sequence. `samples[i]` is a dict with `__key__` and the fields of the schema.
+            Values are not checked. Several threads read from it at the same time.
+        schema: the schema of the samples. None: `samples.schema`.
+        class_names: class names by field.
+        path, format, size: its path and format in messages, and its bytes as far as known.
         """
         if schema is None:
             schema = samples.schema  # type: ignore[attr-defined]
@@ -161,12 +164,12 @@ class Dataset(Views):
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Class names in the order of their labels; None where unknown."""
+        """Class names in the order of their labels, or None if unknown."""
         return self.class_names.get(self.label)
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """By field, the names of the classes that its values number, where known."""
+        """Class names by field, for all fields whose class names are known."""
         return self._class_names
 
     @property
@@ -317,7 +320,7 @@ class Dataset(Views):
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """The copy of the tokenizer's file; None where there is none."""
+        """Path of the copy of the tokenizer's file, or None if there is none."""
         copy = self._tokenizer_file
         return None if copy is None else self.path / copy.name
 
@@ -327,11 +330,10 @@ class Dataset(Views):
         return self.manifest.list_named(entry["file"]) if self.manifest and entry else None
 
     def lengths(self, field: str) -> npt.NDArray[np.int64]:
-        """How many elements the field's array has in each sample, in order; 0 where it is absent.
+        """Return the number of elements that `field` has in each sample, in order; 0 if absent.
 
-        Of audio it is the duration in milliseconds. No sample is read for it where shardkit wrote
-        the dataset. Raises UsageError for a field that is neither an array of one dimension nor
-        audio.
+        For audio, return the durations in milliseconds. If shardkit wrote the dataset, no sample is
+        read. Raises UsageError for a field that is neither a one-dimensional array nor audio.
         """
         kind = self._check_lengths(field)
         fixed = kind.shape[0] if isinstance(kind, Array) and kind.shape is not None else None
@@ -360,19 +362,24 @@ class Dataset(Views):
     def stats(
         self, *, progress: bool | Callable[[Progress], object] | Monitor = False
     ) -> dict[str, Any]:
-        """Numbers that training needs, as values that JSON can hold, from reading every sample.
+        """Read every sample, and return statistics for training, as JSON values.
 
-        `fields`, by name: of images `pixels`, with `mean` and `std` of red, green and blue (0 to 1)
-        over all pixels as training sees them: upright RGB or, where the dataset was opened with
-        transforms, what these make of it. The smallest, median (to 1 %), mean and largest `width`,
-        `height` and `bytes` of images, `milliseconds`, `sampling_rate`, `channels` and more of
-        audio and video, `characters` of text and `length` of arrays of one dimension; `mean`,
-        `std`, `min` and `max` of numbers that are no classes.
-        `classes`: the samples of each, and the `weight` by which all classes count alike.
-        `duplicates`: `samples` with the same images as one before them (without images: the
-        same values but for the label), in so many `groups`, the keys of the first of these, and
-        how many groups have several labels.
-        `progress` is as in `shardkit.convert`.
+        `fields` has an entry for each field. An image field has `pixels`: the `mean` and `std` of
+        red, green and blue (0 to 1) over all pixels as training sees them. These are upright RGB
+        pixels, or the output of the transforms that the dataset was opened with. Sizes have their
+        smallest, median (to 1 %), mean and largest value: `width`, `height` and `bytes` of images;
+        `milliseconds`, `sampling_rate`, `channels` and more of audio and video; `characters` of
+        text; and `length` of one-dimensional arrays. Numbers that are not classes have `mean`,
+        `std`, `min` and `max`.
+
+        `classes` has the number of samples of each class, and the `weight` that makes all classes
+        count equally.
+
+        `duplicates` has the number of `samples` with the same images as an earlier sample (without
+        images: with the same values, except for the label). It also has the number of `groups` of
+        duplicates, the keys in the first groups, and the number of groups with more than one label.
+
+        `progress` is the same as in `shardkit.convert`.
 
         Raises SampleError for a damaged image, and UsageError for transforms that normalize.
         """
@@ -428,7 +435,7 @@ class Dataset(Views):
         return self.path / self._names[shard]
 
     def sample_path(self, shard: int, position: int) -> Path:
-        """The file that holds the sample at a `position` of a `shard`, for messages."""
+        """Return the file that contains the sample at a `position` in a `shard`, for messages."""
         return self.shard_path(shard)
 
     def stat(self, shard: int) -> os.stat_result:
@@ -507,7 +514,7 @@ class Dataset(Views):
         return len(self._names)
 
     def close(self) -> None:
-        """Drop all open shards; the next access opens them again."""
+        """Close all open shards. The next access opens them again."""
         self._readers.clear()
 
     def __enter__(self) -> Dataset:

@@ -21,10 +21,15 @@ _PLACES = ("path", "shard", "position", "key", "field", "offset")
 
 
 class ShardkitError(Exception):
-    """Base of all errors that shardkit raises on purpose.
+    """Base class of all errors that shardkit raises deliberately.
 
-    `what` is one sentence; `where` takes any of path, shard, position (number inside the shard),
-    key, field, offset (bytes from the start of the file); `expected`, `found`, `fix` complete it.
+    what: what happened, in one sentence.
+    expected: what was expected.
+    found: what was found instead.
+    fix: what you can do about it.
+    where: where it happened: any of path, shard, position (number of the sample in the shard), key,
+        field, and offset (bytes from the start of the file).
+
     Raises TypeError for other locations.
     """
 
@@ -64,7 +69,7 @@ class ShardkitError(Exception):
         return located
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json` and `errors.jsonl`: the parts, without those that are empty."""
+        """Return the parts that are not empty, as for `--json` and `errors.jsonl`."""
         parts = {"expected": self.expected, "found": self.found, "fix": self.fix}
         where = {k: v if isinstance(v, int) else str(v) for k, v in self.where.items()}
         return {
@@ -156,37 +161,37 @@ def memory_ran_out(error: BaseException, where: str = "") -> str:
 
 
 class UsageError(ShardkitError):
-    """The command line or the arguments are invalid: nothing was started."""
+    """Invalid command line or arguments. Nothing was started."""
 
     exit_code = 2
 
 
 class NotFoundError(UsageError, FileNotFoundError):
-    """A path that was asked for does not exist."""
+    """A given path does not exist."""
 
 
 class MissingKeyError(UsageError, KeyError):
-    """No sample has the key that was asked for."""
+    """No sample has the given key."""
 
 
 class OutputError(UsageError):
-    """The output cannot be used: it exists, is unfinished, or is inside the source."""
+    """The output cannot be used: it already exists, is unfinished, or is inside the source."""
 
 
 class FormatError(ShardkitError):
-    """A path is of no known format, or a format cannot do what was asked."""
+    """A path has no known format, or a format does not support what was requested."""
 
 
 class SourceError(ShardkitError):
-    """A source as a whole cannot be used: an empty folder, a loop of links."""
+    """A source as a whole cannot be used, such as an empty folder or a loop of links."""
 
 
 class SampleError(ShardkitError):
-    """One sample is bad; `on_error="skip"` drops samples that raise this."""
+    """A single sample is bad. With `on_error="skip"`, samples that raise this error are skipped."""
 
 
 class DamagedError(ShardkitError):
-    """A file is truncated or its bytes contradict its format or its manifest."""
+    """A file is truncated, or its bytes contradict its format or its manifest."""
 
     def __init__(self, what: str, *, fix: str | None = AGAIN, **where: Any) -> None:
         super().__init__(what, fix=fix, **where)
@@ -204,11 +209,11 @@ class UnreachableError(StorageError, UsageError):
 
 
 class WorkerError(ShardkitError):
-    """A worker process died, or raised something that is not one of our errors."""
+    """A worker process died, or raised an exception that is not a ShardkitError."""
 
 
 class ShardkitWarning(UserWarning):
-    """Something works, but not as well as it could, or as one might assume."""
+    """Something works, but not as well as it could, or not as you might expect."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

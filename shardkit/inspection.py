@@ -35,14 +35,16 @@ def inspect(
     full: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A report on a dataset, a shard, or a folder of splits, of values that JSON can hold.
+    """Describe a dataset, a shard, or a folder of splits, as JSON values.
 
-    `path` may also be an open dataset or a view of one, whose samples alone count then; `bytes` are
-    those of its values, None where the shards do not tell them without reading.
-    Counts and sizes come from the manifest or, for data made by others, from headers and small
-    fields; `full` reads every sample, for the formats and sizes of images, audio and video.
-    `samples` of the first samples are described. `storage_options` are as in `shardkit.open`.
-    Raises what `shardkit.open` and reading raise.
+    path: a path, an open dataset, or a view of one. For a view, only its samples count, and `bytes`
+        is the size of their values, or None if it cannot be known without reading them.
+    samples: number of samples to describe, starting with the first.
+    full: read every sample, to include the formats and sizes of images, audio and video.
+    storage_options: as in `shardkit.open`.
+
+    Counts and sizes come from the manifest or, for data from other tools, from headers and small
+    fields. Raises the errors of `shardkit.open` and of reading.
     """
     if isinstance(path, Dataset):
         return {**report_of(path, str(path.place), samples, full), "incomplete": None}

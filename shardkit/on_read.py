@@ -24,12 +24,13 @@ def open(
 ) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
-    `transforms`, by field, are those of `shardkit.torch.Loader`; random ones are drawn whenever a
-    sample is read. `storage_options` are credentials, endpoints and more for a URL, as obstore or
-    fsspec name them.
+    path: a path, or a URL.
+    transforms: transforms by field, as in `shardkit.torch.Loader`. Random transforms draw new
+        numbers each time a sample is read.
+    storage_options: for a URL: credentials, endpoints and more, by the names of obstore or fsspec.
 
-    Raises NotFoundError, FormatError for a path that is no dataset, DamagedError for a damaged one,
-    and UsageError for transforms that do not fit it.
+    Raises NotFoundError if the path does not exist, FormatError if it is not a dataset,
+    DamagedError if the dataset is damaged, and UsageError if the transforms do not fit the dataset.
     """
     with storage.using(storage_options, path):
         dataset = open_dataset(path)

@@ -39,9 +39,11 @@ from shardkit.splits import grouped
 def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Dataset:
     """Open a dataset folder, a folder of shards without a manifest, or a single shard.
 
-    `partly`: also if some of its fields cannot be read; `unusable` has these, and why.
-    Raises NotFoundError, FormatError for a path that is no dataset, and DamagedError for a damaged
-    one.
+    partly: also open a dataset with fields that cannot be read. `unusable` has these fields and the
+        errors.
+
+    Raises NotFoundError if the path does not exist, FormatError if it is not a dataset, and
+    DamagedError if the dataset is damaged.
     """
     dataset = _only(storage.source(path))
     if not partly:
@@ -52,10 +54,11 @@ def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Datas
 def open_splits(
     path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
 ) -> dict[str, Dataset]:
-    """The dataset at a path as `{"": dataset}`, or those of its splits by their names.
+    """Open the dataset at a path as `{"": dataset}`, or its splits by name.
 
-    `together`: shards whose names belong to several splits make one dataset nevertheless.
-    `partly`: also if some of their fields cannot be read; `unusable` has these, and why.
+    together: open shards as one dataset, even if their names belong to several splits.
+    partly: also open datasets with fields that cannot be read. `unusable` has these fields and the
+        errors.
     """
     found = {name: opened() for name, (_, opened) in _at(storage.source(path), together).items()}
     for dataset in () if partly else found.values():

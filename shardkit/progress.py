@@ -17,14 +17,14 @@ _SECONDS, _LINES = 0.1, 5.0  # between two calls, and between two lines of a log
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a step of a call is.
+    """The progress of one step of a call.
 
     doing: what the step does, in a word or two: "converting".
-    done: how many units of it are done, up to `total`.
-    total: how many there are.
+    done: number of units that are done, up to `total`.
+    total: total number of units.
     unit: what is counted: "bytes", "samples", "runs".
-    seconds: how long the step has taken so far.
-    left: how many seconds it will take still, about; None before anything is done.
+    seconds: time since the step began.
+    left: estimated remaining time in seconds. None: nothing is done yet.
     """
 
     doing: str
@@ -44,13 +44,17 @@ class Progress:
 
 
 class Monitor(Protocol):
-    """Shows progress; called in the caller's thread."""
+    """An object that shows progress. It is called in the caller's thread."""
 
     def start(self, doing: str, total: int, unit: str) -> None:
-        """A step begins: `doing` names it, `total` counts `unit`s such as "bytes" or "samples"."""
+        """A step begins.
+
+        doing: what the step does.
+        total: its size in `unit`, such as "bytes" or "samples".
+        """
 
     def advance(self, count: int) -> None:
-        """So many more of them are done."""
+        """`count` more units are done."""
 
 
 class Steps:

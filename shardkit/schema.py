@@ -22,7 +22,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, repr=False)
 class FieldType:
-    """Base of the eleven types. `optional` fields may be absent from a sample (never None)."""
+    """Base class of the eleven field types.
+
+    optional: samples may lack the field. A value is never None.
+    """
 
     optional: bool = dataclasses.field(default=False, kw_only=True)
 
@@ -56,7 +59,7 @@ class Scalar(FieldType):
 
 @dataclass(frozen=True, repr=False)
 class Int(Scalar):
-    """A whole number that fits 64 bits, signed."""
+    """A signed 64-bit integer."""
 
     python = "int"
 
@@ -106,7 +109,7 @@ class Bool(Scalar):
 
 @dataclass(frozen=True, repr=False)
 class Text(FieldType):
-    """Unicode text: a str."""
+    """Unicode text, a str."""
 
     python = "str"
 
@@ -118,7 +121,7 @@ class Text(FieldType):
 
 @dataclass(frozen=True, repr=False)
 class Bytes(FieldType):
-    """Any bytes, stored as they are."""
+    """Arbitrary bytes, stored unchanged."""
 
     python = "bytes"
 
@@ -135,28 +138,28 @@ class Encoded(Bytes):
 
 @dataclass(frozen=True, repr=False)
 class Image(Encoded):
-    """An encoded image (JPEG, PNG, WebP, ...): the file's bytes, not pixels."""
+    """An encoded image (JPEG, PNG, WebP, ...), stored as the file's bytes, not as pixels."""
 
     python = "bytes of an encoded image"
 
 
 @dataclass(frozen=True, repr=False)
 class Audio(Encoded):
-    """An encoded audio file (WAV, FLAC, MP3, Ogg, ...): the file's bytes, nothing is decoded."""
+    """An encoded audio file (WAV, FLAC, MP3, Ogg, ...), stored as the file's bytes, not decoded."""
 
     python = "bytes of an encoded audio file"
 
 
 @dataclass(frozen=True, repr=False)
 class Video(Encoded):
-    """An encoded video file (MP4, WebM, AVI, ...): the file's bytes, nothing is decoded."""
+    """An encoded video file (MP4, WebM, AVI, ...), stored as the file's bytes, not decoded."""
 
     python = "bytes of an encoded video file"
 
 
 @dataclass(frozen=True, repr=False)
 class Images(FieldType):
-    """A list of encoded images, of any length: the files' bytes in their order."""
+    """A list of encoded images, of any length, stored as the bytes of the files, in order."""
 
     python = "list of bytes of encoded images"
 
@@ -204,7 +207,7 @@ def _is_shape(shape: tuple[int | None, ...]) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Array(FieldType):
-    """A numpy array. `dtype`, `shape` and entries of `shape` may be None where they vary."""
+    """A NumPy array. `dtype`, `shape`, and each entry of `shape` can be None if they vary."""
 
     dtype: Annotated[str, Rule("a type such as <f4", _is_dtype)] | None = None
     shape: (
@@ -253,7 +256,7 @@ class _Entry(TypedDict):
 
 
 class Schema(Mapping[str, FieldType]):
-    """An ordered map of field name to type, made of `fields`, such a map.
+    """An ordered mapping from field names to field types. `fields` is such a mapping.
 
     >>> schema = Schema({"image": Image(), "label": Int()})
     >>> schema["label"]
@@ -278,9 +281,10 @@ class Schema(Mapping[str, FieldType]):
         return f"Schema({self._fields})"
 
     def check(self, sample: Sample) -> Sample:
-        """The sample with its fields in schema order and every value of its field's type.
+        """Check a `sample`, and return it with its fields in the order of the schema.
 
-        Raises SampleError for a missing or an additional field and for a value of another type.
+        Raises SampleError if the sample lacks a field, has a field that is not in the schema, or
+        has a value of another type than its field.
         """
         checked: Sample = {"__key__": sample["__key__"]}
         for name, kind in self._fields.items():
@@ -315,9 +319,9 @@ class Schema(Mapping[str, FieldType]):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Schema:
-        """The schema with fields renamed as `names` says (old: new).
+        """Return the schema with renamed fields. `names` maps old names to new names.
 
-        Raises UsageError for an unknown field, and where two would have one name.
+        Raises UsageError for an unknown field, and if two fields would have the same name.
         """
         unknown = names.keys() - self._fields.keys()
         if unknown:
@@ -331,15 +335,15 @@ class Schema(Mapping[str, FieldType]):
         return Schema(fields)
 
     def to_json(self) -> dict[str, Any]:
-        """As values that JSON can hold."""
+        """Return the schema as JSON values."""
         return {name: kind.to_json() for name, kind in self._fields.items()}
 
     @classmethod
     def from_json(cls, data: Any) -> Schema:
-        """The schema of `data`, as `to_json` gives it.
+        """Return the schema that `to_json` has converted to `data`.
 
-        Raises MismatchError, a ValueError, for an invalid one, FormatError for a type of a later
-        version.
+        Raises MismatchError (a ValueError) for invalid data, and FormatError for a field type of a
+        later version.
         """
         entries = checked(dict[str, _Entry], data)
         for name in RESERVED & entries.keys():

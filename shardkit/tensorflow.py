@@ -40,17 +40,17 @@ def dataset(
     state: dict[str, Any] | str | bytes | None = None,
     **options: Unpack[LoaderKeywords],
 ) -> tf.data.Dataset:
-    """Return the batches of this rank as a `tf.data.Dataset`, up to a number of `epochs`.
+    """Return the batches of this rank as a `tf.data.Dataset`.
 
     epochs: total number of epochs, counted from epoch 0. None: no end.
     state: continue from this state. None: start at epoch 0.
 
-    Each batch is a dict of tensors. Its entry `__state__` is the state after this batch, as JSON:
-    it counts the batches that were delivered, no matter how many are prefetched. Every iteration of
-    the dataset gives the same batches.
+    Each batch is a dict of tensors. Its entry `__state__` is the state after this batch, as JSON.
+    It counts only delivered batches, no matter how many are prefetched. Every iteration over the
+    dataset gives the same batches.
 
     The first batch is made immediately, to determine the types of all batches. Raises UsageError
-    for invalid options, states of other data, and fields that tensors cannot hold.
+    for invalid options, for states of other data, and for fields that tensors cannot hold.
     """
     with extra("tensorflow", "shardkit.tensorflow"):
         import tensorflow as tf

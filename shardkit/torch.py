@@ -1,6 +1,6 @@
-"""Streaming into torch: `StreamingDataset` for its own DataLoader, and the faster `Loader`.
+"""Streaming into torch: `Loader`, and the slower `StreamingDataset` for torch's own DataLoader.
 
-`Monitor` measures what a training loop waits for.
+`Monitor` measures how long a training loop waits for data.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class Monitor(monitoring.Monitor[monitoring.T]):
     def profiler(
         self, folder: str | os.PathLike[str], *, wait: int = 1, warmup: int = 1, active: int = 3
     ) -> Iterator[torch.profiler.profile]:
-        """Profile the loop over this monitor with torch.profiler, and write the trace to a folder.
+        """Profile the loop over this monitor with torch.profiler; write the trace to a `folder`.
 
-        `wait` batches are skipped, `warmup` profiled and discarded, and `active` recorded, with
-        "waiting for data" where the loop waits. TensorBoard and Perfetto show the trace.
-        Raises UsageError for other numbers, and OutputError for a `folder` that cannot be made.
+        The first `wait` batches are skipped, the next `warmup` are profiled and discarded, and the
+        next `active` are recorded. The trace shows "waiting for data" where the loop waits. You can
+        open it in TensorBoard and Perfetto. Raises UsageError for other numbers, and OutputError if
+        the folder cannot be created.
         """
         if min(wait, warmup) < 0 or active < 1:
             raise UsageError(

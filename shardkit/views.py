@@ -122,10 +122,10 @@ class Views(ABC):
     def __getitem__(self, index: slice) -> Self: ...
 
     def __getitem__(self, index: int | str | slice) -> Sample | Self:
-        """The sample with a number or a key, or a view of the samples of a slice.
+        """Return the sample with this index or key, or a view of the samples in a slice.
 
-        Negative numbers count from the end. The first look for a key reads all keys. Raises
-        IndexError for a number and MissingKeyError, a KeyError, for a key that no sample has.
+        Negative indices count from the end. The first lookup of a key reads all keys. Raises
+        IndexError for an index out of range, and MissingKeyError (a KeyError) for an unknown key.
         """
         if isinstance(index, slice):
             return self._view(self._sliced(index))
@@ -151,9 +151,9 @@ class Views(ABC):
         return isinstance(key, str) and bool(self.numbers_of(key))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Number of the shard that holds the sample with an `index`, and its position in it.
+        """Return the shard number of the sample at `index`, and its position in this shard.
 
-        Raises IndexError for a number that no sample has.
+        Raises IndexError for an index out of range.
         """
         try:
             index = operator.index(index)
@@ -187,25 +187,28 @@ class Views(ABC):
     # --- views ------------------------------------------------------------------------------------
 
     def select(self, indices: Iterable[int] | npt.NDArray[Any]) -> Self:
-        """A view of the samples with these numbers, in this order; some may come several times.
+        """Return a view of the samples at these indices, in this order. Indices can repeat.
 
-        indices: whole numbers, negative ones from the end, or True or False for each sample: a
-        list, a range, an array. A view takes 8 bytes a sample, and none where the numbers have
-        equal distances. Raises IndexError for a number that no sample has, and UsageError for other
-        values.
+        indices: a list, range or array of whole numbers (negative ones count from the end), or of
+            one bool per sample.
+
+        A view takes 8 bytes of memory per sample, or none if the indices are equally spaced. Raises
+        IndexError for an index out of range, and UsageError for other values.
         """
         return self._view(chosen(indices, len(self)))
 
     def filter(
         self, where: str | Callable[[Sample], object], *, fields: Collection[str] | None = None
     ) -> Self:
-        """A view of the samples for which something is true.
+        """Return a view of the samples that meet a condition.
 
-        where: a condition as `shardkit convert --where` takes it, such as `'label == "dog"'`, of
-        which only the fields that it names are read; or a function of a sample as it is stored,
-        without the dataset's transforms, which gets the key and these `fields`, all if None.
-        Raises UsageError for an invalid condition and for a field that there is not, and what
-        reading a damaged sample raises.
+        where: a condition as in `shardkit convert --where`, such as `'label == "dog"'`, or a
+            function of a sample. For a condition, only the fields that it names are read. A
+            function gets samples as they are stored, without the dataset's transforms.
+        fields: the fields that the function gets, besides the key. None: all.
+
+        Raises UsageError for an invalid condition and for an unknown field, and the errors of
+        reading a damaged sample.
         """
         test: Callable[[Sample], object]
         if isinstance(where, str):
@@ -248,7 +251,7 @@ class Views(ABC):
 
     @property
     def indices(self) -> Indices | None:
-        """Of a view the numbers of its samples in `whole`, a range or int64 (samples,); or None."""
+        """The indices in `whole` of a view's samples: a range or int64 (samples,). None: all."""
         return self._chosen
 
     @property
@@ -303,7 +306,7 @@ class Views(ABC):
     # --- keys and fields --------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """The key of every sample, in order; values are not read."""
+        """Return the keys of all samples, in order, without reading values."""
         self._warn_of_download("keys")
         found = [""] * len(self)
         for shard, positions, numbers in self._runs():
@@ -313,15 +316,17 @@ class Views(ABC):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the fields."""
+        """Names of the fields."""
         return list(self.schema)
 
     def column(self, field: str) -> npt.NDArray[Any]:
-        """The values of one field in all samples, as they are stored; no other field is read.
+        """Return the values of one `field` in all samples, as stored. Other fields are not read.
 
-        int64, float64 or bool (samples,) for numbers; arrays of one shape as (samples, *shape);
-        else objects (samples,): text, bytes, arrays, and None where a sample lacks the field.
-        Raises UsageError for a field that there is not, and for more than 4 GiB of values.
+        Numbers become an int64, float64 or bool array of shape (samples,). Arrays that all have the
+        same shape become one array of shape (samples, *shape). All other values become an object
+        array of shape (samples,): text, bytes, arrays, and None for samples without the field.
+
+        Raises UsageError for an unknown field, and for more than 4 GiB of values.
         """
         if field == KEY:
             return np.fromiter(self.keys(), object, len(self))
@@ -370,7 +375,7 @@ class Views(ABC):
                 )
 
     def kind_of(self, name: str) -> FieldType:
-        """The type of a field; raises UsageError for one that there is not."""
+        """Return the type of a field. Raises UsageError for an unknown field."""
         kind = self.schema.get(name)
         if kind is None:
             raise UsageError(
@@ -412,9 +417,9 @@ class Views(ABC):
     # --- keys to samples --------------------------------------------------------------------------
 
     def number_of(self, key: str) -> int:
-        """The number of the sample with a key.
+        """Return the index of the sample with this key.
 
-        Raises MissingKeyError where there is none, and UsageError where there are several.
+        Raises MissingKeyError if no sample has the key, and UsageError if several samples have it.
         """
         numbers = self.numbers_of(key)
         if len(set(self.stored(np.array(numbers, np.int64)).tolist())) > 1:
@@ -430,7 +435,10 @@ class Views(ABC):
         return numbers[0]
 
     def numbers_of(self, key: str) -> list[int]:
-        """The numbers of the samples that have a key; the first look for one reads all keys."""
+        """Return the indices of all samples with this key.
+
+        The first lookup of a key reads all keys.
+        """
         table = self._shared.get("keys")
         if table is None:
             self.whole._warn_of_download("keys")

@@ -81,17 +81,17 @@ _MAGIC = (
 
 
 class MediaInfo(NamedTuple):
-    """What the headers say; None where they do not, or the file has no such track.
+    """What the headers of an audio or video file say about its first track of each kind.
 
-    Of the first track of each kind.
+    A value is None if the headers do not contain it, or if the file has no such track.
 
     format: wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi.
-    duration: seconds.
-    sampling_rate: Hz; of Opus always 48,000, as it is decoded.
-    channels: of the audio.
-    width, height: pixels as stored, not yet rotated.
-    frames: of the video.
-    codec: of the video, if it is a common one.
+    duration: in seconds.
+    sampling_rate: in Hz; for Opus always 48,000, the rate at which it is decoded.
+    channels: number of audio channels.
+    width, height: size of the video in pixels as stored, before rotation.
+    frames: number of video frames.
+    codec: codec of the video, if it is a common one.
     """
 
     format: str
@@ -105,7 +105,7 @@ class MediaInfo(NamedTuple):
 
 
 class NotMediaError(NotAnImageError):
-    """The bytes are no audio or video of a known format, or their header is cut or damaged."""
+    """The bytes are not audio or video of a known format, or their header is cut or damaged."""
 
     what = "the value is not audio or video"
     expected: str | None = "a whole file: WAV, FLAC, MP3, Ogg, M4A, AIFF; MP4, MOV, WebM, MKV, AVI"
@@ -150,10 +150,13 @@ def guess(data: bytes) -> type[FieldType] | None:
 
 
 def media_info(data: bytes) -> MediaInfo:
-    """Format, duration, sampling rate, channels, size and frames of `data`, an encoded file.
+    """Return the format, duration, sampling rate, channels, size and frames of an encoded file.
 
-    Only headers are read. Raises NotMediaError, which is a ValueError, for anything else, and of
-    that CutMediaError for files whose header or end is missing, as far as the format tells.
+    data: the bytes of an audio or video file.
+
+    Only headers are read. Raises NotMediaError (a ValueError) for anything but audio and video, and
+    its subclass CutMediaError for files whose header or end is missing, as far as the format shows
+    this.
     """
     from shardkit.codecs import audio, video
 

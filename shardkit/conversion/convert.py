@@ -39,27 +39,24 @@ def convert(
 ) -> ConvertResult:
     """Convert images, text, a dataset of any format, or a Python sequence of samples.
 
-    `source` is a path, a pattern (`shards-{000..099}.tar`, `data/*.parquet`), a list of such and of
-    datasets, which are united, or a sequence of samples: dicts. Images are a folder; text is a
-    folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    source: a path, a pattern (`shards-{000..099}.tar`, `data/*.parquet`), a list of paths, patterns
+        and datasets, which are combined, or a sequence of samples (dicts). Images are read from a
+        folder. Text is read from a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    to: the name of the format. `shardkit formats` lists all formats.
+    out: the folder to write, local or at a URL in a bucket, or a file such as `train.beton` for one
+        shard without a folder. None: `<name>-<format>` next to a source that is a single path.
+    schema: the schema of a sequence. None: taken from its first sample.
+    progress: True shows the progress in one line. A function is called with a `shardkit.Progress`
+        several times a second; an exception that it raises ends the call.
+    storage_options: as in `shardkit.open`. They are never written to the output.
+    part: "2/8" does the second eighth of the work; other processes, on any machines, do the rest.
+        The last part to finish publishes the dataset; if none does, `shardkit.merge(out)` does. The
+        result of each other part has a `part` and no splits.
 
-    `to` is the name of a format (`shardkit formats` lists them), `out` the folder to make, here or
-    at a URL in a bucket, or a file such as `train.beton` for one shard without a folder; without it
-    the output of a single path goes beside that, as `<name>-<format>`. `schema` is for sequences,
-    whose first sample is asked otherwise. `storage_options` are as in `shardkit.open`;
-    nothing that is written has them.
-
-    `progress=True` shows what is done in a line, and a function is called with a
-    `shardkit.Progress` several times a second; what it raises ends the call.
-
-    `part="2/8"` does the second eighth of the work; other processes, on any machines, do the rest.
-    The last one to end publishes the dataset, or `shardkit.merge(out)`; of all others the result
-    has a `part` and no splits.
-
-    Raises UsageError or OutputError before anything is touched; SourceError, SampleError,
-    DamagedError for bad data; StorageError when the disk fails; WorkerError when a worker does.
-    After any of them, the same call continues where this one stopped; for a sequence, whose content
-    cannot be compared, it begins again.
+    Raises UsageError or OutputError before anything is changed; SourceError, SampleError or
+    DamagedError for bad data; StorageError if the disk fails; WorkerError if a worker fails. After
+    any of these errors, the same call continues where this one stopped. For a sequence, whose
+    content cannot be compared, it starts over.
     """
     began = time.monotonic()
     checked = ConvertOptions.of(**options)

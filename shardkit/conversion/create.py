@@ -23,19 +23,20 @@ _JOB = {"create": True}
 
 
 class DatasetWriter:
-    """Takes samples with `write`; `close()` publishes, an error in the `with` block discards.
+    """Writes a new dataset from your samples, in a `with` block. Created by `shardkit.create`.
 
-    Made by `shardkit.create`.
+    Call `write` for each sample. `close()`, or the end of the block, publishes the dataset. An
+    error in the block discards it.
 
-    out: the folder or the file to make, here or at a URL.
-    to: the name of a format.
-    schema: field -> its type, such as shardkit.Image().
-    classes: names of the classes in the order of their labels, or by field.
-    shard_size, shard_samples: the most bytes, or samples, of a shard, as for `shardkit.convert`.
-    overwrite: replace a dataset that is there.
+    out: the folder or file to write, local or at a URL.
+    to: the name of the format.
+    schema: field name -> field type, such as shardkit.Image().
+    classes: class names in the order of their labels, or a dict of these by field.
+    shard_size, shard_samples: maximum bytes, or samples, per shard, as in `shardkit.convert`.
+    overwrite: replace an existing dataset.
     storage_options: as in `shardkit.open`.
 
-    Raises UsageError for what cannot be, OutputError for an output that is there.
+    Raises UsageError for invalid arguments, and OutputError if the output exists.
     """
 
     @takes()
@@ -79,10 +80,11 @@ class DatasetWriter:
         self._open = True
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: its fields, and its `__key__`; by default its number.
+        """Add one `sample`: its fields, and its `__key__`, which by default is its number.
 
-        Raises SampleError for a value that does not fit the schema, or a key that was used before;
-        the dataset goes on without that sample. Raises ValueError once the dataset is closed.
+        Raises SampleError if a value does not fit the schema or the key was used before. This
+        sample is then left out, and you can write further samples. Raises ValueError if the dataset
+        is closed.
         """
         if not self._open:
             raise ValueError("the dataset is closed")
@@ -134,7 +136,7 @@ class DatasetWriter:
         self._partial.publish(overwrite=self._overwrite)
 
     def discard(self) -> None:
-        """Remove everything that was written; the output stays as it was."""
+        """Remove everything that was written. The output stays as it was before."""
         if self._open:
             self._open = False
             try:

@@ -52,13 +52,13 @@ _RENAMED = {
 
 @dataclass
 class ExportResult:
-    """What was written.
+    """The result of an export.
 
     out: the folder.
-    to: what it was exported to.
-    samples, files: how many.
-    bytes: of all files but tables.
-    renamed: counts of keys that are not the names of their files, by reason.
+    to: the kind of export: "folder", "jsonl" or "files".
+    samples, files: number of samples and of files.
+    bytes: size of all files, without the tables.
+    renamed: number of samples whose keys differ from their file names, by reason.
     """
 
     out: str
@@ -69,7 +69,7 @@ class ExportResult:
     renamed: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as values that JSON can hold."""
+        """Return the result as JSON values."""
         return asdict(self)
 
 
@@ -82,20 +82,26 @@ def export(
     progress: bool | Callable[[Progress], object] | Monitor = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ExportResult:
-    """Write the samples of a dataset, a path or an open one, as plain files to a new folder `out`.
+    """Write the samples of a dataset as plain files to a new folder.
 
-    `to="folder"`: images, audio or video in a folder for each class, beside `metadata.csv`, whose
-    columns are the other fields; as ImageFolder and AudioFolder of Hugging Face datasets read them.
-    `"jsonl"`: `data.jsonl`, with a line for each sample. `"files"`: a file `KEY.FIELD` for each
-    value, as in a TAR. What a table cannot hold exactly is a file beside it, whose path it has.
+    dataset: a path, or an open dataset.
+    to: "folder", "jsonl" or "files".
+    out: the folder to write. An existing output is never overwritten.
+    progress: as in `shardkit.convert`.
+    storage_options: as in `shardkit.open`.
 
-    `convert(out, ...)` gives equal samples again, with the same keys: those that no file may be
-    called by on some system are changed in file names alone, and counted. `out` appears when it is
-    whole; after an interruption the same call begins again. Nothing is overwritten.
-    `progress` is as in `shardkit.convert`, `storage_options` are as in `shardkit.open`.
+    With "folder", images, audio or video are written to one folder per class, next to
+    `metadata.csv`, whose columns are the other fields. ImageFolder and AudioFolder of Hugging Face
+    datasets can read the result. With "jsonl", `data.jsonl` has one line per sample. With "files",
+    each value is a file `KEY.FIELD`, as in a TAR. Values that a table cannot hold exactly are
+    written to separate files, and the table has their paths.
 
-    Raises UsageError for a dataset without media for a folder, OutputError for an output that is
-    there, and all that reading raises.
+    `convert(out, ...)` gives equal samples again, with the same keys. Keys that are not valid file
+    names on every system are changed only in the file names, and counted. `out` appears when it is
+    complete. After an interruption, the same call starts over.
+
+    Raises UsageError if `to="folder"` and the dataset has no media, OutputError if the output
+    exists, and the errors of reading the dataset.
     """
     if to not in KINDS:
         raise UsageError("there is no such kind of export", found=to, expected=near(to, KINDS))

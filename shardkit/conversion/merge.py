@@ -36,17 +36,19 @@ def merge(
     progress: bool | Callable[[Progress], object] | Monitor = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertResult:
-    """Make one dataset, `out`, of several; or of the parts of a conversion.
+    """Combine several datasets into one, `out`, or publish the parts of a conversion.
 
-    With `out`: as `convert([*datasets], to=the format that all of them have, out=out)`, which
-    decodes nothing. Raises UsageError where they have no format in common, and all that `convert`
-    raises.
+    With `out`, it is the same as `convert([*datasets], to=FORMAT, out=out)` with the format of all
+    the datasets, and decodes nothing. Raises UsageError if they do not have the same format, and
+    all errors of `convert`.
 
-    `merge(dataset)` alone publishes the dataset of a conversion in parts (`convert(...,
-    part="2/8")`). It takes neither source nor options: the parts have stored what is needed. The
-    part that ends last has done this already, unless it could not tell that it was the last; then
-    this tells what there is. Raises OutputError where tasks are missing, and names the parts that
-    they were left to. `progress` and `storage_options` are as in `shardkit.convert`.
+    `merge(dataset)` without `out` publishes the dataset of a conversion in parts (`convert(...,
+    part="2/8")`). It needs neither the source nor the options, because the parts have stored what
+    is needed. The last part to finish has already done this, unless it could not tell that it was
+    the last. If the dataset is published already, the result describes it. Raises OutputError if
+    tasks are missing, and names the parts that should do them.
+
+    `progress` and `storage_options` are the same as in `shardkit.convert`.
     """
     if out is not None:
         from shardkit.conversion.convert import convert

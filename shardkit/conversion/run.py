@@ -75,7 +75,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class SplitResult:
-    """One dataset that was made."""
+    """The result of one split: one dataset."""
 
     path: str
     samples: int
@@ -107,7 +107,7 @@ def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one of the parts of a conversion has done, where others are to publish it."""
+    """What one part of a conversion has done, if another part is to publish the dataset."""
 
     part: str  # "2/8"
     tasks: int  # its own: all are done
@@ -119,18 +119,20 @@ class PartResult:
 
 @dataclass(frozen=True, repr=False)
 class ConvertResult:
-    """What a conversion made. `splits` has one entry, named "", where there are none.
+    """The result of a conversion.
 
-    Of a part that others are to publish `splits` is empty, and `part` says what was done: what it
-    has of `samples`, `bytes` and `errors` is that of the result.
+    If another part is to publish the dataset, `splits` is empty, and `part` describes what this
+    part has done. `samples`, `bytes` and `errors` are then those of this part.
 
-    out: the path of the dataset.
-    format: its name.
-    source_bytes: bytes of the source that were read.
-    ignored: what was passed over in all splits, and how often.
-    notes: what may surprise, such as images without labels.
-    already_complete: whether an earlier run of the same command had made it.
-    seconds: of planning, working and publishing.
+    out: path of the dataset.
+    format: name of its format.
+    splits: result by split. A dataset without splits has one entry, named "".
+    source_bytes: bytes that were read from the source.
+    ignored: what was ignored in all splits, and how often.
+    notes: what may surprise you, such as images without labels.
+    already_complete: whether an earlier run of the same command has made the dataset.
+    seconds: duration of planning, working and publishing.
+    part: what this part has done, if another part is to publish the dataset. None: it is published.
     """
 
     out: str
@@ -159,21 +161,21 @@ class ConvertResult:
 
     @property
     def samples(self) -> int:
-        """How many were stored."""
+        """Number of stored samples."""
         return sum(made.samples for made in self._made)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all shards."""
+        """Size of all shards in bytes."""
         return sum(made.bytes for made in self._made)
 
     @property
     def errors(self) -> int:
-        """How many samples were dropped, as they are bad."""
+        """Number of samples that were dropped because they are bad."""
         return sum(made.errors for made in self._made)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`: all of it, of values that JSON can hold."""
+        """Return everything as JSON values, as for `--json`."""
         totals = {"samples": self.samples, "bytes": self.bytes, "errors": self.errors}
         return {**plain(self), **totals}
 

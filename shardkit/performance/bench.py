@@ -46,15 +46,15 @@ class Progress(Monitor, Protocol):
 class Sweep:
     """The options of `bench`: every combination of settings is measured for each dataset.
 
-    measures: "read" (every value, in shuffled order, hashed), "decode" (images read and decoded
-        whole), "load" (batches, as in training).
-    threads: numbers of threads that load. None: 1, 2, 4, ... up to the processors.
-    workers: numbers of processes of torch's DataLoader.
-    batch_sizes: numbers of samples in a batch.
+    measures: what to measure: "read" (read and hash every value, in shuffled order), "decode" (read
+        and decode whole images), "load" (batches, as in training).
+    threads: numbers of loading threads to try. None: 1, 2, 4, ... up to the number of processors.
+    workers: numbers of worker processes to try, of torch's DataLoader.
+    batch_sizes: batch sizes, in samples.
     transforms: "crop", "resize", "center", "decode" or "none", or a function as "module:function".
-    size: width and height of what transforms make, in pixels.
-    rounds: counted runs of each setting.
-    limit: the most samples of a run, which else is an epoch.
+    size: width and height of the transformed images, in pixels.
+    rounds: number of counted runs of each setting.
+    limit: maximum number of samples per run; a run is at most one epoch.
     """
 
     measures: Sequence[str] = MEASURES
@@ -80,7 +80,7 @@ class Sweep:
                 raise UsageError(f"{name.replace('_', ' ')} must be {least} or more")
 
     def powers(self) -> Sequence[int]:
-        """The numbers of threads to try: by default 1, 2, 4, ... up to the processors."""
+        """The numbers of threads to try. Default: 1, 2, 4, ... up to the number of processors."""
         most = default_threads()
         return self.threads or sorted({*(1 << n for n in range(most.bit_length())), most})
 
@@ -100,7 +100,7 @@ class SweepKeywords(TypedDict, total=False):
 
 @dataclass
 class Measured:
-    """The runs of a contender with a setting. After a failed run there are no more."""
+    """The runs of a contender with one setting. After a failed run, it is not run again."""
 
     contender: Contender
     setting: Setting
@@ -120,7 +120,7 @@ class Measured:
             self.samples.append(answer["samples"])
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Rates are samples a second."""
+        """Return the runs as JSON values. Rates are in samples per second."""
         rates = [n / max(s, 1e-9) for n, s in zip(self.samples, self.seconds, strict=True)]
         rate = statistics.median(rates) if rates and self.error is None else None
         size = self.contender.sample_bytes
@@ -151,18 +151,22 @@ def bench(
     progress: bool | Callable[[Step], object] | Progress = False,
     **sweep: Unpack[SweepKeywords],
 ) -> dict[str, Any]:
-    """Measure `paths`: datasets of any formats, folders of images; returns what JSON can hold.
+    """Measure how fast `paths` load: datasets of any formats, or folders of images.
 
-    Each round has one run of everything, each in another order; a first run is not counted.
+    Each round runs every setting once, in another order. A first run of each is not counted. The
+    result consists of JSON values.
 
-    cold: measure a second time with files that are not in memory.
-    peers: measure other libraries too, with the samples of the first path; those installed here,
-    and in the environments `peers_in`. Their stores are written into `work`, and stay if it is
-    given. Cold runs of theirs include what they do only once: starting workers, compiling.
+    cold: also measure with files that are not in the page cache.
+    peers: also measure other libraries that are installed here, with the samples of the first path.
+    peers_in: also measure other libraries that are installed in these virtual environments. A
+        folder that contains several environments works, too.
+    work: folder for the data that other libraries read; it is kept. None: a temporary folder.
     progress: as in `shardkit.convert`.
 
-    Raises UsageError for what cannot be, a batch that is larger than a dataset among it. What
-    fails while it is measured has an `error` in the report, and the others go on.
+    Cold runs of other libraries include what they do only once: starting workers, compiling.
+
+    Raises UsageError for invalid options, such as a batch that is larger than a dataset. A setting
+    that fails while it is measured has an `error` in the report, and the others continue.
     """
     asked = Sweep(**sweep)
     datasets = _opened(paths)
@@ -386,9 +390,9 @@ def check_plot(path: Path) -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw what `bench` has measured: a chart per measure, a bar per contender and setting.
+    """Draw a report of `bench`: one chart per measure, one bar per contender and setting.
 
-    A bar is the median; its line goes from the slowest run to the fastest.
+    The bar is the median, and its error bar goes from the slowest run to the fastest.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -51,13 +51,14 @@ _SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that do not cha
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` found: text when printed, JSON by `to_dict`.
+    """The result of `doctor`: print it, or convert it to JSON values with `to_dict`.
 
-    rate: samples a second that the loader gives to a loop that does nothing else.
-    need: samples a second that the model takes, where that is known.
-    times: where the time of loading went.
-    findings: the largest gain first.
-    tuned: samples a second by line of code, the present settings first, if that was asked for.
+    source: paths of the datasets.
+    rate: samples per second that the loader delivers to a loop that does nothing else.
+    need: samples per second that the model takes, if known.
+    times: where the time of loading is spent.
+    findings: possible improvements, the largest gain first.
+    tuned: samples per second by line of code, the present settings first, if `tune` was given.
     """
 
     source: str
@@ -69,7 +70,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Whether loading limits training, in a sentence."""
+        """One sentence that says whether loading limits training."""
         name = max(STAGES, key=self.times.share)
         most = f"{name} is {self.times.share(name):.0%} of making batches"
         if self.need is None:
@@ -86,11 +87,11 @@ class Diagnosis:
 
     @property
     def best(self) -> str | None:
-        """The line of code that was fastest, if several were tried."""
+        """The fastest line of code, or None if `tune` was not set."""
         return None if self.tuned is None else max(self.tuned, key=self.tuned.__getitem__)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """Return everything as JSON values."""
         return {
             "source": self.source,
             "verdict": self.verdict,
@@ -124,19 +125,21 @@ def doctor(
     tune: bool = False,
     **options: Unpack[LoaderKeywords],
 ) -> Diagnosis:
-    """Find what slows loading down, by short runs with one change each.
+    """Find what slows down loading, with short runs that change one setting each.
 
-    source: a Loader as it is trained with, a torch DataLoader of a StreamingDataset, or anything
-    that a Loader takes, or a folder of images, with the Loader's `options`. The profile of a
-    loader with `profile=True` that was used in training is used; its position does not change.
-    step: what the training loop does with a batch. It is called with the same batch again and
-    again, to measure the samples a second that it could take. It must wait for a GPU itself.
-    need: that rate, samples a second, if it is known.
-    ranks: how many processes train together; None: as many as now.
-    seconds: how long each run takes, about; there are three to eight.
+    source: a Loader as used in training, a torch DataLoader of a StreamingDataset, or a folder of
+        images or anything else that a Loader takes, with the `options` of a Loader. If a Loader
+        with `profile=True` was used in training, its profile is used. The position of a Loader does
+        not change.
+    step: a function that does what the training loop does with a batch. It is called with the same
+        batch repeatedly, to measure how many samples per second the model takes. It must wait for a
+        GPU itself.
+    need: samples per second that the model takes, if known.
+    ranks: number of processes that train together. None: the current number.
+    seconds: approximate duration of each run; there are three to eight runs.
     tune: try the best settings side by side, and say which line of code to use.
 
-    Raises UsageError for what cannot be measured, and what loading raises.
+    Raises UsageError for anything that cannot be measured, and the errors of loading.
     """
     if seconds <= 0 or (need is not None and need <= 0):
         raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")

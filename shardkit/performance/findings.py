@@ -30,12 +30,12 @@ _SCALES = 1.25  # times as fast as one thread: less means that threads do not he
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured, what to do, and the gain.
+    """What slows down loading: what was measured, what to do about it, and the gain.
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
-    "prefetch", "workers", "padding", "format", "shards", "order". `stage` is the stage of loading
-    (`shardkit.clock.STAGES`) that becomes cheaper, to `share` of its time, from 0 to 1; without
-    one, `rate` alone says what is expected.
+    "prefetch", "workers", "padding", "format", "shards" or "order". `stage` is the stage of loading
+    (`shardkit.clock.STAGES`) that becomes faster; it then takes the `share` of its present time,
+    from 0 to 1. If `stage` is None, only `rate` says what to expect.
     """
 
     cause: str
@@ -50,7 +50,7 @@ class Finding:
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __str__(self) -> str:
-        """As text: what was measured, what to do, the gain."""
+        """Return text: what was measured, what to do, and the gain."""
         lines = [f"{self.cause}: {self.seen}.", f"   Do: {self.do}."]
         if self.command is not None:
             lines.append(f"   Type: {self.command}")
@@ -61,7 +61,7 @@ class Finding:
         return "\n".join(map(printable, lines))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with settings as Python code."""
+        """Return JSON values, with settings as Python code."""
         settings = {name: repr(value) for name, value in self.settings.items()}
         return {**vars(self), "settings": settings}
 

@@ -145,12 +145,15 @@ def _cached(handle: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used in an interval. Those of several intervals can be added. None: unknown.
+    """Resources used in an interval. Usages can be added. None: not known.
 
-    `seconds` is the length of the interval, as far as processes were watched in it, `cpu` their
-    processor seconds, `disk` the bytes they read from disks rather than from the page cache.
-    `memory` and `gpu_memory` are maxima, in bytes; `gpu` is the sum of the GPU's utilization, from
-    0 to 1, over `gpu_seen` readings.
+    seconds: length of the interval, as far as processes were watched in it.
+    cpu: processor seconds of these processes.
+    disk: bytes that they read from disks, not from the page cache.
+    memory: peak memory in bytes.
+    gpu: sum of the GPU's utilization, from 0 to 1, over all readings.
+    gpu_seen: number of these readings.
+    gpu_memory: peak GPU memory in bytes.
     """
 
     seconds: float = 0.0
@@ -170,7 +173,7 @@ class Usage:
         return Usage(**joined)
 
     def to_dict(self) -> dict[str, float | None]:
-        """As JSON: busy processors and their share of all, bytes, bytes a second."""
+        """Return JSON values: busy processors, their share of all, bytes, and bytes per second."""
         cpu, disk = (
             value / self.seconds if value is not None and self.seconds else None
             for value in (self.cpu, self.disk)

@@ -46,25 +46,24 @@ class Log(Protocol):
 
 
 class Monitor(Generic[T]):
-    """Iterate over it instead of the loader, of any kind: batches are passed on unchanged.
+    """Measure a training loop: iterate over the monitor instead of the loader, of any kind.
 
-    `report()` says what the loop did so far, over all epochs, and how much of that was waiting for
-    data; where it is much, a ShardkitWarning says so once. A batch counts when the loop asks for
-    the next one. Where several ranks train together, only rank 0 logs, warns and measures its
-    machine. `loader` is the wrapped loader.
+    Batches are passed on unchanged. `report()` says what the loop has done so far, over all epochs,
+    and how long it waited for data. If it waits for a large share of its time, a ShardkitWarning
+    says so once. A batch counts when the loop asks for the next one. If several ranks train
+    together, only rank 0 logs, warns and measures its machine.
+
+    loader: the loader to wrap, or any other iterable of batches. It is also an attribute.
+    log: a .csv file, to which each window adds a line. With torch, also a folder for TensorBoard.
+    every: number of batches in a window. The last window of an epoch may have fewer.
+
+    Raises UsageError for invalid options, and OutputError for a log that cannot be written.
     """
 
     def __init__(
         self, loader: Iterable[T], *, log: str | os.PathLike[str] | None = None, every: int = 50
     ) -> None:
-        """Measure the loop over a loader.
-
-        log: a .csv file, to which each window adds a line; with torch also a folder, for
-        TensorBoard.
-        every: the batches of a window; the last one of an epoch may have fewer.
-
-        Raises UsageError for a log that cannot be written.
-        """
+        """Measure the loop over a `loader`; `every` and `log` are as above."""
         self.loader = loader
         self.every = every
         check_numbers(self, every=1)
@@ -113,11 +112,11 @@ class Monitor(Generic[T]):
             self._finish(window, last=True)
 
     def report(self) -> Report:
-        """What the loop did so far."""
+        """Return a report of what the loop has done so far. It prints as a table."""
         return self._whole + self._window.report()
 
     def close(self) -> None:
-        """End the log. The loop may go on without."""
+        """Close the log. The loop can continue without it."""
         log, self._log = self._log, None
         if log is not None:
             log.close()

@@ -12,11 +12,17 @@ from shardkit.performance.machine import Usage, has_psutil
 
 @dataclass(frozen=True)
 class Report:
-    """A training loop's time and batches, in a window or in total. Windows can be added.
+    """Time and batches of a training loop, in a window or in total. Reports can be added.
 
-    `start` is seconds until the first batches of `epochs` came. Apart from those, `data` is seconds
-    of waiting for batches, and `step` of using them. `samples` and `tokens` are without padding;
-    `padded_tokens` counts tokens with padding, or is 0 where nothing tells them apart.
+    epochs: number of epochs that began.
+    batches: number of batches.
+    samples: number of samples, without padding.
+    tokens: number of tokens, without padding.
+    padded_tokens: number of tokens including padding, or 0 if padding cannot be identified.
+    start: seconds of waiting for the first batch of each epoch.
+    data: seconds of waiting for all other batches.
+    step: seconds of using batches.
+    usage: processors, memory, disk and GPU in use.
     """
 
     epochs: int = 0
@@ -39,43 +45,43 @@ class Report:
 
     @property
     def waiting(self) -> float | None:
-        """The share of its time, after the first batches, that the loop waited for data."""
+        """Share of the time that the loop waited for data, without the first batches of epochs."""
         running = self.data + self.step
         return self.data / running if running else None
 
     @property
     def rate(self) -> float | None:
-        """Samples a second, after the first batches."""
+        """Samples per second, without waiting for the first batches of epochs."""
         return _rate(self.samples, self.data + self.step)
 
     @property
     def stepping(self) -> float | None:
-        """Samples a second if the loop never had to wait for data."""
+        """Samples per second if the loop never had to wait for data."""
         return _rate(self.samples, self.step)
 
     @property
     def token_rate(self) -> float | None:
-        """Tokens a second, after the first batches."""
+        """Tokens per second, without waiting for the first batches of epochs."""
         return _rate(self.tokens, self.data + self.step)
 
     @property
     def padding(self) -> float | None:
-        """The share of padding in tokens."""
+        """Share of padding in the tokens."""
         return 1 - self.tokens / self.padded_tokens if self.padded_tokens else None
 
     @property
     def first_batch(self) -> float | None:
-        """Seconds until the first batch of an epoch came."""
+        """Mean seconds until the first batch of an epoch."""
         return self.start / self.epochs if self.epochs else None
 
     def to_dict(self) -> dict[str, float | None]:
-        """As JSON: seconds, shares from 0 to 1, bytes; null where a value is not known."""
+        """Return JSON values: seconds, shares from 0 to 1, and bytes; None if not known."""
         values = {name: getattr(self, name) for name in _VALUES}
         counts = {name: values[name] or None for name in ("samples", "tokens")}
         return values | counts | self.usage.to_dict()
 
     def __str__(self) -> str:
-        """A table as text."""
+        """Return a table as text."""
         known = {
             name: shown(value) if name in _RATES else value / 1e6 if name in _BYTES else value
             for name, value in self.to_dict().items()

@@ -22,11 +22,15 @@ def html_report(
     full: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
-    """A page of HTML on a dataset, a shard, a folder of splits, or an open dataset or view.
+    """Return an HTML page about a dataset, a shard, a folder of splits, or an open dataset or view.
 
-    Counts that no manifest has are of 2,000 samples (256 MiB, an eighth of both at a URL) at equal
-    distances; `full` reads all. Some samples are shown, in 3 MiB for each split. Damaged samples
-    are named on the page. Raises what `shardkit.open` raises.
+    path: a path, an open dataset, or a view of one.
+    full: read all samples. By default, counts that are not in a manifest are those of 2,000 samples
+        at equal distances (256 MiB; an eighth of both at a URL).
+    storage_options: as in `shardkit.open`.
+
+    The page shows some samples, in 3 MiB for each split, and names damaged samples. Raises the
+    errors of `shardkit.open`.
     """
     if isinstance(path, Dataset):
         source, datasets, lost = path.place, {"": path}, None
@@ -45,9 +49,9 @@ def html_report(
 
 
 def write_report(html: str, file: Path) -> None:
-    """Write the page to a file; one that is there is replaced only if it is such a page.
+    """Write the page to a file. An existing file is replaced only if it is such a page.
 
-    Raises OutputError for another file.
+    Raises OutputError for any other existing file.
     """
     if os.path.lexists(file) and storage.read(file, len(START)).decode("latin-1")[:-1] != START:
         raise OutputError(

@@ -113,7 +113,7 @@ class Dynamic(Batching):
     than necessary.
 
     max_tokens: maximum number of tokens in a batch.
-    max_samples: maximum number of samples in a batch of very short ones. None: no maximum.
+    max_samples: maximum number of samples in a batch, for very short samples. None: no maximum.
     multiple_of: lengths are rounded up to a multiple of this.
     field: the array field whose lengths count. None: "tokens", or else the first such field.
     """

@@ -28,9 +28,9 @@ _AT_ONCE = 16  # single samples that are made together
 
 
 class StreamingDataset:
-    """One or several datasets in shuffled order, for one rank of a training run.
+    """One or several datasets, in stored or shuffled order, for one rank of a training run.
 
-    Iterating gives samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
+    Iterating yields samples (dicts of values), or batches with `batch_size`, `global_batch_size` or
     `batching`. Each iteration is the next epoch. Raises UsageError for invalid options.
     """
 

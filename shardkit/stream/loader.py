@@ -40,14 +40,14 @@ _PATIENCE = 5.0  # seconds for threads to end: one that hangs must not delay Ctr
 
 
 class Loader:
-    """Loads the batches of this rank: each iteration gives the batches of an epoch, as dicts.
+    """Load the batches of this rank. Each iteration yields the batches of one epoch, as dicts.
 
     Values are NumPy arrays with one row per sample (images: (batch, height, width, 3), numbers:
     (batch,)) or lists. `__key__` is a list of keys. `valid`, bool of shape (batch,), is False for
     padding and for samples that replace bad ones.
 
-    Each iteration is the next epoch, unless a state was loaded: then it continues from that state.
-    The batches depend neither on `threads` nor on `prefetch`.
+    Each iteration is the next epoch. After a state was loaded, the next iteration continues from
+    that state. The batches do not depend on `threads` or `prefetch`.
     """
 
     threads: int | None
@@ -64,13 +64,14 @@ class Loader:
         profile: bool = False,
         **options: Unpack[StreamKeywords],
     ) -> None:
-        """`source` is a StreamingDataset, or a path, an open dataset, or a list of these.
+        """`source` is a StreamingDataset, a path, an open dataset, or a list of paths and datasets.
 
         threads: number of threads that make batches. 0: the calling thread makes them. None: one
-            per processor of this rank, or the calling thread where that is faster (a single array
-            field, read from memory).
+            per processor of this rank, or the calling thread if that is faster (for a single array
+            field that is read from memory).
         prefetch: maximum number of batches that are made ahead.
-        prefetch_bytes: make fewer batches ahead if they would take more bytes than this.
+        prefetch_bytes: maximum size of these batches in bytes, such as "1GiB". At least one batch
+            is made ahead.
         profile: measure where the time of an iteration is spent; see the property `profile`.
 
         Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
@@ -154,7 +155,7 @@ class Loader:
         return type(self)(self.dataset, **own, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last delivered batch: JSON values, equal on all ranks."""
+        """Return the state after the last delivered batch, as JSON values, equal on all ranks."""
         return states.save(self._identity, self.epoch, self._progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -197,7 +198,7 @@ class Loader:
 
     @property
     def profile(self) -> Times:
-        """Where the time of the last iteration was spent so far; it prints as a table.
+        """Where the time of the last iteration was spent so far. It prints as a table.
 
         Raises UsageError if the loader was created without `profile=True`.
         """

@@ -27,7 +27,7 @@ class StreamOptions(Asked):
 
     Order of samples:
 
-    shuffle: shuffle the samples, in another order each epoch.
+    shuffle: shuffle the samples, in a different order each epoch.
     seed: random seed of this order and of the transforms.
     window: number of samples that are shuffled together.
     parts: number of canonical parts of an epoch; use a multiple of the number of machines.
@@ -37,13 +37,16 @@ class StreamOptions(Asked):
     Samples:
 
     fields: fields to read. None: all.
-    transforms: a field, or a tuple of fields -> a transform, a function, or a list of these.
-    cache: "memory" keeps samples in memory as stored, "decoded" keeps decoded images; a folder
-        keeps pages of remote data, which all processes of a machine share. None: as the environment
-        variables SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT say, else 1 GiB of memory.
+    transforms: a dict from a field, or a tuple of fields, to a transform, a function, or a list of
+        these.
+    cache: "memory" keeps samples in memory as stored, and "decoded" keeps decoded images. A folder
+        keeps pages of remote data, shared by all processes of a machine. None: as set by the
+        environment variables SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT, else 1 GiB of memory.
     cache_limit: maximum size of the cache folder: "200GB".
-    storage_options: for URLs: credentials, endpoints and more, by the names of obstore or fsspec.
-    on_error: "fail" at a bad sample, or "skip": the next good one replaces it, marked in `valid`.
+    storage_options: settings for URLs, such as credentials and endpoints, with the names of obstore
+        or fsspec.
+    on_error: "fail" at a bad sample, or "skip" it: the next good sample replaces it, and is False
+        in `valid`.
     max_errors: with "skip", stop if more samples than this are bad.
 
     Batches (a StreamingDataset without one of the first three options gives single samples):

@@ -15,15 +15,20 @@ from shardkit.stream.batches import Batch
 
 @dataclass(frozen=True)
 class Times:
-    """Where time went. Times of several epochs can be added.
+    """Where the time of loading was spent. Times of several epochs can be added.
 
-    `spent` is by stage, `clock.STAGES` and `clock.IDLE`, over all `threads` that made batches, or
-    with 0 of them over the training loop's own thread. `data` and `step` are seconds of that loop:
-    waiting for a batch, and using it. `samples` counts rows of batches.
+    seconds: total time.
+    threads: number of threads that made batches. 0: the training loop's own thread made them.
+    samples: number of rows of all batches.
+    batches: number of batches.
+    data: seconds that the training loop waited for batches.
+    step: seconds that it used batches.
+    spent: time by stage (`clock.STAGES` and `clock.IDLE`), over all threads that made batches.
 
-    In wall time `data + step` is `seconds`, and all of `spent` is `threads * seconds`; without
-    threads `data + step` and all of `spent` together are `seconds`. Where the loop's thread makes
-    the first batches, until threads are worth starting, it is some of both.
+    With threads, `data + step` is `seconds`, and the wall times in `spent` add up to
+    `threads * seconds`. Without threads, `data + step` and the wall times in `spent` together add
+    up to `seconds`. If the loop's thread makes the first batches, before threads are started, it is
+    a mixture of both.
     """
 
     seconds: float = 0.0
@@ -52,20 +57,20 @@ class Times:
 
     @property
     def making(self) -> float:
-        """Wall seconds that threads were busy making batches."""
+        """Seconds of wall time that threads were busy making batches."""
         return sum(self.spent[stage].wall for stage in STAGES if stage in self.spent)
 
     @property
     def waiting(self) -> float:
-        """The share of its time that the training loop waits for a batch."""
+        """Share of the time that the training loop waits for batches."""
         return 1 - self.step / self.seconds if self.seconds else 0.0
 
     def share(self, stage: str) -> float:
-        """A stage's share of the time of making batches."""
+        """Share of a `stage` in the time of making batches."""
         return self.spent.get(stage, Spent()).wall / self.making if self.making else 0.0
 
     def limit(self, stage: str) -> float | None:
-        """Samples per second if all threads did this stage alone; None where it takes no time."""
+        """Samples per second if all threads did only this `stage`. None: it takes no time."""
         wall = self.spent.get(stage, Spent()).wall
         return max(self.threads, 1) * self.samples / wall if wall else None
 
@@ -81,12 +86,12 @@ class Times:
 
     @property
     def processors(self) -> float:
-        """How many processors the threads that make batches kept busy."""
+        """Number of processors that the threads that make batches kept busy."""
         busy = sum(spent.busy for spent in self.spent.values())
         return busy / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON. Rates are samples/s; a limit is null for a stage without time."""
+        """Return JSON values. Rates are in samples/s; the limit of a stage without time is None."""
         stages = {
             stage: {
                 "seconds": spent.wall,
@@ -101,7 +106,7 @@ class Times:
         return {**{name: getattr(self, name) for name in (*plain, *rates)}, "stages": stages}
 
     def __str__(self) -> str:
-        """A table for people."""
+        """Return a table as text."""
         by = f"{self.threads} threads" if self.threads > 1 else "1 thread"
         if not self.threads:
             by = "the training loop's own thread"

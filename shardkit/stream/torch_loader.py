@@ -36,7 +36,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
 
     With `batch_size=` here and `DataLoader(dataset, batch_size=None, num_workers=n)`, the dataset
     makes the batches, and they do not depend on the number of workers. Without it, the dataset
-    gives single samples, and the DataLoader makes each batch from the samples of one worker. Each
+    yields single samples, and the DataLoader makes each batch from the samples of one worker. Each
     iteration is the next epoch, also with persistent workers. torchdata's StatefulDataLoader can
     save its state and continue from it, with the same number of workers.
     """
@@ -166,9 +166,9 @@ class _Epochs:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    Arrays are delivered as tensors: images have shape (batch, 3, height, width) and channels_last
-    memory format. uint16, uint32 and uint64 become int64, because torch has few operations for
-    them.
+    With `to="torch"`, the default, arrays are delivered as tensors. Images then have shape
+    (batch, 3, height, width) and channels_last memory format. uint16, uint32 and uint64 become
+    int64, because torch has few operations for them.
     """
     )
 
@@ -182,11 +182,12 @@ class Loader(loading.Loader):
         device: str | torch.device | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
-        """Deliver batches as tensors.
+        """Options for tensors and devices:
 
         to: "torch" for tensors, or "numpy" for NumPy arrays.
         pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU.
-        device: copy batches to this device; to a GPU asynchronously, from page-locked memory.
+        device: copy batches to this device. Copies to a GPU are asynchronous, from page-locked
+            memory.
         """
         self.to, self.device = to, None if device is None else _found(device)
         check_choice(self, "to", ("torch", "numpy"))

@@ -35,7 +35,7 @@ class AudioTransform(MediaTransform):
 
 @dataclass(frozen=True, repr=False)
 class Resample(AudioTransform):
-    """The audio at `rate` samples a second, by soxr (HQ)."""
+    """Resample audio to `rate` samples per second (Hz), with soxr (HQ)."""
 
     rate: int
 
@@ -51,7 +51,7 @@ class Resample(AudioTransform):
 
 @dataclass(frozen=True, repr=False)
 class Mono(AudioTransform):
-    """The mean of all channels, as one."""
+    """Mix all channels into one, their mean."""
 
     def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
         return audio._replace(samples=mono(audio.samples))
@@ -59,9 +59,9 @@ class Mono(AudioTransform):
 
 @dataclass(frozen=True, repr=False)
 class RandomClip(AudioTransform):
-    """A random part of so many seconds; shorter audio is followed by zeros.
+    """Cut a random part of a number of `seconds`. Shorter audio is padded with zeros at the end.
 
-    As the first transform, nothing but the part is decoded of WAV, FLAC and AIFF.
+    If this is the first transform, only this part of WAV, FLAC and AIFF files is decoded.
     """
 
     seconds: float

@@ -62,20 +62,23 @@ class Geometric(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Decode(Transform):
-    """The image as upright pixels, (height, width, 3) uint8, as the other transforms see it.
+    """Decode an image to upright pixels: uint8 (height, width, 3).
 
-    They decode it themselves: this one is for callables that are to get pixels. Of a field of
-    audio, its samples: float32 (channels, frames).
+    The other image transforms decode the image themselves. Use this one before functions that
+    expect pixels. For a field of audio, it gives the samples: float32 (channels, frames).
     """
 
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Geometric):
-    """A random part of the image, resized.
+    """Crop a random part of the image, and resize it.
 
-    Its area is between `scale` of the image's, its aspect between `ratio`, in a logarithmic
-    measure. Where none of ten tries fits, it is the largest part in the centre whose aspect is
-    allowed. `size` is that of the result, in pixels: of both sides, or (height, width).
+    If none of ten random parts fits into the image, the largest part in the center with an allowed
+    aspect ratio is used.
+
+    size: size of the result in pixels: one number for both sides, or (height, width).
+    scale: range of the area of the part, relative to the area of the image.
+    ratio: range of the aspect ratio of the part (width / height), drawn on a logarithmic scale.
     """
 
     size: int | tuple[int, int]
@@ -120,7 +123,10 @@ class RandomResizedCrop(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Geometric):
-    """The image in another size, antialiased: a number is the shorter side."""
+    """Resize the image, with antialiasing.
+
+    size: size of the shorter side in pixels, or (height, width).
+    """
 
     size: int | tuple[int, int]
 
@@ -145,9 +151,9 @@ class Resize(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class CenterCrop(Geometric):
-    """The middle of the image; black margins where the image is smaller.
+    """Crop the center of the image. If the image is smaller, it gets black margins.
 
-    size: pixels of both sides, or (height, width).
+    size: size of the result in pixels: one number for both sides, or (height, width).
     """
 
     size: int | tuple[int, int]
@@ -165,7 +171,7 @@ class CenterCrop(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class RandomHorizontalFlip(Geometric):
-    """The image mirrored left to right, with probability `p`."""
+    """Mirror the image left to right, with probability `p`."""
 
     p: float = 0.5
 
@@ -181,7 +187,12 @@ class RandomHorizontalFlip(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
-    """(pixel / 255 - mean) / std of each channel; `dtype` is float32, float16 or bfloat16."""
+    """Normalize each channel: (pixel / 255 - mean) / std.
+
+    mean: means of red, green and blue.
+    std: standard deviations of red, green and blue.
+    dtype: type of the result: "float32", "float16" or "bfloat16".
+    """
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -201,11 +212,18 @@ class Normalize(Transform):
 
     @classmethod
     def of(cls, dataset: Dataset, field: str | None = None, dtype: str = "float32") -> Normalize:
-        """With mean and deviation of all pixels of a dataset, so that results have 0 and 1.
+        """Normalize by the statistics of a dataset, so that results have mean 0 and deviation 1.
 
-        field: the images, where there are several. They are those of the manifest where the dataset
-        was converted with `stats`, or else `dataset.stats()` counts: all images are decoded. With
-        transforms that crop, given to `shardkit.open`, only what these show counts.
+        The mean and standard deviation of all pixels come from the manifest if the dataset was
+        converted with `stats`. Otherwise `dataset.stats()` computes them, which decodes all images.
+        If the dataset was opened with transforms that crop, only the pixels that these leave are
+        counted.
+
+        dataset: an open dataset, from `shardkit.open`.
+        field: the field of images. None: the only one.
+        dtype: as in `Normalize`.
+
+        Raises UsageError for anything but a dataset with images, and if it has several such fields.
         """
         if not hasattr(dataset, "stats"):
             raise UsageError(

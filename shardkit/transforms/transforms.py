@@ -39,11 +39,14 @@ _STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
 class Transforms:
     """The transforms of the samples of a dataset, applied before batching.
 
-    A field has a transform, or several in their order. Transforms of images get encoded images,
-    or pixels, uint8 (height, width, 3); of several fields the first is the image and the others
-    are masks or boxes, which get the same geometry, or have a row for each box. Any other callable
-    gets the value of the field; of several fields it gets the values by name, and returns a dict of
-    them. It is called in several threads at once. Transforms of audio come before functions.
+    A field has one transform, or a list of transforms that run in order. Transforms of images take
+    encoded images or pixels, uint8 (height, width, 3). In a tuple of fields, the first is the
+    image. The others are masks or boxes, which get the same geometry, or arrays with one row per
+    box.
+
+    Any other callable takes the value of the field. For a tuple of fields, it takes the values as
+    keyword arguments, and returns a dict with the same names. It is called from several threads at
+    the same time. Transforms of audio and video come before functions.
 
     >>> from shardkit.schema import Int
     >>> from shardkit.transforms.steps import RandomResizedCrop

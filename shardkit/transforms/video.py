@@ -26,11 +26,15 @@ _MOST = 1 << 12  # frames of a sample
 
 @dataclass(frozen=True, repr=False)
 class SampleFrames(MediaTransform):
-    """So many frames of a video: of all of it, or `stride` apart.
+    """Select the frames of a video to decode: uint8 (frames, height, width, 3).
 
-    Without `stride` the video is cut into `n` equal segments, of each of which the middle frame is
-    taken, or any with `random`. With `stride` it is every such frame, in the middle of the video or
-    anywhere with `random`; the last frame is repeated where a video is too short.
+    n: number of frames.
+    stride: distance between frames. None: the video is divided into `n` equal segments, and one
+        frame is taken from each.
+    random: without `stride`, take a random frame of each segment instead of the middle one. With
+        `stride`, start at a random frame instead of taking the frames from the middle of the video.
+
+    If a video is too short for `stride`, its last frame is repeated.
     """
 
     n: int

@@ -112,7 +112,7 @@ CLIENTS: dict[str, tuple[Client, ...]] = {
 
 @dataclass
 class ClientReport:
-    """The result of reading a dataset with a library."""
+    """The result of reading a dataset with the format's own library."""
 
     versions: dict[str, str] = field(default_factory=dict)
     samples: int = 0  # that it gave

@@ -28,12 +28,17 @@ FIRST = 10  # samples of each kind that a report names
 
 @dataclass
 class DiffReport:
-    """How many samples of A and B are equal, and which are not.
+    """The differences between the samples of A and B.
 
-    `equal_samples` are in both, `removed` in A alone, `added` in B alone, `changed` in both with
-    other values. `fields` counts the changed samples by field, `classes` are fields whose numbers
-    name other classes. `first_removed`, `first_added` and `first_changed` name some of each by
-    keys; of those changed with the values of each field, in words.
+    equal_samples: number of samples that are equal in A and B.
+    removed: number of samples that only A has.
+    added: number of samples that only B has.
+    changed: number of samples with the same key but different values.
+    fields: number of changed samples by field.
+    classes: fields whose class names differ.
+    first_removed, first_added: the keys of the first removed or added samples.
+    first_changed: the first changed samples by key, with the values of each changed field in A and
+        B, as text.
     """
 
     equal_samples: int = 0
@@ -48,11 +53,11 @@ class DiffReport:
 
     @property
     def equal(self) -> bool:
-        """Whether both have the same samples, in any order."""
+        """Whether A and B have the same samples, in any order."""
         return not (self.removed or self.added or self.changed or self.classes)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as values that JSON can hold."""
+        """Return the report as JSON values."""
         return {"equal": self.equal, **vars(self), "fields": dict(self.fields)}
 
 
@@ -63,16 +68,22 @@ def diff(
     first: int = FIRST,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DiffReport:
-    """Compare the samples of `a` and `b`, datasets of any formats or sources as for `convert`.
+    """Compare the samples of two datasets or sources.
 
-    Samples are matched by their keys, whatever their order; values are equal as for `verify`: by
-    type and value, images and other encoded media by their bytes, JSON by its value. Splits are
-    compared one by one where both sides have the same, else all together. `first` is how many
-    samples of each kind the report names; `storage_options` are as in `shardkit.open`.
+    a, b: datasets of any formats, or sources as in `convert`.
+    first: number of samples of each kind that the report lists.
+    storage_options: as in `shardkit.open`.
 
-    It takes about 40 bytes of memory for each sample of one side. Raises what `convert` raises for
-    sources that cannot be read, SampleError for a bad sample, and UsageError for two sources that
-    can only be read from the beginning, such as two of JSON Lines.
+    Samples are matched by their keys, in any order. Values are compared as in `verify`: by type and
+    value, images and other encoded media by their bytes, JSON by its value. If both sides have the
+    same splits, each split is compared with its counterpart. Otherwise, all samples are compared
+    together.
+
+    The comparison needs about 40 bytes of memory per sample of one side.
+
+    Raises the errors of `convert` for sources that cannot be read, SampleError for a bad sample,
+    and UsageError if both sources can only be read from the beginning, such as two JSON Lines
+    files.
     """
     with storage.using(storage_options, *paths_of(a), *paths_of(b)):
         ours, theirs = open_sources(a), open_sources(b)

@@ -63,7 +63,7 @@ class Repaired:
 
 @dataclass
 class RepairReport:
-    """What a repair did. What it did not do is in `left`, with the reasons."""
+    """The result of a repair. `left` has the problems that were not repaired, with the reasons."""
 
     source: str
     files: list[Repaired] = field(default_factory=list)

@@ -49,18 +49,20 @@ _SHOWN = 3  # problems that a report shows of itself
 
 @dataclass(frozen=True, repr=False)
 class VerifyReport:
-    """What `verify` found. The dataset is `sound` if there are no problems, also of a repair.
+    """The result of `verify`.
 
-    path: the dataset.
-    format: its name; None where the manifest is too damaged to say.
-    samples, shards, files: how many the manifest or the shards announce.
-    bytes: how many were read to compare checksums.
-    problems: the errors, by shard, then by position.
+    path: path of the dataset.
+    format: name of its format. None: the manifest is too damaged to tell.
+    samples, shards, files: their numbers, according to the manifest or the shards.
+    bytes: bytes that were read to compare checksums.
+    problems: the errors that were found, ordered by shard and position. After a repair, those that
+        remain.
     notes: what was not checked, and why.
-    clients: what the formats' own libraries read, by the name of the library.
-    seconds: how long it took.
-    part: "2/8" where samples, shards, files and bytes are those of this part.
-    repair: what was repaired before, and not; `problems` are those left.
+    clients: what the formats' own libraries have read, by name of the library.
+    seconds: duration.
+    part: the part that was verified, such as "2/8". `samples`, `shards`, `files` and `bytes` are
+        then those of this part.
+    repair: what was repaired, and what was not.
     """
 
     path: str
@@ -85,11 +87,11 @@ class VerifyReport:
 
     @property
     def sound(self) -> bool:
-        """Whether there are no problems, and a repair left none."""
+        """Whether no problem was found, and a repair has left none."""
         return not self.problems and not (self.repair and self.repair.left)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`: all of it, of values that JSON can hold."""
+        """Return everything as JSON values, as for `--json`."""
         problems = [problem.to_dict() for problem in self.problems]
         clients = {name: report.to_dict() for name, report in self.clients.items()}
         found = {**self.__dict__, "sound": self.sound, "problems": problems, "clients": clients}
@@ -110,27 +112,32 @@ def verify(
     progress: bool | Callable[[Progress], object] | Monitor = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Check that the dataset at `path` is as it was written: find every problem, not one.
+    """Check that a dataset is as it was written. Finds all problems, not only the first.
 
-    Every file is read and compared with its checksum in the manifest; shards, counts and keys are
-    compared with what the manifest says. `decode` reads every value as well, and decodes every
-    image. `against` compares every sample with what the dataset was made of, given as to
-    `convert`, or with a dataset of any format; `metadata` is the table that the conversion was
-    given. `client` compares every sample with what the format's own library reads. Shards that
-    others made have no checksums: all their samples are read. `part`, such as "2/8", is for one of
-    several processes that check every eighth shard each, on any machines; notes say what it leaves
-    to others. `progress` is as in `shardkit.convert`, `storage_options` are as in `shardkit.open`.
+    Every file is read and compared with its checksum in the manifest. Shards, counts and keys are
+    compared with the manifest. Shards from other tools have no checksums, so all their samples are
+    read. Damage is reported, not raised.
 
-    `repair` is what the dataset was made of, given as to `convert`, or a copy of the dataset in any
-    format: damaged and missing files are made of it again, or copied, and replaced once their
-    checksums are those of the manifest. Then the report's `repair` says which, and what was not
-    repaired and why; `problems` are those that are left. `metadata` and `transform` are those that
-    the conversion was given.
+    path: the dataset.
+    against: compare every sample with the source of the dataset, given as for `convert`, or with a
+        dataset of any format.
+    metadata: the table that the conversion was given, for `against` and `repair`.
+    decode: also read every value, and decode every image.
+    client: compare every sample with what the format's own library reads.
+    part: check only a share of the shards, such as "2/8", as one of several processes on any
+        machines. Notes in the report say what this part leaves to the others.
+    repair: repair damaged and missing files from the source of the dataset, given as for `convert`,
+        or from a copy of the dataset in any format. Files are made again or copied, and replaced
+        once their checksums match the manifest. The report's `repair` lists them, and what was not
+        repaired, with the reasons. `problems` are those that remain.
+    transform: the transform that the conversion was given, for `repair`.
+    progress: as in `shardkit.convert`.
+    storage_options: as in `shardkit.open`.
 
-    Raises NotFoundError, FormatError for anything but a dataset, and UsageError where no library
-    for `client` is installed and can be imported, and for a `part` of a comparison or repair; with
-    `repair` OutputError where another run works on the dataset, and StorageError where it cannot be
-    written. Damage is reported, not raised.
+    Raises NotFoundError, FormatError for anything but a dataset, and UsageError if no library for
+    `client` is installed and can be imported, or if `part` is combined with `against` or `repair`.
+    With `repair`, also raises OutputError if another run is working on the dataset, and
+    StorageError if the dataset cannot be written.
     """
     began = time.monotonic()
     share = WHOLE if part is None else PartOf.parse(part)
