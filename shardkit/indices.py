@@ -55,7 +55,7 @@ def chosen(given: Any, length: int) -> Indices:
 
 
 def _no_sample(number: int, length: int) -> IndexError:
-    return IndexError(f"there are {length:,} samples, not a number {number}")
+    return IndexError(f"index {number} is out of range: there are {length:,} samples")
 
 
 def compact(numbers: Indices) -> Indices:

@@ -211,10 +211,4 @@ def write_new(path: Path, data: bytes, overwrite: bool) -> None:
         raise OutputError("the output exists already", path=out, fix=fix)
     if not out.parent.is_dir():
         raise NotFoundError("there is no such folder to write to", path=out.parent)
-    part = out.with_name(f".{out.name[:100]}.{os.getpid()}.partial")
-    try:
-        storage.write_file(part, data)
-        storage.rename(part, out)
-    finally:
-        storage.remove(part)
-    storage.sync(out.parent)
+    storage.replace_file(out, data)

@@ -363,7 +363,8 @@ class ConvertOptions(Asked):
         divides = "stratify" if self.stratify else "group" if self.group else None
         if divides and not (shares or self.folds):
             raise UsageError(
-                f"{divides} says how samples are divided", fix="say which shares, or folds, too"
+                f"{divides} needs a split",
+                fix="give split='train=0.9,val=0.1' or folds=K, too",
             )
         if self.keys is not None and split_files(self.split):
             raise UsageError("the lists of a split say which samples: there is no other beside it")

@@ -24,7 +24,7 @@ class PartOf(NamedTuple):
         part = None if found is None else cls(int(found[1]), int(found[2]))
         if part is None or not 1 <= part.number <= part.total:
             raise UsageError(
-                "a part is not one of several",
+                "invalid part",
                 expected="--part I/N with I from 1 to N, such as 2/8",
                 found=repr(text),
             )

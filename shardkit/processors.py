@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -79,7 +79,7 @@ def in_threads(
     ahead: int,
     wait: Callable[[Future[_Result]], _Result] = Future.result,
     stop: Callable[[], object] = lambda: None,
-) -> Iterator[_Result]:
+) -> Generator[_Result, None, None]:
     """The function of each item, in order; at most `ahead` results for each thread wait.
 
     `wait` gets the results; `stop` is called before what runs is waited for, if they end early.

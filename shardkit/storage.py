@@ -330,6 +330,17 @@ def rewrite(file: NewFile, offset: int, data: bytes) -> None:
         file.rewrite(offset, data)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Create or replace a file by one rename: at no moment is a part of it there."""
+    part = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
+    try:
+        write_file(part, data)
+        rename(part, path)
+    finally:
+        remove(part)
+    sync(path.parent)
+
+
 def write_file(path: Path, data: bytes) -> None:
     """A whole small file, synced."""
     with create(path) as file:

@@ -174,6 +174,33 @@ def test_a_plan_does_nothing(images: Path, tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
 
 
+def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "images", kilobytes=2)
+    words = ["convert", source, "--to", "wds", "-o", tmp_path / "out", "--shard-size", "5kB"]
+
+    def state(*more: str) -> str:
+        before = files_of(tmp_path)
+        found = str(json.loads(run(*words, *more, "--plan", "--json").stdout)["state"])
+        assert found in run(*words, *more, "--plan").stdout
+        assert files_of(tmp_path) == before
+        return found
+
+    assert state() == ""
+    bad = source / "class2/003.jpg"
+    good = bad.read_bytes()
+    bad.write_bytes(b"text")
+    run(*words, "--workers", "0", check=1)
+    assert state() == "unfinished: the run continues where it stopped"
+    bad.write_bytes(good)
+    assert state() == "unfinished, with other options or another source: the run is refused"
+    assert state("--overwrite") == ""
+    run(*words, "--overwrite")
+    assert state() == "complete already: there is nothing to do"
+    assert state("--overwrite") == "another dataset, which is replaced"
+    assert state("--shuffle") == "another dataset, which is not replaced without --overwrite"
+    run(*words, "--plan", "--part", "1/2")
+
+
 def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> None:
     (images / "class1/000.jpg").write_bytes(b"text")
     classes = tmp_path / "classes.txt"

@@ -307,6 +307,15 @@ def test_manifests_come_from_a_copy(tmp_path: Path, images: Path) -> None:
         check(out, whole, {path.relative_to(out).as_posix()}, same)
         path.unlink()
         check(out, whole, {path.relative_to(out).as_posix()}, same)
+    foreign = shardkit.convert(images, "parquet", tmp_path / "foreign", workers=0).out
+    folders = make(images, "lance", tmp_path / "folders")
+    bare = shutil.copytree(out / "a", tmp_path / "alone")
+    flip(bare / "__shardkit__/manifest.json", chance)
+    before = state(bare)
+    for wrong in (foreign, folders, same):  # of other formats, and with splits: other folders
+        found = run("verify", bare, "--repair", wrong, check=1)
+        assert "a damaged file was not repaired" in found.stderr
+        assert state(bare) == before
     bare = shutil.copytree(out / "a", tmp_path / "bare")
     before = state(bare)
     shutil.rmtree(bare / "__shardkit__")

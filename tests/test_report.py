@@ -18,17 +18,18 @@ import pytest
 import soundfile
 
 import shardkit
+from shardkit import storage
 from shardkit.cli.convert import command as convert_cli
 from shardkit.codecs import frames
 from shardkit.dataset import Dataset
 from shardkit.display import sheet
-from shardkit.errors import DamagedError, NotFoundError, OutputError, UsageError
+from shardkit.errors import DamagedError, NotFoundError, OutputError, StorageError, UsageError
 from shardkit.manifest import load_any
 from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
 from shardkit.recipe import Recipe, identity
 from shardkit.report import html_report, write_report
 from shardkit.report.command import convert_command
-from shardkit.report.page import POLICY, READ
+from shardkit.report.page import POLICY, READ, START
 from shardkit.sizes import FieldSizes
 from tests.browser import Browser, browser
 from tests.codecs.sample_videos import encode
@@ -346,11 +347,30 @@ def test_damage_is_named(tmp_path: Path) -> None:
     assert "class0/002" not in text
 
 
+def test_a_report_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    write_report(f"{START} first", page)
+    before = files_of(tmp_path)
+
+    def full(*_: object) -> None:
+        raise StorageError("cannot write: no space is left", path=page)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write", full)
+        with pytest.raises(StorageError):
+            write_report(f"{START} second", page)
+    assert files_of(tmp_path) == before
+    write_report(f"{START} second", page)
+    assert page.read_text("utf-8").endswith("second")
+
+
 def test_another_file_is_not_replaced(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", classes=1, each=2)
     shardkit.convert(source, "beton", tmp_path / "x.beton", workers=0)
     before = files_of(tmp_path)
-    with pytest.raises(OutputError, match="no such page"):
+    with pytest.raises(OutputError, match="is not a report"):
         write_report("<!doctype html>", tmp_path / "x.beton")
     found = run("inspect", tmp_path / "x.beton", "--html", tmp_path / "x.beton", check=None)
     assert (found.returncode, files_of(tmp_path)) == (2, before)

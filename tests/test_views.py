@@ -84,10 +84,10 @@ def test_distances_that_are_equal_are_a_range(ds: Dataset) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ([37], IndexError, "there are 37 samples, not a number 37"),
-        ([0, -38], IndexError, "not a number -38"),
-        (range(30, 40), IndexError, "not a number 39"),
-        (range(10**12), IndexError, "not a number 999999999999"),
+        ([37], IndexError, "index 37 is out of range: there are 37 samples"),
+        ([0, -38], IndexError, "index -38 is out of range"),
+        (range(30, 40), IndexError, "index 39 is out of range"),
+        (range(10**12), IndexError, "index 999999999999 is out of range"),
         ([0.5], UsageError, "float64"),
         (["0003"], UsageError, "selected by their numbers"),
         ("0003", UsageError, "selected by their numbers"),

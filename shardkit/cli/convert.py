@@ -204,18 +204,20 @@ def command(
         began = time.monotonic()
         from shardkit import storage
         from shardkit.conversion.estimate import describe
+        from shardkit.conversion.existing import state_of
         from shardkit.conversion.run import prepare
 
         chosen = ConvertOptions(**options)
         with storage.using(storage_options, source, out, options["metadata"]):
             part_of = None if part is None else PartOf.parse(part)
             plan = prepare(source, to, out, chosen, part=part_of)
+            state = state_of(plan, overwrite=chosen.overwrite)
         workers = chosen.processes(source)
         about = describe(plan, workers, time.monotonic() - began)
         if as_json:
-            print_json({**plan.describe(), "estimate": about})
+            print_json({**plan.describe(), "state": state, "estimate": about})
         else:
-            show_plan(plan, about)
+            show_plan(plan, state, about)
         return
     with ConvertMonitor(quiet) as monitor:
         result = convert(

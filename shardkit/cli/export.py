@@ -50,7 +50,7 @@ def command(
     if as_json:
         print_json(result.to_dict())
     elif not quiet:
-        files = f"{counted(result.files, 'file')}, {size(result.bytes)}"
+        files = f"{counted(result.files, 'file')}, {size(result.bytes)}, and tables"
         rows = [("exported", f"{counted(result.samples, 'sample')}; {files}")]
         if result.renamed:
             rows.append(("renamed", f"files of keys {tally(result.renamed)}"))

@@ -138,10 +138,11 @@ class StepsMonitor(Progress):
         self.step(count, count if self._unit == "bytes" else 0)
 
 
-def show_plan(plan: Plan, estimate: dict[str, Any]) -> None:
-    """Print what a conversion would do, and what that takes."""
+def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
+    """Print what a conversion would do, the `state` of its output, and what that takes."""
     about = plan.describe()
-    rows = [("output", about["out"]), ("format", about["format"])]
+    rows = [("output", about["out"]), *([("state", state)] if state else [])]
+    rows.append(("format", about["format"]))
     for part in about["parts"]:
         name = f"split {part['split']}" if part["split"] else "samples"
         classes = f" in {counted(part['classes'], 'class')}" if part["classes"] else ""

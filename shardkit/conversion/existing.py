@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit import manifest as manifests
-from shardkit.conversion.partial import JOB, Partial, comparable
+from shardkit.conversion.partial import JOB, Partial, comparable, partial_of
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
@@ -35,9 +35,26 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     if job is not None and not ours:
         _refuse_unfinished(plan, partial, job, overwrite)
     if not plan.target.is_empty() and not overwrite:
-        fix = "give another folder with -o, or replace this one with --overwrite"
+        fix = "give another folder with -o, or replace this one with convert --overwrite"
         raise another_dataset(plan.job, plan.target, fix)
     return False
+
+
+def state_of(plan: Plan, *, overwrite: bool) -> str:
+    """What a run finds at its output and does with it; nothing where there is nothing."""
+    partial = partial_of(plan.target)
+    job = partial.job() if partial.exists() else None
+    if not overwrite and plan.resumable and is_complete(plan.job, plan.target):
+        return "complete already: there is nothing to do"
+    if job is not None and partial.has_work():
+        if comparable(job) == comparable(plan.job):
+            return "unfinished: the run continues where it stopped"
+        if not overwrite:
+            return "unfinished, with other options or another source: the run is refused"
+    if plan.target.is_empty():
+        return ""
+    fate = "replaced" if overwrite else "not replaced without --overwrite"
+    return f"another dataset, which is {fate}"
 
 
 def _refuse_unfinished(plan: Plan, partial: Partial, job: dict[str, Any], overwrite: bool) -> None:
@@ -51,11 +68,7 @@ def _refuse_unfinished(plan: Plan, partial: Partial, job: dict[str, Any], overwr
         return
     partial.refuse_busy()
     if not job:
-        raise OutputError(
-            "there is an unfinished conversion to this output, of which the description is damaged",
-            path=partial.path / JOB,
-            fix=f"to lose what it has finished, {again}",
-        )
+        raise damaged_job(partial, again)
     found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
     if found is None or _is_of_another_version(job, plan):
         raise OutputError(
@@ -82,6 +95,15 @@ def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
     if not isinstance(begun, dict) or "tasks" not in begun:
         return True
     return any(plan.versions[n] != begun[n] for n in begun.keys() & plan.versions.keys())
+
+
+def damaged_job(partial: Partial, again: str) -> OutputError:
+    """The error for an unfinished run that nobody can continue; `again` says how to begin anew."""
+    return OutputError(
+        "there is an unfinished conversion to this output, but its description is damaged",
+        path=partial.path / JOB,
+        fix=f"to lose what it has finished, {again}",
+    )
 
 
 def is_complete(job: dict[str, Any], target: Target) -> bool:

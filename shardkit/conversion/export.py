@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +45,7 @@ _TABLES = {"folder": "metadata.csv", "jsonl": "data.jsonl", "files": f"{FOLDER}/
 _FILE_NAME = "file_name"
 _MEDIA = (Image, Audio, Video)
 _THREADS, _AHEAD = 4, 4
+_IS_NUMBER = re.compile("0|-?[1-9][0-9]{0,18}")  # as a label is written that has no name
 _RENAMED = {
     "encoded": "with characters or names that not every system takes",
     "cut": "too long",
@@ -226,23 +229,15 @@ class _Export:
                 head = [KEY, *(self._columns[name] for name in self._ordered())]
                 table.write(csv_row(head, [False] * len(head)))
             written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
-            for row, reason, sizes in written:
-                is_csv = self._to == "folder"
-                line = csv_row(row.values(), optional) if is_csv else json_row(row)
-                if len(line) > exported.MAX_ROW:
-                    raise SampleError(
-                        "a sample is too long for a row of a table",
-                        key=row[KEY],
-                        expected=f"at most {exported.MAX_ROW:,} bytes",
-                        fix="export it --to files",
-                    )
-                table.write(line)
-                self._result.samples += 1
-                self._result.files += len(sizes)
-                self._result.bytes += sum(sizes)
-                self._renamed[reason] += 1
-                if monitor is not None:
-                    monitor.advance(1)
+            with contextlib.closing(written):  # after an error no thread goes on writing
+                for row, reason, sizes in written:
+                    table.write(self._row(row, optional))
+                    self._result.samples += 1
+                    self._result.files += len(sizes)
+                    self._result.bytes += sum(sizes)
+                    self._renamed[reason] += 1
+                    if monitor is not None:
+                        monitor.advance(1)
         entry, files = self._source.tokenizer()
         for name, data in files.items():
             storage.write_file(self._folder / FOLDER / name, data)
@@ -256,6 +251,18 @@ class _Export:
             tokenizer=entry,
         )
         storage.write_file(self._folder / ABOUT, about)
+
+    def _row(self, row: dict[str, Any], optional: Sequence[bool]) -> bytes:
+        """The line of the table for a sample."""
+        line = csv_row(row.values(), optional) if self._to == "folder" else json_row(row)
+        if len(line) > exported.MAX_ROW:
+            raise SampleError(
+                "a sample is too long for a row of a table",
+                key=row[KEY],
+                expected=f"at most {exported.MAX_ROW:,} bytes",
+                fix="export it --to files",
+            )
+        return line
 
     def _ordered(self) -> dict[str, FieldType]:
         """The fields as columns: the main one first."""
@@ -384,8 +391,10 @@ def _folded(stem: str) -> int:
 
 
 def _tell_apart(names: Sequence[str]) -> bool:
-    """Whether names of classes tell them apart, also from -1 and from no value."""
-    return len(set(names)) == len(names) and not {"", "-1"} & {*names}
+    """Whether names of classes tell them apart, also from other numbers and from no value."""
+    numbers = (int(name) for name in names if _IS_NUMBER.fullmatch(name))
+    inside = all(0 <= number < len(names) for number in numbers)
+    return inside and len(set(names)) == len(names) and "" not in names
 
 
 def _main(schema: Schema) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.conversion.cuts import TASKS
-from shardkit.conversion.existing import another_dataset, is_complete
+from shardkit.conversion.existing import another_dataset, damaged_job, is_complete
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial, partial_of
 from shardkit.conversion.parts import who_is_missing
@@ -59,9 +59,9 @@ def merge(
         return convert(given, to, out, progress=progress, storage_options=options)
     if len(datasets) != 1:
         raise UsageError(
-            "several datasets are merged into an output",
+            "merging datasets needs an output",
             found=f"{len(datasets)} datasets and no output",
-            fix="give it with -o OUT (out=); of a conversion in parts give its output alone",
+            fix="give -o OUT (out=); to publish a conversion in parts, give only its output",
         )
     with watched(progress, OfConversion) as monitor:
         return _publish(datasets[0], monitor, storage_options)
@@ -90,7 +90,10 @@ def _publish(
     began = time.monotonic()
     with storage.using(storage_options, out):
         path = storage.output(out)
-    job = partial_of(Target(path, "")).job()
+    partial = partial_of(Target(path, ""))
+    job = partial.job()
+    if job == {}:
+        raise damaged_job(partial, f"remove {partial.path}")
     if job is None or "recipe" not in job:  # as of a repair, which nobody can continue
         result = _finished(Target(path, ""))
     else:

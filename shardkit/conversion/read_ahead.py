@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
@@ -28,6 +28,7 @@ _CHUNK_SAMPLES = 64
 # Of small samples that lie all over a dataset, enough to find several in each page that is read:
 # shuffling 2.4 million rows of Arrow takes 1.1 minutes in place of more than 8.
 _CHUNK_SCATTERED = 1 << 16
+_SMALL = 1 << 12  # bytes of such a sample, on average
 _CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
 
@@ -92,7 +93,10 @@ def _key(document: Document) -> str:
 
 
 def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]) -> Iterator[Item]:
-    every = _in_order(source, steps, threads, ignored)
+    if _is_scattered(source, steps):
+        every = _nearby(source, steps, ignored)
+    else:
+        every = _in_order(source, steps, threads, ignored)
     for (index, read), size in zip(every, listed(source.sizes()), strict=True):
         original = None
         if not isinstance(read, SampleError | Filtered):
@@ -113,21 +117,19 @@ def _in_order(
     ahead = busy = 2 * threads if threads > 1 and steps.decode else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
         pending: deque[tuple[int, Future[_Chunk]]] = deque()
-        scattered = not source.requests and source.is_scattered
-        ranges = _chunks(source.sizes(), _chunk_samples(steps, scattered))
-        chunks = ((a, source.nearby(a, b) if scattered else range(a, b)) for a, b in ranges)
+        chunks = _chunks(source.sizes(), _chunk_samples(steps))
         try:
             while True:
-                for first, indices in itertools.islice(chunks, max(ahead - len(pending), 0)):
-                    pending.append((first, pool.submit(_read, samples, steps, indices)))
+                for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
+                    pending.append((first, pool.submit(_read, samples, steps, range(first, last))))
                 if pending:
                     number, future = pending.popleft()
                     chunk = future.result()
                 else:
-                    number, indices = next(chunks, (0, ()))
-                    if not indices:
+                    number, last = next(chunks, (0, 0))
+                    if not last:
                         return
-                    chunk = _read(samples, steps, indices)
+                    chunk = _read(samples, steps, range(number, last))
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
                 ignored.update(chunk.ignored)
                 yield from enumerate(chunk.samples, number)
@@ -143,26 +145,72 @@ class _Chunk(NamedTuple):
     waited: bool
 
 
-def _chunk_samples(steps: Steps, scattered: bool) -> int:
+def _is_scattered(source: Source, steps: Steps) -> bool:
+    """Whether the samples are small, and neighbours lie far apart on a disk."""
+    if source.requests or steps.decode or not source.is_scattered:
+        return False
+    return int(source.sizes().sum()) <= _SMALL * len(source)
+
+
+def _nearby(source: Source, steps: Steps, ignored: Counter[str]) -> Iterator[tuple[int, Read]]:
+    """As `_in_order`; of many samples at a time, each is read where it is stored.
+
+    How many is found by reading: sizes in a dataset may be those of compressed samples.
+    """
+    first, most = 0, _CHUNK_SCATTERED
+    while first < len(source):
+        last = min(first + most, len(source))
+        limit = _CHUNK_BYTES if most > _CHUNK_SAMPLES else None
+        try:
+            chunk = _read(source, steps, source.nearby(first, last), limit)
+        except _TooLargeError:
+            most = max(most // 4, _CHUNK_SAMPLES)
+            continue
+        ignored.update(chunk.ignored)
+        yield from enumerate(chunk.samples, first)
+        first = last
+
+
+class _TooLargeError(Exception):
+    """The samples of a chunk take too much memory together."""
+
+
+def _chunk_samples(steps: Steps) -> int:
     """How many samples are read together: few, where each is a lot of work or of memory."""
     if not steps.decode:
-        return _CHUNK_SCATTERED if scattered else _CHUNK_SAMPLES
+        return _CHUNK_SAMPLES
     raw = steps.images is not None and steps.images.options.format == "raw"
     return 1 if raw else _CHUNK_STEPS
 
 
-def _read(source: Source | Requested, steps: Steps, indices: Sequence[int]) -> _Chunk:
-    """The samples at `indices`, read in that order and returned in ascending order."""
+def _read(
+    source: Source | Requested, steps: Steps, indices: Sequence[int], limit: int | None = None
+) -> _Chunk:
+    """The samples at `indices`, read in that order and returned in ascending order.
+
+    Raises _TooLargeError where they have more bytes than a `limit`.
+    """
     began, worked = time.perf_counter(), time.thread_time()
     samples: dict[int, Read] = {}
     ignored: Counter[str] = Counter()
+    size = 0
     for index in indices:
         try:
-            samples[index] = steps.shaped(source[index], ignored)
+            sample = source[index]
+            if limit is not None:
+                size += sum(map(_bytes, sample.values()))
+                if size > limit:
+                    raise _TooLargeError
+            samples[index] = steps.shaped(sample, ignored)
         except SampleError as error:
             samples[index] = error
     waited = time.perf_counter() - began > _WAITING * (time.thread_time() - worked)
     return _Chunk([samples[index] for index in sorted(samples)], ignored, waited)
+
+
+def _bytes(value: Any) -> int:
+    """About what a value takes in memory, beside Python's own share."""
+    return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 64)
 
 
 def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:

@@ -55,8 +55,8 @@ def write_report(html: str, file: Path) -> None:
     """
     if os.path.lexists(file) and storage.read(file, len(START)).decode("latin-1")[:-1] != START:
         raise OutputError(
-            "there is another file, which is no such page",
+            "the file exists and is not a report of shardkit",
             path=file,
             fix="name another file, or remove it",
         )
-    storage.write_file(file, html.encode())
+    storage.replace_file(file, html.encode())

@@ -125,17 +125,26 @@ class Comparison:
             lambda location: str(_at(there, location)["__key__"]),
         )
         matched = np.zeros(len(keys), bool)
+        done: dict[str, int] = {}  # of keys that are there more than once: so many first ones
         for document in _documents(read):
             sample = _sample(document)
-            numbers = keys.with_hash(sample["__key__"])
-            for number in map(int, numbers[~matched[numbers]]):  # the first is the one, as a rule
+            key = sample["__key__"]
+            numbers = keys.with_hash(key)
+            start = done.get(key, 0)
+            while start < len(numbers) and matched[numbers[start]]:
+                start += 1
+            if start:
+                done[key] = start
+            for number in map(int, numbers[start:]):  # the first is the one, as a rule
+                if matched[number]:
+                    continue
                 found = _at(there, keys.location(number))
-                if found["__key__"] == sample["__key__"]:
+                if found["__key__"] == key:
                     matched[number] = True
                     self._compare(sample, found)
                     break
             else:
-                self._only(sample["__key__"], looked_up=False)
+                self._only(key, looked_up=False)
         for number in np.flatnonzero(~matched).tolist():
             self._only(keys.key(number), looked_up=True)
 

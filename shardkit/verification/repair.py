@@ -31,7 +31,7 @@ from shardkit.conversion.shards import Content
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import is_finished, read_result, run_task
 from shardkit.dataset import Dataset
-from shardkit.errors import DamagedError, OutputError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, NotFoundError, OutputError, ShardkitError, UsageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.manifest import PIECES, File, Manifest, Shard, Splits
@@ -146,8 +146,9 @@ class Repair:
             try:
                 if copy is None or theirs is None or not self._is_of(path, theirs):
                     raise error
-            except DamagedError as why:
-                self._not_repaired(manifests.manifest_path(path), why)
+            except (DamagedError, NotFoundError) as why:  # the copy's folders may not be here
+                reason = why if isinstance(why, DamagedError) else error
+                self._not_repaired(manifests.manifest_path(path), reason)
                 continue
             self._clear(manifests.NAME)
             text = storage.read(manifests.manifest_path(copy / name))

@@ -17,7 +17,7 @@ import pytest
 
 import shardkit
 from shardkit import ConvertOptions
-from shardkit.conversion import run
+from shardkit.conversion import read_ahead, run
 from shardkit.conversion.target import default_output
 from shardkit.errors import (
     OutputError,
@@ -143,6 +143,27 @@ def test_a_shuffled_dataset_is_read_in_the_order_in_which_it_is_stored(
     assert sorted(texts) == sorted(sample["text"] for sample in samples)
     moved = [int(text.split()[1]) for text in texts]
     assert sum(abs(n - at) for at, n in enumerate(moved)) > 500 * 100  # at random: 500 * 167
+
+
+def test_a_shuffled_dataset_that_is_compressed_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sizes are those of compressed samples: how much is read at a time is found by reading."""
+    samples = [{"text": f"{n:05d}" + "a" * 20_000} for n in range(2_000)]
+    shardkit.convert(samples, "parquet", tmp_path / "in", workers=0)
+    assert (tmp_path / "in/shard-000000.parquet").stat().st_size < 1_000_000
+    gathered, real = [], read_ahead._read
+
+    def noted(*args: Any) -> Any:
+        chunk = real(*args)
+        gathered.append(sum(len(sample["text"]) for sample in chunk.samples))
+        return chunk
+
+    monkeypatch.setattr(read_ahead, "_read", noted)
+    shardkit.convert(tmp_path / "in", "arrow", tmp_path / "out", shuffle=True, workers=0)
+    assert sum(gathered) == 2_000 * 20_005
+    assert max(gathered) <= 4 << 20
+    assert sorted(shardkit.open(tmp_path / "out").column("text")) == [s["text"] for s in samples]
 
 
 def test_splits_by_hash_are_stable_when_files_are_added(many: Path, tmp_path: Path) -> None:
@@ -505,7 +526,7 @@ def test_unfinished_work_of_which_the_description_is_damaged_is_kept_until_overw
     tasks = sorted((tmp_path / "out.partial/tasks").rglob("*"))
     assert tasks
     for part in (None, "1/1"):
-        with pytest.raises(OutputError, match=r"(?s)the description is damaged.*job\.json"):
+        with pytest.raises(OutputError, match=r"(?s)its description is damaged.*job\.json"):
             shardkit.convert(many, "wds", tmp_path / "out", workers=0, part=part)
         assert sorted((tmp_path / "out.partial/tasks").rglob("*")) == tasks
     shardkit.convert(many, "wds", tmp_path / "out", overwrite=True, workers=0)

@@ -99,7 +99,7 @@ def test_samples_that_are_too_large_are_not_tried(
     assert (found.samples, found.read, found.untried) == (0, 0, 16)
     assert 0.9 * truth < found.certain <= found.written < 1.2 * truth
     plan = prepare(photos, "wds", out, ConvertOptions())
-    show_plan(plan, estimate.describe(plan, 1, 0.0))
+    show_plan(plan, "", estimate.describe(plan, 1, 0.0))
     assert "16 samples too large to try" in " ".join(capsys.readouterr().out.split())
     free(truth * 3 // 4)
     with pytest.raises(OutputError, match="does not fit on the disk"):

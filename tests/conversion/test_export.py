@@ -695,6 +695,36 @@ def test_an_unfinished_conversion_is_not_removed(tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
 
 
+def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Files of later samples are being written in threads then."""
+    samples = [{"__key__": f"d{n}/k", "data": bytes(500_000)} for n in range(40)]
+    shardkit.convert(samples, "arrow", tmp_path / "in", workers=0)
+
+    def stop(progress: shardkit.Progress) -> None:
+        raise ValueError("enough")
+
+    for _ in range(10):
+        with pytest.raises(ValueError, match="enough"):
+            shardkit.export(tmp_path / "in", "files", tmp_path / "out", progress=stop)
+        assert not list(tmp_path.glob("out*"))
+
+
+def test_numbers_of_no_class_do_not_become_classes_that_are_called_so(tmp_path: Path) -> None:
+    samples = [
+        {"__key__": f"{n}", "image": make_image(n), "label": label}
+        for n, label in enumerate((0, 1, -1))
+    ]
+    classes = ["a", "5"]
+    dataset = shardkit.convert(samples, "hf", tmp_path / "in", classes=classes, workers=0).out
+    shardkit.export(dataset, "folder", tmp_path / "out")
+    with open(tmp_path / "out/metadata.csv", newline="", encoding="utf-8") as file:
+        assert [row["label"] for row in csv.DictReader(file)] == ["0", "1", "-1"]
+    shardkit.convert(tmp_path / "out", "hf", tmp_path / "again", workers=0)
+    with shardkit.open(tmp_path / "again") as again:
+        assert again.classes == ("a", "5")
+        assert list(again.column("label")) == [0, 1, -1]
+
+
 @pytest.mark.parametrize("change", ["create", "write", "rename", "sync_all", "make_folder"])
 def test_an_export_that_dies_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

@@ -51,7 +51,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no format in common") as refused:
         shardkit.merge(tmp_path / "a", tmp_path / "b", out=tmp_path / "c")
     assert "convert" in str(refused.value)
-    assert "give it with -o OUT" in run("merge", tmp_path / "a", tmp_path / "b", check=2).stderr
+    assert "give -o OUT" in run("merge", tmp_path / "a", tmp_path / "b", check=2).stderr
     assert "Missing argument" in run("merge", check=2).stderr
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 

@@ -16,7 +16,7 @@ import pytest
 import shardkit
 from shardkit import storage
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import OUTLINE, PLAN, FolderPartial
+from shardkit.conversion.partial import JOB, OUTLINE, PLAN, FolderPartial
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
@@ -256,7 +256,7 @@ def test_parts_that_cannot_be(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing tells whether two parts"):
         shardkit.convert(samples, "wds", tmp_path / "out", part="1/2")
     for part in ("0/2", "3/2", "2", "1/0"):
-        with pytest.raises(UsageError, match="not one of several"):
+        with pytest.raises(UsageError, match="invalid part"):
             convert(source, tmp_path / "out", part)
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
@@ -374,6 +374,21 @@ def test_another_version_does_not_merge(source: Path, tmp_path: Path) -> None:
     for part in (None, "1/1"):
         with pytest.raises(OutputError, match="another version"):
             convert(source, out, part)
+
+
+def test_a_damaged_job_is_named_and_its_work_stays(source: Path, tmp_path: Path) -> None:
+    """Beside an older dataset too, which is not taken for the result."""
+    out = tmp_path / "out"
+    convert(source, out, shuffle=True)
+    convert(source, out, "1/2", overwrite=True)
+    path = tmp_path / "out.partial" / JOB
+    path.write_bytes(path.read_bytes()[:100])
+    before = files_of(tmp_path)
+    for again in (lambda: convert(source, out, "2/2"), lambda: shardkit.merge(out)):
+        with pytest.raises(OutputError, match="its description is damaged") as error:
+            again()
+        assert error.value.where["path"] == path
+    assert {**files_of(tmp_path), "out.partial/lock": b""} == {**before, "out.partial/lock": b""}
 
 
 def test_a_damaged_plan_is_named(source: Path, tmp_path: Path) -> None:
