@@ -601,8 +601,8 @@ def test_mistakes_with_splits(tmp_path: Path) -> None:
     source = samples_of(3, 4)
     shares = {"split": "a=0.5,b=0.5"}
     for options, message in (
-        ({"stratify": "label"}, "stratify says how samples are divided"),
-        ({"group": "label"}, "group says how samples are divided"),
+        ({"stratify": "label"}, "stratify needs a split"),
+        ({"group": "label"}, "group needs a split"),
         ({"folds": 2, **shares}, "there is no other beside it"),
         ({"folds": 1}, "folds must be a whole number from 2 up"),
         ({"folds": 13}, "fewer samples than splits"),
